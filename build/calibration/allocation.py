@@ -3,8 +3,8 @@
 What a matrix of fewer bits costs is taken as its error times its sensitivity: the error is Σ h·(w - ŵ)², with
 h the mean of squares of each input; the sensitivity is what the next token's distribution loses (the
 Kullback-Leibler divergence from the float model's, per position) for one such error, measured with that
-matrix alone at PROBE bits and all others float. Costs of several matrices add up, as far as they are small. Of
-all choices at a size the one with the least sum is a knapsack's; the steps of each matrix are taken in the
+matrix alone at PROBE bits and all others float. Costs of several matrices add up, as far as they are small.
+Of all choices at a size the one with the least sum is a knapsack's; the steps of each matrix are taken in the
 order of what they gain per byte, over the lower convex hull of its sizes (H. Everett, 1963).
 """
 
@@ -23,6 +23,7 @@ from nearfar.build.calibration.text import CalibrationText
 from nearfar.build.source import Source
 from nearfar.build.weights.quantize import Scheme, dequantize, quantize, to_float32
 from nearfar.errors import BuildError
+from nearfar.step import ops
 from nearfar.step.params import Param
 from nearfar.targets.codes import BITS
 from nearfar.targets.quantized import Matrix
@@ -52,7 +53,7 @@ def size_of(matrix: Matrix, bits: int) -> int:
 def measure(
     source: Source, text: CalibrationText, advance: Callable[[int, int], None] = lambda done, total: None
 ) -> dict[str, Costs]:
-    """Costs of every quantized matrix that multiplies; `advance` is told stretches."""
+    """Costs of every quantized matrix; `advance` is told stretches."""
     length = min(LENGTH, text.windows.shape[1])
     forward = Forward(source.model.step, text.windows[:WINDOWS, :length])
     parts = stretches(source.model.step)
@@ -62,7 +63,8 @@ def measure(
     for index, stretch in enumerate(parts):
         advance(index, len(parts))
         weights = FloatWeights(source)
-        for name, moments in moments_of(forward, stretch, source, weights, whole=False).items():
+        moved = moments_of(forward, stretch, source, weights, whole=False)
+        for name, moments in (_looked_up(stretch, source) | moved).items():
             errors, probe = _errors(source, params[name], np.asarray(moments, np.float32))
             changed = FloatWeights(source, given={name: probe})
             again = name in parts[0].params  # a head that is the embedding as well
@@ -78,6 +80,14 @@ def measure(
             forward.advance(stretch, weights)
     advance(len(parts), len(parts))
     return costs
+
+
+def _looked_up(stretch: Stretch, source: Source) -> dict[str, Array]:
+    """The tables of embeddings that nothing is multiplied by: all their inputs count alike."""
+    heads = {op.weight for op in source.model.step.ops if isinstance(op, ops.Logits)}
+    tables = {op.table for op in stretch.ops if isinstance(op, ops.Embed)} - heads
+    found = {name: source.matrices[name] for name in sorted(tables)}
+    return {name: np.ones(matrix.k) for name, matrix in found.items() if matrix.quantized}
 
 
 def _answers(forward: Forward, parts: Sequence[Stretch], weights: Mapping[str, Array]) -> Array:
@@ -116,8 +126,8 @@ def _errors(source: Source, param: Param, importance: Array) -> tuple[dict[int, 
 
 
 def allocate(costs: Mapping[str, Costs], budget: int) -> dict[str, int]:
-    """Bits of each matrix, in all at most `budget` bytes, with the least loss that the hulls allow; BuildError
-    where the fewest bits are too many.
+    """Bits of each matrix, in all at most `budget` bytes, with the least loss that the hulls allow;
+    BuildError where the fewest bits are too many.
     """
     steps = {name: list(_hull(cost)) for name, cost in costs.items()}
     chosen = {name: found[0] for name, found in steps.items()}
@@ -153,8 +163,8 @@ def _hull(costs: Costs) -> Iterator[int]:
     """The bits on the lower convex hull of loss over bytes, the fewest first."""
     hull: list[int] = []
     for bits in sorted(costs.size):
-        while hull and costs.loss[bits] >= costs.loss[hull[-1]]:
-            hull.pop()
+        if hull and costs.loss[bits] >= costs.loss[hull[-1]]:
+            continue
         while len(hull) > 1 and _slope(costs, hull[-2], bits) <= _slope(costs, hull[-2], hull[-1]):
             hull.pop()
         hull.append(bits)
@@ -164,6 +174,34 @@ def _hull(costs: Costs) -> Iterator[int]:
 def _slope(costs: Costs, less: int, more: int) -> float:
     """Change of the loss per byte: the lower the better."""
     return (costs.loss[more] - costs.loss[less]) / (costs.size[more] - costs.size[less])
+
+
+def allocated(
+    source: Source,
+    text: CalibrationText,
+    bits: float | None,
+    fit: int | None,
+    advance: Callable[[int, int], None] = lambda done, total: None,
+) -> Source:
+    """The source with bits for each matrix: `bits` a weight on average, scales and biases included, or all
+    weights within `fit` bytes. BuildError where that cannot be.
+    """
+    costs = measure(source, text, advance)
+    weights = sum(cost.weights for cost in costs.values())
+    if fit is None:
+        assert bits is not None
+        budget = int(bits * weights / 8)
+    else:
+        budget = fit - sum(_stored(source, param) for param in source.params if param.name not in costs)
+    return with_bits(source, allocate(costs, budget))
+
+
+def _stored(source: Source, param: Param) -> int:
+    """Bytes of a parameter as it is stored."""
+    if not param.is_matrix:
+        return 4 * param.n
+    matrix = source.matrices[param.name]
+    return size_of(matrix, matrix.bits) if matrix.quantized else matrix.n * matrix.k * matrix.bits // 8
 
 
 def with_bits(source: Source, bits: Mapping[str, int]) -> Source:

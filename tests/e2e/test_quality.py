@@ -64,6 +64,22 @@ def test_each_quality_answers_better_than_the_one_below(tmp_path: Path, own: Pat
     assert "tokens" not in methods["fast"]
 
 
+def test_bits_are_where_they_cost_least(tmp_path: Path, own: Path) -> None:
+    """At the size of 3 bits in groups of 64, scales included; and below a size in bytes."""
+    text = ("--quality", "good", "--calibrate", own)
+    build(tmp_path / "even", "--quant", "q3", *text)
+    build(tmp_path / "mixed", "--bits", 3.5, *text)
+    assert loss(tmp_path / "mixed") < loss(tmp_path / "even")
+    manifest = json.loads((tmp_path / "mixed" / "mlx" / "manifest.json").read_text())
+    matrices = [m for m in manifest["quantization"]["matrices"] if "reason" not in m]
+    taken = sum(m["n"] * m["k"] * (m["bits"] + 32 / m["group_size"]) for m in matrices)
+    assert 3.3 < taken / sum(m["n"] * m["k"] for m in matrices) <= 3.5
+    assert len({m["bits"] for m in matrices}) > 1
+    build(tmp_path / "fit", "--fit", "600kB", *text)
+    size = sum(file.stat().st_size for file in (tmp_path / "fit" / "mlx").glob("*.safetensors"))
+    assert 570_000 < size < 605_000  # names and shapes come on top
+
+
 def test_the_same_text_gives_the_same_bytes(tmp_path: Path, own: Path) -> None:
     for name in ("a", "b"):
         build(tmp_path / name, "--quality", "best", "--calibrate", own)
@@ -84,6 +100,18 @@ def test_the_same_text_gives_the_same_bytes(tmp_path: Path, own: Path) -> None:
         (["--quality", "good", "--calibrate", "{nothing}"], "nothing.txt: cannot be read"),
         (["--quality", "good", "--calibrate", "{text}"], "of this model, at least 4,096 are needed"),
         (["--quality", "good", "--calibrate", "{bytes}"], "is no UTF-8 text (byte 3)"),
+        (
+            ["--bits", "4.5"],
+            "--bits 4.5 needs to measure what each matrix loses: add --quality best, or good",
+        ),
+        (["--bits", "40", "--quality", "good"], "--bits 40 is none between 2 and 9"),
+        (["--bits", "4", "--fit", "1MB", "--quality", "good"], "--bits 4.0 and --fit 1000000 are two sizes"),
+        (["--fit", "huge", "--quality", "good"], "--fit must be a size such as 512MB"),
+        (
+            ["--fit", "100kB", "--quality", "good"],
+            "are too little for the matrices: with 2 bits each they have",
+        ),
+        (["--bits", "4", "--quant", "q4", "--quality", "good"], "--quant q4 says the bits of every matrix"),
         (["--quality", "best", "--quant", "none"], "is about quantized weights, and none are asked for"),
     ],
 )
