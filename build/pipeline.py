@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from nearfar.build import manifest
-from nearfar.build.calibration.quality import check_quality, solve_for
+from nearfar.build.calibration.quality import check_quality, refined
 from nearfar.build.output import output_directory
 from nearfar.build.packs import write_packs
 from nearfar.build.source import BuildOptions, Source, open_source
@@ -74,7 +74,7 @@ def build(options: BuildOptions, progress: Progress = lambda stage, done, total:
         )
     with ExitStack() as stack:
         roots = {name: stack.enter_context(output_directory(options.out / name)) for name in targets}
-        solved = solve_for(options, source, progress)
+        source, solved = refined(options, source, progress)
         weights, digest = _write_weights(source, solved, targets, roots, options, progress)
         for index, (name, target) in enumerate(targets.items()):
             progress(f"making {name}", index, len(targets))

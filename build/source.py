@@ -59,7 +59,8 @@ class BuildOptions:
     `kv_bits`: the KV caches to make programs for, 16 for floats, 8 and 4 for codes of so many bits.
     `embeddings`: the model gives embeddings, though the checkpoint does not say so.
     `quality`: how long is looked for good codes (build/calibration/quality.py); `calibrate`: the text file
-    that good and best are calibrated with, None: the one that comes with nearfar.
+    that good and best are calibrated with, None: the one that comes with nearfar. `bits`: of a weight on
+    average, scales and biases included; `fit`: bytes of all weights; each matrix then has bits of its own.
     """
 
     checkpoint: str
@@ -80,6 +81,8 @@ class BuildOptions:
     embeddings: bool = False
     quality: Quality = "fast"
     calibrate: Path | None = None
+    bits: float | None = None
+    fit: int | None = None
 
 
 @dataclass(frozen=True)

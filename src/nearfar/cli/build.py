@@ -36,6 +36,7 @@ with _without("torch"):
     from nearfar.build.pipeline import build as run_build
     from nearfar.build.source import GROUP_SIZE, QUANT, Quality
     from nearfar.build.weights.packed import FORMATS
+    from nearfar.edge_runtime.artifact.budget import parse_size
     from nearfar.edge_runtime.artifact.reader import Artifact
     from nearfar.targets import target_names
 
@@ -95,6 +96,17 @@ def build(
             "and documentation that come with nearfar."
         ),
     ] = DEFAULTS.calibrate,
+    bits: Annotated[
+        float | None,
+        typer.Option(
+            help="Bits of a weight on average, scales included, such as 4.5: each matrix gets its own, more "
+            "where its errors cost most. With --quality good or best."
+        ),
+    ] = DEFAULTS.bits,
+    fit: Annotated[
+        str | None,
+        typer.Option(help="The same by the size of all weights, such as 700MB."),
+    ] = None,
     context: Annotated[
         int | None,
         typer.Option(
@@ -195,6 +207,8 @@ def build(
         embeddings=embeddings,
         quality=cast(Quality, quality),  # checked where the checkpoint is known
         calibrate=calibrate,
+        bits=bits,
+        fit=None if fit is None else parse_size(fit, "--fit"),
     )
     console = Console(stderr=True)
     made = build_shown(options, console)
