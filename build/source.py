@@ -58,6 +58,8 @@ class BuildOptions:
     `embeddings`: the model gives embeddings, though the checkpoint does not say so.
     `quality`: how long is looked for good codes (build/calibration/quality.py); `calibrate`: the text file
     that good and best are calibrated with, None: the one that comes with nearfar.
+    `kernel_cache`: take compiled programs of earlier builds, and keep those of this one
+    (build/program/kept.py).
     """
 
     checkpoint: str
@@ -78,6 +80,7 @@ class BuildOptions:
     embeddings: bool = False
     quality: Quality = "fast"
     calibrate: Path | None = None
+    kernel_cache: bool = True
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
@@ -20,6 +21,8 @@ import tvm
 from nearfar.build import manifest
 from nearfar.build.program.buckets import Buckets
 from nearfar.build.program.compile import Job, Program, compile_program
+from nearfar.build.program.fingerprint import fingerprint
+from nearfar.build.program.kept import Compiled, KernelCache
 from nearfar.build.source import BuildOptions, Source
 from nearfar.build.weights.shards import SHARD_BYTES, ShardWriter
 from nearfar.build.weights.stream import Piece
@@ -33,7 +36,7 @@ from nearfar.targets.bundles import Bundles
 from nearfar.targets.emit import EmitContext
 from nearfar.targets.kernels import Packing, Products, Variant
 from nearfar.targets.quantized import Matrix
-from nearfar.targets.target import Made
+from nearfar.targets.target import KernelCounts, Made
 
 _NONE = np.zeros(0, np.float32)
 
@@ -171,12 +174,39 @@ class PlannedTarget:
             buffers={buffer.name: buffer for buffer in manifest.buffers(source.model)},
             weights={tensor.name: tensor for tensor in weights.tensors},
         )
-        programs = []
         job = Job(source.model, source.matrices, manifest.CACHE, options.buckets or self.buckets)
-        for variant in self._asked(options):
-            dump = options.dump_ir / self.name / variant.name if options.dump_ir is not None else None
-            program = compile_program(job, variant, tvm.target.Target(self.tvm_target), dump)
-            record = self.emit(program, context)
-            programs.append(dataclasses.replace(record, device_class=variant.device_class))
+        made = [self._program(job, variant, context, options) for variant in self._asked(options)]
         files = source.checkpoint.write_tokenizer(root / "tokenizer")
-        return Made(manifest.stream_ropes(source.model.step), tuple(programs), files, packed=self.packed)
+        kept, compiled = (
+            sum(len(record.kernels) for record, found in made if found is was) for was in (True, False)
+        )
+        programs = tuple(record for record, _ in made)
+        return Made(
+            manifest.stream_ropes(source.model.step),
+            programs,
+            files,
+            packed=self.packed,
+            kernels=KernelCounts(kept, compiled),
+        )
+
+    def _program(
+        self, job: Job, variant: Variant, context: EmitContext, options: BuildOptions
+    ) -> tuple[records.Program, bool]:
+        """A variant's record, its files written, and whether they were kept from another build."""
+        cache = KernelCache() if options.kernel_cache else None
+        target = tvm.target.Target(self.tvm_target)
+        key = fingerprint(self.name, self.emit, str(target), job, variant, context.buffers, context.weights)
+        found = cache.get(key) if cache is not None and options.dump_ir is None else None
+        if found is None:
+            dump = options.dump_ir / self.name / variant.name if options.dump_ir is not None else None
+            program = compile_program(job, variant, target, dump)
+            with tempfile.TemporaryDirectory(prefix="nearfar-program-") as folder:
+                root = Path(folder)
+                made = self.emit(program, dataclasses.replace(context, root=root))
+                compiled = Compiled.of(dataclasses.replace(made, device_class=variant.device_class), root)
+            if cache is not None:
+                cache.put(key, compiled)
+        else:
+            compiled = found
+        compiled.write(context.root)
+        return compiled.record, found is not None
