@@ -7,7 +7,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -32,6 +33,8 @@ from nearfar.format.kv import OF_TARGET, UNIT, group_size
 from nearfar.format.manifest import Weights
 from nearfar.step.config import LARGEST
 from nearfar.step.params import Param
+from nearfar.targets import target_names, target_of
+from nearfar.targets.beside import Share, beside, shares
 from nearfar.targets.bundles import Bundles
 from nearfar.targets.emit import EmitContext
 from nearfar.targets.kernels import Packing, Products, Variant
@@ -175,38 +178,59 @@ class PlannedTarget:
             weights={tensor.name: tensor for tensor in weights.tensors},
         )
         job = Job(source.model, source.matrices, manifest.CACHE, options.buckets or self.buckets)
-        made = [self._program(job, variant, context, options) for variant in self._asked(options)]
-        files = source.checkpoint.write_tokenizer(root / "tokenizer")
-        kept, compiled = (
-            sum(len(record.kernels) for record, found in made if found is was) for was in (True, False)
-        )
-        programs = tuple(record for record, _ in made)
+        asked = self._asked(options)
+        cache = KernelCache() if options.kernel_cache else None
+        keys = {variant.name: self._key(job, variant, context) for variant in asked} if cache else {}
+        kept = {name: found for name, key in keys.items() if cache and (found := cache.get(key))}
+        if options.dump_ir is not None:
+            kept = {}
+        made = self._compile(job, [each for each in asked if each.name not in kept], context, options.dump_ir)
+        for name, compiled in made.items():
+            if cache is not None:
+                cache.put(keys[name], compiled)
+        programs = [(kept | made)[variant.name] for variant in asked]
+        for each in programs:
+            each.write(root)
         return Made(
             manifest.stream_ropes(source.model.step),
-            programs,
-            files,
+            tuple(each.record for each in programs),
+            source.checkpoint.write_tokenizer(root / "tokenizer"),
             packed=self.packed,
-            kernels=KernelCounts(kept, compiled),
+            kernels=KernelCounts(_kernels(kept), _kernels(made)),
         )
 
-    def _program(
-        self, job: Job, variant: Variant, context: EmitContext, options: BuildOptions
-    ) -> tuple[records.Program, bool]:
-        """A variant's record, its files written, and whether they were kept from another build."""
-        cache = KernelCache() if options.kernel_cache else None
-        target = tvm.target.Target(self.tvm_target)
-        key = fingerprint(self.name, self.emit, str(target), job, variant, context.buffers, context.weights)
-        found = cache.get(key) if cache is not None and options.dump_ir is None else None
-        if found is None:
-            dump = options.dump_ir / self.name / variant.name if options.dump_ir is not None else None
-            program = compile_program(job, variant, target, dump)
-            with tempfile.TemporaryDirectory(prefix="nearfar-program-") as folder:
-                root = Path(folder)
-                made = self.emit(program, dataclasses.replace(context, root=root))
-                compiled = Compiled.of(dataclasses.replace(made, device_class=variant.device_class), root)
-            if cache is not None:
-                cache.put(key, compiled)
-        else:
-            compiled = found
-        compiled.write(context.root)
-        return compiled.record, found is not None
+    def _key(self, job: Job, variant: Variant, context: EmitContext) -> str:
+        """The fingerprint of all that a variant's program is made of."""
+        target = str(tvm.target.Target(self.tvm_target))
+        return fingerprint(self.name, self.emit, target, job, variant, context.buffers, context.weights)
+
+    def _compile(
+        self, job: Job, variants: Sequence[Variant], context: EmitContext, dump: Path | None
+    ) -> dict[str, Compiled]:
+        """The variants' programs by name; where they are for several classes of devices, by as many
+        processes as there are processors. `dump`: where the module after each pass is written to.
+        """
+        known = self.name in target_names() and target_of(self.name) is self  # by the other processes
+        here, *others = shares(variants) if known and dump is None else [tuple(variants)]
+        with ExitStack() as stack:
+            waits = [
+                stack.enter_context(beside(Share(self.name, job, each, context.buffers, context.weights)))
+                for each in others
+            ]
+            made = [self.compiled(job, variant, context, dump) for variant in here]
+            made += [each for wait in waits for each in wait()]
+        return {each.record.name: each for each in made}
+
+    def compiled(
+        self, job: Job, variant: Variant, context: EmitContext, dump: Path | None = None
+    ) -> Compiled:
+        """A variant's program; nothing is written to the artifact."""
+        where = dump / self.name / variant.name if dump is not None else None
+        program = compile_program(job, variant, tvm.target.Target(self.tvm_target), where)
+        with tempfile.TemporaryDirectory(prefix="nearfar-program-") as folder:
+            record = self.emit(program, dataclasses.replace(context, root=Path(folder)))
+            return Compiled.of(dataclasses.replace(record, device_class=variant.device_class), Path(folder))
+
+
+def _kernels(programs: Mapping[str, Compiled]) -> int:
+    return sum(len(program.record.kernels) for program in programs.values())
