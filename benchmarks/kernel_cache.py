@@ -1,5 +1,5 @@
-"""Building the sample model with no compiled kernels kept, and with all: seconds of the whole command, and by
-phase as it says them.
+"""Building the sample model with no compiled kernels kept, and with all: seconds of the whole command, of
+processors, and by phase as it says them.
 
 Each build is a process of its own; the kept kernels lie in a folder of the benchmark's, never the user's.
 
@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import re
+import resource
 import shutil
 import statistics
 import subprocess
@@ -29,17 +30,20 @@ SAMPLE = Path(__file__).parents[1] / "examples" / "sample-model"
 
 @dataclass(frozen=True)
 class Measure:
-    """One kind of build: medians over the runs. `kernels`: what the command said of them, the last time."""
+    """One kind of build: medians over the runs. `processors`: their seconds, which other work on the machine
+    changes less. `kernels`: what the command said of them, the last time.
+    """
 
     build: str
     seconds: float
+    processors: float
     phases: dict[str, float]
     kernels: str
 
 
-def run(command: list[str], kernels: Path) -> tuple[float, dict[str, float], str]:
-    """Seconds of the command, of its phases, and its line about kernels."""
-    start = time.monotonic()
+def run(command: list[str], kernels: Path) -> Measure:
+    """One build, with kernels kept in a folder."""
+    before, start = _processors(), time.monotonic()
     environment = {**os.environ, "NEARFAR_KERNEL_CACHE": str(kernels)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     seconds = time.monotonic() - start
@@ -47,14 +51,26 @@ def run(command: list[str], kernels: Path) -> tuple[float, dict[str, float], str
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-2000:]}")
     said = dict(line.split(": ", 1) for line in done.stderr.splitlines() if ": " in line)
     phases = {name: float(value) for name, value in re.findall(r"(\w+) (\d+\.\d+) s", said["time"])}
-    return seconds, {"start": seconds - sum(phases.values()), **phases}, said["kernels"]
+    phases = {"start": seconds - sum(phases.values()), **phases}
+    return Measure("", seconds, _processors() - before, phases, said["kernels"])
 
 
-def median(build: str, runs: list[tuple[float, dict[str, float], str]]) -> Measure:
-    """Medians of the seconds; phases too short to be told count as 0."""
-    names = dict.fromkeys(name for _, phases, _ in runs for name in phases)
-    found = {name: statistics.median(phases.get(name, 0.0) for _, phases, _ in runs) for name in names}
-    return Measure(build, statistics.median(seconds for seconds, _, _ in runs), found, runs[-1][2])
+def _processors() -> float:
+    """Seconds of processors that ended processes have taken."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def median(build: str, runs: list[Measure]) -> Measure:
+    """Medians over the runs; phases too short to be told count as 0."""
+    names = dict.fromkeys(name for each in runs for name in each.phases)
+    return Measure(
+        build,
+        statistics.median(each.seconds for each in runs),
+        statistics.median(each.processors for each in runs),
+        {name: statistics.median(each.phases.get(name, 0.0) for each in runs) for name in names},
+        runs[-1].kernels,
+    )
 
 
 def main() -> None:
@@ -67,7 +83,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    runs: dict[str, list[tuple[float, dict[str, float], str]]] = {"cold": [], "warm": []}
+    runs: dict[str, list[Measure]] = {"cold": [], "warm": []}
     with tempfile.TemporaryDirectory(prefix="nearfar-bench-") as name:
         kernels, out = Path(name) / "kernels", Path(name) / "out"
         command = [sys.executable, "-m", "nearfar", "build", str(args.checkpoint), "--target", args.target]
@@ -76,12 +92,12 @@ def main() -> None:
             for build in runs:
                 runs[build].append(run([*command, "-o", str(out)], kernels))
     rows = [median(build, found) for build, found in runs.items()]
-    table = Table(
-        "build", "seconds", *rows[0].phases, "kernels", title=f"{args.checkpoint.name}, {args.target}"
-    )
+    columns = ("build", "seconds", "of processors", *rows[0].phases, "kernels")
+    table = Table(*columns, title=f"{args.checkpoint.name}, {args.target}")
     for row in rows:
-        phases = (f"{row.phases.get(name, 0.0):.1f}" for name in rows[0].phases)
-        table.add_row(row.build, f"{row.seconds:.1f}", *phases, row.kernels)
+        phases = (row.phases.get(name, 0.0) for name in rows[0].phases)
+        figures = (f"{value:.1f}" for value in (row.seconds, row.processors, *phases))
+        table.add_row(row.build, *figures, row.kernels)
     Console().print(table)
     if args.json:
         args.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
