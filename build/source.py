@@ -61,6 +61,8 @@ class BuildOptions:
     `quality`: how long is looked for good codes (build/calibration/quality.py); `calibrate`: the text file
     that good and best are calibrated with, None: the one that comes with nearfar. `bits`: of a weight on
     average, scales and biases included; `fit`: bytes of all weights; each matrix then has bits of its own.
+    `kernel_cache`: take compiled programs of earlier builds, and keep those of this one
+    (build/program/kept.py).
     """
 
     checkpoint: str
@@ -83,6 +85,7 @@ class BuildOptions:
     calibrate: Path | None = None
     bits: float | None = None
     fit: int | None = None
+    kernel_cache: bool = True
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ def write_cache(file: Path, content: bytes) -> None:
             with os.fdopen(handle, "wb") as out:
                 out.write(hashlib.sha256(content).digest() + content)
             Path(aside).replace(file)
-        except OSError:
+        except BaseException:  # Ctrl-C leaves nothing either
             Path(aside).unlink(missing_ok=True)
             raise
 

@@ -32,7 +32,7 @@ def _without(module: str) -> Iterator[None]:
 # TVM imports PyTorch where it finds it, for bridges that a build does not cross: half of the start, and 0.2
 # GB.
 with _without("torch"):
-    from nearfar.build.pipeline import BuildOptions
+    from nearfar.build.pipeline import BuildOptions, Timings
     from nearfar.build.pipeline import build as run_build
     from nearfar.build.source import GROUP_SIZE, QUANT, Quality
     from nearfar.build.weights.packed import FORMATS
@@ -177,6 +177,15 @@ def build(
             "--export-function", help="For mlx: also write the step as a function (see docs/mac.md)."
         ),
     ] = DEFAULTS.export_function,
+    kernel_cache: Annotated[
+        bool,
+        typer.Option(
+            "--kernel-cache/--no-kernel-cache",
+            help="Take compiled kernels of earlier builds, where model shapes, options and nearfar are the "
+            "same, and keep those of this one: in the user's cache folder, or in $NEARFAR_KERNEL_CACHE. The "
+            "artifact is the same either way.",
+        ),
+    ] = DEFAULTS.kernel_cache,
 ) -> None:
     """Compile a checkpoint into one artifact per device target.
 
@@ -209,6 +218,7 @@ def build(
         calibrate=calibrate,
         bits=bits,
         fit=None if fit is None else parse_size(fit, "--fit"),
+        kernel_cache=kernel_cache,
     )
     console = Console(stderr=True)
     made = build_shown(options, console)
@@ -224,9 +234,13 @@ def build(
 
 
 def build_shown(options: BuildOptions, console: Console) -> list[Path]:
-    """Build, with bars where somebody looks; the artifacts."""
+    """Build, with bars where somebody looks, and what took how long; the artifacts."""
+    timings = Timings()
     with Bars(console) as bars:
-        return run_build(options, bars.report)
+        made = run_build(options, bars.report, timings)
+    for line in _timing_lines(timings):
+        console.print(line, highlight=False)
+    return made
 
 
 def _names(given: Sequence[str]) -> tuple[str, ...]:
@@ -241,3 +255,11 @@ def _bits(given: Sequence[str]) -> tuple[int, ...]:
         return tuple(int(name) for name in _names(given))
     except ValueError as error:
         raise BuildError(f"--kv-bits takes numbers separated by commas, not {','.join(given)!r}") from error
+
+
+def _timing_lines(timings: Timings) -> list[str]:
+    """Where the kernels came from, and what took how long."""
+    kernels = timings.seconds.get("kernels", 0.0)
+    lines = [f"kernels: {timings.kept} kept, {timings.compiled} compiled, {kernels:.1f} s"]
+    parts = [f"{name} {seconds:.1f} s" for name, seconds in timings.seconds.items() if seconds >= 0.05]
+    return [*(lines if timings.kept or timings.compiled else []), f"time: {', '.join(parts)}"]
