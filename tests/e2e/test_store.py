@@ -10,8 +10,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
+from tests.e2e.test_serve import Process
 from tests.shared_data import shared_data
 from tests.support.hub import hub
 
@@ -122,6 +124,16 @@ def test_one_of_the_hub_by_its_id(tmp_path: Path, model: Path) -> None:
         code, out, err = nearfar(tmp_path, "run", "stories:q8", *GREEDY, "", **client)
         assert (code, len(server.asked)) == (0, asked), err  # what is there is run without the network
         assert out.startswith(BEGINNING)
+
+
+def test_the_server_takes_a_name_of_the_store(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEARFAR_HOME", str(home / "home"))
+    server = Process("stories", "--device", "mlx")
+    try:
+        models = httpx.get(f"{server.url}/v1/models", timeout=20).json()["data"]
+        assert [each["id"] for each in models] == ["stories"]
+    finally:
+        server.end()
 
 
 def test_artifacts_are_copied_out(home: Path, tmp_path: Path) -> None:

@@ -57,6 +57,17 @@ def artifacts_at(given: str, runner: Runner, build: Build, tell: Tell) -> Path:
     return entry.folder
 
 
+def kept(given: str) -> str:
+    """The folder of a model of the store, for what is no path here and a name there; else what was given."""
+    if Path(given).expanduser().exists():
+        return given
+    entry = Store().find(given)
+    if entry is None:
+        return given
+    entry.touch()
+    return str(entry.folder)
+
+
 def made(store: Store, wanted: Wanted, runner: Runner, build: Build, tell: Tell) -> Entry:
     """The entry with an artifact for the runner; built where there is none, or its checkpoint has changed."""
     found = _fresh(store, wanted)
