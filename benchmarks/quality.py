@@ -1,5 +1,5 @@
-"""Perplexity of the project's quantization, by --quality, against MLX's (mx.quantize, as mlx_lm.convert -q),
-at the same size.
+"""Perplexity of the project's quantization, by --quality and with mixed bits (--bits), against MLX's
+(mx.quantize, as mlx_lm.convert -q), at the same size.
 
 Every model runs as its dequantized weights in transformers, float32, over windows of 512 tokens without BOS.
 
@@ -21,12 +21,12 @@ from rich.progress import track
 from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from nearfar.build.calibration.solve import solve
-from nearfar.build.calibration.text import read_text
+from nearfar.build.calibration.quality import refined
 from nearfar.build.source import BuildOptions, Quality, open_source
 from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.containers import open_checkpoint
 from nearfar.build.weights.quantize import Scheme, dequantize, quantize, to_float32
+from nearfar.targets.quantized import QuantTensor
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 WINDOW = 512
@@ -44,20 +44,38 @@ def ours(checkpoint: Checkpoint, scheme: Scheme) -> Weights:
     return found
 
 
-def calibrated(quality: Quality) -> Callable[[Checkpoint, Scheme], Weights]:
-    """The same by `--quality good` or `best`, with the text that comes with nearfar."""
+def calibrated(quality: Quality, mixed: bool = False) -> Callable[[Checkpoint, Scheme], Weights]:
+    """The same by `--quality good` or `best`, with the text that comes with nearfar. `mixed`: bits for each
+    matrix, all of them together as large as with the scheme's.
+    """
 
     def found(checkpoint: Checkpoint, scheme: Scheme) -> Weights:
         options = BuildOptions(
-            str(checkpoint.path), Path(), ("cpu",), quant=scheme.name, group_size=scheme.group_size
+            str(checkpoint.path),
+            Path(),
+            ("cpu",),
+            quant=None if mixed else scheme.name,
+            group_size=scheme.group_size,
+            quality=quality,
+            bits=scheme.bits + 32 / scheme.group_size if mixed else None,
         )
-        source = open_source(options)
-        solved = solve(source, quality, read_text(None, source.checkpoint, source.model))
-        return ours(checkpoint, scheme) | {
-            name: dequantize(solved[name], scheme.group_size) for name in solved
-        }
+        source, solved = refined(options, open_source(options), lambda stage, done, total: None)
+        assert solved is not None
+        made: Weights = {}
+        for param in source.params:
+            if param.name not in source.matrices or not source.matrices[param.name].quantized:
+                continue
+            matrix = source.matrices[param.name]
+            for name in param.tensors:
+                codes = solved[name] if name in solved else _fast(checkpoint, name, matrix.bits, matrix.group)
+                made[name] = dequantize(codes, matrix.group)
+        return made
 
     return found
+
+
+def _fast(checkpoint: Checkpoint, name: str, bits: int, group: int) -> QuantTensor:
+    return quantize(checkpoint.read(name), Scheme(bits, group), name)
 
 
 def mlx(checkpoint: Checkpoint, scheme: Scheme) -> Weights:
@@ -124,7 +142,8 @@ def measure(
     yield {"by": "checkpoint", "scheme": "f32", "group": None, "bits": 32.0,
            "perplexity": perplexity(model, parts), "error": 0.0}  # fmt: skip
     makers: list[tuple[str, Callable[[Checkpoint, Scheme], Weights]]] = [
-        ("fast", ours), ("good", calibrated("good")), ("best", calibrated("best")), ("mlx", mlx)
+        ("fast", ours), ("good", calibrated("good")), ("best", calibrated("best")),
+        ("mixed", calibrated("best", mixed=True)), ("mlx", mlx),
     ]  # fmt: skip
     for scheme in track(schemes, "measuring", console=Console(stderr=True), transient=True):
         for by, make in makers:
