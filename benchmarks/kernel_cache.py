@@ -52,7 +52,7 @@ def run(command: list[str], kernels: Path) -> Measure:
     said = dict(line.split(": ", 1) for line in done.stderr.splitlines() if ": " in line)
     phases = {name: float(value) for name, value in re.findall(r"(\w+) (\d+\.\d+) s", said["time"])}
     phases = {"start": seconds - sum(phases.values()), **phases}
-    return Measure("", seconds, _processors() - before, phases, said["kernels"])
+    return Measure("", seconds, _processors() - before, phases, said["kernels"].rpartition(", ")[0])
 
 
 def _processors() -> float:

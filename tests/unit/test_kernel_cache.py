@@ -6,6 +6,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -135,3 +136,28 @@ def test_another_source_or_tool_is_another_fingerprint(monkeypatch: pytest.Monke
             assert module.fingerprint(1) != before
     module._makers.cache_clear()
     assert module.fingerprint(1) == before
+
+
+def test_builds_at_once_never_find_half_a_program(tmp_path: Path) -> None:
+    cache = KernelCache(tmp_path)
+
+    def build(number: int) -> bytes:
+        cache.put(KEYS[0], program("first", bytes([number]) * 100_000))
+        found = cache.get(KEYS[0])
+        assert found is not None
+        return found.files["kernels/linear.wgsl"]
+
+    with ThreadPoolExecutor(8) as pool:
+        read = list(pool.map(build, range(64)))
+    assert all(len(data) == 100_000 and len(set(data)) == 1 for data in read)
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_ctrl_c_while_it_is_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        KernelCache(tmp_path).put(KEYS[0], program("first"))
+    assert list(tmp_path.iterdir()) == []

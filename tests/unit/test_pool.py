@@ -21,7 +21,7 @@ from nearfar.edge_runtime.executors.cpu.library import Library, Plan, Tensor, al
 from nearfar.errors import ArtifactError, DeviceError  # noqa: E402
 from nearfar.targets.cpu.codegen import compile_library  # noqa: E402
 from nearfar.targets.cpu.kernels import vec as v  # noqa: E402
-from nearfar.targets.cpu.link import FLAGS, compile_runtime, zig  # noqa: E402
+from nearfar.targets.cpu.link import FLAGS, RUNTIME, compile_runtime, zig  # noqa: E402
 from nearfar.targets.cpu.platforms import host  # noqa: E402
 from nearfar.targets.cpu.units import UNITS  # noqa: E402
 from tests.support.processes import eventually, forked, pool_threads  # noqa: E402
@@ -298,7 +298,7 @@ def test_every_turn_of_a_loop_is_made_once_and_no_thread_gets_tasks_without_any(
     (tmp_path / "trace.c").write_text(TRACE)
     target = host().zig
     objects = compile_runtime(target, tmp_path, options=["-fPIC"])
-    options = ["-target", target, "-shared", "-fPIC", *FLAGS, "-pthread"]
+    options = ["-target", target, "-shared", "-fPIC", *FLAGS, f"-I{RUNTIME}", "-pthread"]
     zig(["cc", *options, "trace.c", *objects, "-o", "t.so"], tmp_path)
     lib = ctypes.CDLL(str(tmp_path / "t.so"))
     lib.nf_pool_new.restype = ctypes.c_void_p
