@@ -1,5 +1,5 @@
-"""A KV cache in 8 or 4 bits on cpu: what it costs in accuracy and takes in memory, and that prefixes, forks
-and snapshots are what they are over floats.
+"""A KV cache in 8 or 4 bits on cpu, webgpu and vulkan: what it costs in accuracy and takes in memory, and
+that prefixes, forks and snapshots are what they are over floats.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from nearfar.errors import BuildError, RequestError, SnapshotError
 from nearfar.format.kv import BITS, OF_BITS, row_words
 from tests.shared_data import shared_data
 from tests.support import quantized_kv
-from tests.support.backends import cached_pages, executor, forget, greedy, kv_dtype, last_logits
+from tests.support.backends import cached_pages, executor, forget, greedy, kv_dtype, last_logits, require
+from tests.support.browser import browser, new_page, serve
 from tests.support.wasm_executor import open_wasm, require_node
 
 BOUND = {8: 0.002, 4: 0.02}
@@ -33,15 +34,33 @@ BOUND = {8: 0.002, 4: 0.02}
 TOLERANCE = {8: 0.01, 4: 0.1}
 """Of logits, which reach about 20: sums without fused products may fall on the other side of two codes."""
 ROWS, WINDOW = 16, 512
+PROMPT = "It was in the evening of the same day that we came to the house"
+
+
+TARGETS = ("cpu", "webgpu", "vulkan")
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def everywhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Artifacts by target. The kernels of other classes of GPUs are in test_quantized_kv_gpu.py."""
     options = BuildOptions(
-        str(shared_data("models", "classics-1M")), tmp_path_factory.mktemp("kv"), ("cpu",), "q8",
+        str(shared_data("models", "classics-1M")), tmp_path_factory.mktemp("kv"), TARGETS, "q8",
         cpu_features=("native",), buckets=Buckets((1, ROWS), (1, 4)), kv_bits=(16, 8, 4),
+        device_classes=("software",),
     )  # fmt: skip
-    return build(options)[0]
+    build(options)
+    return options.out
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def target(request: pytest.FixtureRequest) -> str:
+    require(request.param)
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def built(everywhere: Path, target: str) -> Path:
+    return everywhere / target
 
 
 @pytest.fixture(scope="module")
@@ -127,12 +146,51 @@ def test_pages_hold_the_codes_of_what_a_cache_of_floats_holds(
         assert len(np.unique(told["codes"])) > 100
 
 
-def test_the_same_kernels_in_webassembly(engine: Engine, bits: int, in_wasm: Path) -> None:
+def test_logits_are_those_of_the_cpu(everywhere: Path, engine: Engine, bits: int, target: str) -> None:
+    """And the cache is: a code is on the other side of the middle of two where sums were."""
+    if target == "cpu":
+        pytest.skip("it is the cpu")
+    tokens = tokens_of(engine, 100)
+    here = last_logits(engine, tokens)
+    with Engine.load(everywhere / "cpu", kv_bits=bits, kv_memory="4MB", verify=False) as other:
+        assert np.abs(last_logits(other, tokens) - here).max() < TOLERANCE[bits]
+        pages = [executor(each).read_pages(0, cached_pages(each, tokens[:64])) for each in (engine, other)]
+    assert pages[0].keys() == pages[1].keys()
+    for name in ("kv.0.k.codes", "kv.0.v.codes"):
+        mine, cpus = (each[name].view(np.uint8) for each in pages)
+        assert (mine != cpus).mean() < 0.02
+
+
+def test_the_same_kernels_in_webassembly(engine: Engine, bits: int, in_wasm: Path, target: str) -> None:
     """Which has no float16: its scales are read and written bit by bit."""
+    if target != "cpu":
+        pytest.skip("compared with the cpu")
     tokens = tokens_of(engine, 100)
     here = last_logits(engine, tokens)
     with open_wasm(in_wasm, 2, kv_dtype=OF_BITS[bits], kv_memory="4MB") as other:
         assert np.abs(last_logits(other, tokens) - here).max() < TOLERANCE[bits]
+
+
+def test_a_browser_says_the_same(everywhere: Path, bits: int, target: str) -> None:
+    """Through WebGPU, also in answers that share a page until they part."""
+    if target != "webgpu":
+        pytest.skip("browsers run webgpu")
+    program = f"software-f32-kv{bits}"
+    options: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 16, "temperature": 0.7, "n": 2, "seed": 3}
+    script = """
+      const own = await createEngine(artifact, { kvBits: argument.bits, kvMemory: 4e6 });
+      const { program, contextLength } = own.model;
+      const made = await own.completions.create(argument.options);
+      await own.dispose();
+      return [program, contextLength, made.choices.map(({ text }) => text)];
+    """
+    with serve(everywhere / "webgpu") as address, browser() as running:
+        page = new_page(running, address).open()
+        page.wait("idle")
+        told = page.run(script, {"bits": bits, "options": options})
+    with Engine.load(everywhere / "webgpu", program=program, kv_memory="4MB", verify=False) as engine:
+        texts = [choice.text for choice in engine.completions.create(**options).choices]
+        assert told == [program, engine.manifest.model.context_length, texts]
 
 
 def test_a_prefix_that_is_found_gives_the_tokens_of_a_cold_start(engine: Engine) -> None:
@@ -238,7 +296,7 @@ def test_the_command_line_takes_the_bits(built: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "model", "asked", "message"),
     [
-        ("webgpu", "classics-1M", (16, 8), "target webgpu has no programs with a KV cache of 8 bits"),
+        ("onnx", "classics-1M", (16, 8), "target onnx has no programs with a KV cache of 8 bits"),
         ("cpu", "stories260K", (8,), "heads of 8 values cannot be cut into groups of 32"),
         ("cpu", "classics-1M", (16, 5), "unknown --kv-bits 5; known: 16, 8, 4"),
         ("cpu", "classics-1M", (), r"unknown --kv-bits \(none\)"),
