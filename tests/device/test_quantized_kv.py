@@ -33,7 +33,11 @@ BOUND = {8: 0.002, 4: 0.02}
 """How much of the perplexity over a cache of float16 may be added."""
 TOLERANCE = {8: 0.01, 4: 0.1}
 """Of logits, which reach about 20: sums without fused products may fall on the other side of two codes."""
+HALVES = 0.1
+"""Of programs that keep activations in float16, by whose rounding a code is another more often."""
 ROWS, WINDOW = 16, 512
+WINDOWS = {"cpu": 4}
+"""Of held-out text; elsewhere one: a processor plays the GPU."""
 PROMPT = "It was in the evening of the same day that we came to the house"
 
 
@@ -119,8 +123,10 @@ def perplexity(engine: Engine, tokens: Sequence[int]) -> float:
     return math.exp(total / count)
 
 
-def test_the_perplexity_stays_within_its_bound(engines: dict[int, Engine], engine: Engine, bits: int) -> None:
-    tokens = tokens_of(engine, 4 * WINDOW)
+def test_the_perplexity_stays_within_its_bound(
+    engines: dict[int, Engine], engine: Engine, bits: int, target: str
+) -> None:
+    tokens = tokens_of(engine, WINDOWS.get(target, 1) * WINDOW)
     exact, found = perplexity(engines[16], tokens), perplexity(engine, tokens)
     assert found != exact
     assert abs(found / exact - 1) < BOUND[bits], (found, exact)
@@ -146,19 +152,46 @@ def test_pages_hold_the_codes_of_what_a_cache_of_floats_holds(
         assert len(np.unique(told["codes"])) > 100
 
 
-def test_logits_are_those_of_the_cpu(everywhere: Path, engine: Engine, bits: int, target: str) -> None:
-    """And the cache is: a code is on the other side of the middle of two where sums were."""
+@pytest.mark.parametrize("precision", ["f32", "f16"])
+def test_logits_are_those_of_the_cpu(
+    everywhere: Path, built: Path, bits: int, target: str, precision: str
+) -> None:
+    """And so is the cache: a code is on the other side of the middle of two where sums were."""
     if target == "cpu":
         pytest.skip("it is the cpu")
-    tokens = tokens_of(engine, 100)
-    here = last_logits(engine, tokens)
-    with Engine.load(everywhere / "cpu", kv_bits=bits, kv_memory="4MB", verify=False) as other:
-        assert np.abs(last_logits(other, tokens) - here).max() < TOLERANCE[bits]
-        pages = [executor(each).read_pages(0, cached_pages(each, tokens[:64])) for each in (engine, other)]
+    options: dict[str, Any] = {"kv_bits": bits, "kv_memory": "4MB", "verify": False}
+    with (
+        Engine.load(built, precision=precision, **options) as here,
+        Engine.load(everywhere / "cpu", **options) as cpu,
+    ):
+        assert kv_dtype(here) == OF_BITS[bits]
+        tokens = tokens_of(here, 100)
+        apart = np.abs(last_logits(here, tokens) - last_logits(cpu, tokens)).max()
+        assert apart < (TOLERANCE[bits] if precision == "f32" else HALVES)
+        pages = [executor(each).read_pages(0, cached_pages(each, tokens[:64])) for each in (here, cpu)]
     assert pages[0].keys() == pages[1].keys()
     for name in ("kv.0.k.codes", "kv.0.v.codes"):
         mine, cpus = (each[name].view(np.uint8) for each in pages)
-        assert (mine != cpus).mean() < 0.02
+        assert (mine != cpus).mean() < (0.001 if precision == "f32" else 0.2)
+
+
+def test_a_snapshot_of_the_cpu_goes_on_here(
+    everywhere: Path, built: Path, bits: int, target: str, tmp_path: Path
+) -> None:
+    if target == "cpu":
+        pytest.skip("it is the cpu")
+    options: dict[str, Any] = {"kv_bits": bits, "kv_memory": "4MB", "verify": False}
+    with (
+        Engine.load(everywhere / "cpu", **options) as cpu,
+        Engine.load(built, precision="f32", **options) as here,
+    ):
+        tokens = tokens_of(cpu, 100)
+        wanted = last_logits(cpu, tokens)
+        cpu.save_cache(tmp_path / "a.snap", tokens=tokens)
+        here.load_cache(tmp_path / "a.snap")
+        made = here.completions.create(tokens, max_tokens=1)
+        assert made.usage.prompt_tokens_details.cached_tokens == 96
+        assert np.abs(last_logits(here, tokens) - wanted).max() < TOLERANCE[bits]
 
 
 def test_the_same_kernels_in_webassembly(engine: Engine, bits: int, in_wasm: Path, target: str) -> None:

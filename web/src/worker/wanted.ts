@@ -35,9 +35,7 @@ function ofBits(programs: readonly Program[], bits: number): readonly Program[] 
   if (found.length > 0) return found;
   const there = [...new Set(programs.map(({ kvDtype }) => kvDtype))].join(", ");
   const isKnown = Object.values<number>(KV_BITS).includes(bits);
-  const advice = isKnown
-    ? `, or build one: nearfar build … --kv-bits 16,${bits}`
-    : "";
+  const advice = isKnown ? `, or build one: nearfar build … --kv-bits 16,${bits}` : "";
   throw new RequestError(
     `The artifact has no program with a KV cache of ${bits} bits, only of ${there}: leave kvBits out${advice}.`,
     "kvBits",
