@@ -62,6 +62,12 @@ def target(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture(params=TARGETS[1:])
+def gpu(request: pytest.FixtureRequest) -> str:
+    require(request.param)
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
 def built(everywhere: Path, target: str) -> Path:
     return everywhere / target
@@ -153,15 +159,13 @@ def test_pages_hold_the_codes_of_what_a_cache_of_floats_holds(
 
 
 @pytest.mark.parametrize("precision", ["f32", "f16"])
-def test_logits_are_those_of_the_cpu(
-    everywhere: Path, built: Path, bits: int, target: str, precision: str
-) -> None:
-    """And so is the cache: a code is on the other side of the middle of two where sums were."""
-    if target == "cpu":
-        pytest.skip("it is the cpu")
+def test_logits_are_those_of_the_cpu(everywhere: Path, gpu: str, bits: int, precision: str) -> None:
+    """And so is the cache: a code is on the other side of the middle of two where sums were, and all of a
+    group where its scale was.
+    """
     options: dict[str, Any] = {"kv_bits": bits, "kv_memory": "4MB", "verify": False}
     with (
-        Engine.load(built, precision=precision, **options) as here,
+        Engine.load(everywhere / gpu, precision=precision, **options) as here,
         Engine.load(everywhere / "cpu", **options) as cpu,
     ):
         assert kv_dtype(here) == OF_BITS[bits]
@@ -172,18 +176,14 @@ def test_logits_are_those_of_the_cpu(
     assert pages[0].keys() == pages[1].keys()
     for name in ("kv.0.k.codes", "kv.0.v.codes"):
         mine, cpus = (each[name].view(np.uint8) for each in pages)
-        assert (mine != cpus).mean() < (0.001 if precision == "f32" else 0.2)
+        assert (mine != cpus).mean() < (0.02 if precision == "f32" else 0.2)
 
 
-def test_a_snapshot_of_the_cpu_goes_on_here(
-    everywhere: Path, built: Path, bits: int, target: str, tmp_path: Path
-) -> None:
-    if target == "cpu":
-        pytest.skip("it is the cpu")
+def test_a_snapshot_of_the_cpu_goes_on_here(everywhere: Path, gpu: str, bits: int, tmp_path: Path) -> None:
     options: dict[str, Any] = {"kv_bits": bits, "kv_memory": "4MB", "verify": False}
     with (
         Engine.load(everywhere / "cpu", **options) as cpu,
-        Engine.load(built, precision="f32", **options) as here,
+        Engine.load(everywhere / gpu, precision="f32", **options) as here,
     ):
         tokens = tokens_of(cpu, 100)
         wanted = last_logits(cpu, tokens)
@@ -194,36 +194,39 @@ def test_a_snapshot_of_the_cpu_goes_on_here(
         assert np.abs(last_logits(here, tokens) - wanted).max() < TOLERANCE[bits]
 
 
-def test_the_same_kernels_in_webassembly(engine: Engine, bits: int, in_wasm: Path, target: str) -> None:
+def test_the_same_kernels_in_webassembly(everywhere: Path, bits: int, in_wasm: Path) -> None:
     """Which has no float16: its scales are read and written bit by bit."""
-    if target != "cpu":
-        pytest.skip("compared with the cpu")
-    tokens = tokens_of(engine, 100)
-    here = last_logits(engine, tokens)
-    with open_wasm(in_wasm, 2, kv_dtype=OF_BITS[bits], kv_memory="4MB") as other:
-        assert np.abs(last_logits(other, tokens) - here).max() < TOLERANCE[bits]
+    with (
+        Engine.load(everywhere / "cpu", kv_bits=bits, kv_memory="4MB", verify=False) as here,
+        open_wasm(in_wasm, 2, kv_dtype=OF_BITS[bits], kv_memory="4MB") as other,
+    ):
+        tokens = tokens_of(here, 100)
+        assert np.abs(last_logits(other, tokens) - last_logits(here, tokens)).max() < TOLERANCE[bits]
 
 
-def test_a_browser_says_the_same(everywhere: Path, bits: int, target: str) -> None:
+def test_a_browser_says_the_same(everywhere: Path) -> None:
     """Through WebGPU, also in answers that share a page until they part."""
-    if target != "webgpu":
-        pytest.skip("browsers run webgpu")
-    program = f"software-f32-kv{bits}"
+    require("webgpu")
     options: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 16, "temperature": 0.7, "n": 2, "seed": 3}
     script = """
-      const own = await createEngine(artifact, { kvBits: argument.bits, kvMemory: 4e6 });
-      const { program, contextLength } = own.model;
-      const made = await own.completions.create(argument.options);
-      await own.dispose();
-      return [program, contextLength, made.choices.map(({ text }) => text)];
+      const told = [];
+      for (const kvBits of [8, 4]) {
+        const own = await createEngine(artifact, { kvBits, kvMemory: 4e6 });
+        const made = await own.completions.create(argument);
+        told.push([own.model.program, own.model.contextLength, made.choices.map(({ text }) => text)]);
+        await own.dispose();
+      }
+      return told;
     """
     with serve(everywhere / "webgpu") as address, browser() as running:
         page = new_page(running, address).open()
         page.wait("idle")
-        told = page.run(script, {"bits": bits, "options": options})
-    with Engine.load(everywhere / "webgpu", program=program, kv_memory="4MB", verify=False) as engine:
-        texts = [choice.text for choice in engine.completions.create(**options).choices]
-        assert told == [program, engine.manifest.model.context_length, texts]
+        told = page.run(script, options)
+    for (name, context, texts), bits in zip(told, (8, 4), strict=True):
+        assert name == f"software-f32-kv{bits}"
+        with Engine.load(everywhere / "webgpu", program=name, kv_memory="4MB", verify=False) as engine:
+            assert context == engine.manifest.model.context_length
+            assert texts == [choice.text for choice in engine.completions.create(**options).choices]
 
 
 def test_a_prefix_that_is_found_gives_the_tokens_of_a_cold_start(engine: Engine) -> None:
@@ -303,8 +306,10 @@ def test_memory_follows(engines: dict[int, Engine], bits: int, built: Path) -> N
 
 
 def test_without_a_word_the_cache_is_of_floats(built: Path) -> None:
-    with Engine.load(built, verify=False, kv_memory="1MB") as engine:
-        assert kv_dtype(engine) not in BITS
+    asked: tuple[dict[str, Any], ...] = ({}, {"kv_bits": 16}, {"kv_bits": 16, "precision": "f32"})
+    for options in asked:
+        with Engine.load(built, verify=False, kv_memory="1MB", **options) as engine:
+            assert kv_dtype(engine) not in BITS
     name = executor_name(built, 4)
     with Engine.load(built, verify=False, kv_memory="1MB", program=name) as engine:
         assert kv_dtype(engine) == "int4"
@@ -322,7 +327,7 @@ def test_the_command_line_takes_the_bits(built: Path) -> None:
         return CliRunner().invoke(typer_app, command)
 
     assert run("--kv-bits", "8").exit_code == 0
-    with pytest.raises(RequestError, match=r"no program with a KV cache of 3 bits.*float16, int8, int4"):
+    with pytest.raises(RequestError, match=r"no program with a KV cache of 3 bits.*float16.*, int8, int4"):
         Engine.load(built, kv_bits=3)
 
 
@@ -330,6 +335,7 @@ def test_the_command_line_takes_the_bits(built: Path) -> None:
     ("target", "model", "asked", "message"),
     [
         ("onnx", "classics-1M", (16, 8), "target onnx has no programs with a KV cache of 8 bits"),
+        ("vulkan", "stories260K", (4,), "heads of 8 values cannot be cut into groups of 32"),
         ("cpu", "stories260K", (8,), "heads of 8 values cannot be cut into groups of 32"),
         ("cpu", "classics-1M", (16, 5), "unknown --kv-bits 5; known: 16, 8, 4"),
         ("cpu", "classics-1M", (), r"unknown --kv-bits \(none\)"),
