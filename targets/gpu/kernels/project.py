@@ -191,13 +191,15 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
                 put(pair, r, cache, paged.kv_dtype, page, head, offset, heads.lane(bx, tx))
                 return
             for side in range(2):
-                vector = side * half + tx
-                quantizer.write(codes, row, vector, pair, r * 2 + side, cache, page, head, offset)
+                quantizer.write(codes, side * half + tx, side, cache, page, head, offset)
 
         with T.If(heads.head(bx) < paged.heads):
             with T.Then():
                 store_q(pair, r, rows, out, row, bx, tx)
             with T.Else():
+                if quantizer is not None:
+                    for side in range(2):
+                        quantizer.encode(codes, row, side * half + tx, pair, r * 2 + side, side)
                 append(to, rows, k_cache, v_cache, row, bx)
 
     def measure(pair, r, codes, row, bx, tx):

@@ -1,9 +1,9 @@
 """Rows of keys and values to codes, where they are appended to a quantized cache (cached.py has the layout).
 
-Each lane has vectors of four components. It tells the others the least and the largest of them in workgroup
-memory; after a barrier it finds scale and offset of a vector's group by itself, and the codes. Every word is
-written by one lane: of 8 bits by the one with its vector, of 4 bits, after another barrier, by the one with
-the first of its two vectors; scale and offset by the one with the group's first vector.
+Each lane has two vectors of four components. It tells the others the least and the largest of each in
+workgroup memory; after a barrier it finds scale and offset of their groups by itself, and the codes. Every
+word is written by one lane: of 8 bits by the one with its vector, of 4 bits, after another barrier, by the
+one with the first of its two; scale and offset by the one with the group's first vector.
 
 Scale and offset are rounded to float16 by bits, to nearest: how `pack2x16float` rounds is left to the device.
 Codes are those of the scale and offset as they are stored (docs/decisions/0024).
@@ -23,6 +23,8 @@ from .common import HIGHEST, LOWEST, MOST_F16
 from .script import local_array, shared_array
 from .vectors import WIDTH, at, joined
 
+SIDES = 2
+"""Vectors of a head that a lane has."""
 NONE = 2 * MOST_F16
 """The largest of a vector with what is no number: min and max of a GPU may lose that."""
 _SIZE, _INFINITE, _NAN_F16 = 0x7FFFFFFF, 0x7F800000, 0x7E00
@@ -32,7 +34,8 @@ _SIZE, _INFINITE, _NAN_F16 = 0x7FFFFFFF, 0x7F800000, 0x7E00
 class Memory:
     """Of the workgroup, by vector of a head: the least and largest component, and, of 4 bits, the codes.
 
-    Of the lane: the group's offset, largest component and inverse scale, scale and offset as bits, codes.
+    Of the lane: the group's offset, largest component and inverse scale; scale and offset as bits; of the two
+    vectors the words with both, then those with codes.
     """
 
     low: Any
@@ -40,7 +43,7 @@ class Memory:
     told: Any
     ends: Any
     pair: Any
-    codes: Any
+    words: Any
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,7 @@ class Quantizer:
 
     @property
     def joins(self) -> bool:
-        """Whether two vectors share a word: `join` follows `write`, after a barrier."""
+        """Whether two vectors share a word of codes: `join` follows `write`, after a barrier."""
         return self.layout.bits < BYTE
 
     @property
@@ -74,7 +77,7 @@ class Quantizer:
             shared_array("told", held, "uint32") if self.joins else None,
             local_array("ends", 3, "float32"),
             local_array("pair_bits", 2, "uint32"),
-            local_array("codes", 1, "uint32"),
+            local_array("words", 2 * SIDES, "uint32"),
         )
 
     def measure(self, held: Memory, row, d, vectors, i) -> None:
@@ -85,11 +88,12 @@ class Quantizer:
         T.buffer_store(vectors, joined([_saturated(at(vectors[i], e)) for e in range(WIDTH)]), [i])
         numbers = [at(vectors[i], e) for e in range(WIDTH)]
         T.buffer_store(held.low, _folded(T.min, numbers), [row * self.count + d])
-        most = T.max(held.ends[0], _folded(T.max, numbers))
+        # Chosen, not a maximum of both: that of something and a NaN is the device's affair.
+        most = T.Select(held.ends[0] > T.float32(0), T.float32(NONE), _folded(T.max, numbers))
         T.buffer_store(held.high, most, [row * self.count + d])
 
-    def write(self, held: Memory, row, d, vectors, i, cache, page, head, offset) -> None:
-        """Scale, offset and codes of vector `d` to a position of the cache; of 4 bits codes to the others."""
+    def encode(self, held: Memory, row, d, vectors, i, side: int) -> None:
+        """Vector `d` of a row, which is vectors[i], as words for `write`; of 4 bits codes to the others."""
         layout, ends, pair = self.layout, held.ends, held.pair
         T.buffer_store(ends, T.float32(HIGHEST), [0])
         T.buffer_store(ends, T.float32(LOWEST), [1])
@@ -102,21 +106,28 @@ class Quantizer:
         T.buffer_store(ends, half_of(pair[1], high=False), [0])
         T.buffer_store(ends, T.max((ends[1] - ends[0]) * exactly(1 / levels), T.float32(0)), [2])
         T.buffer_store(pair, T.Select(none, T.uint32(0), narrowed(ends[2])), [0])
-        with T.If(d % layout.vectors == 0), T.Then():
-            word = pair[0] | T.shift_left(pair[1], T.uint32(16))
-            T.buffer_store(cache, word, [page, head, *layout.index(layout.pair_place(offset, d))])
+        T.buffer_store(held.words, pair[0] | T.shift_left(pair[1], T.uint32(16)), [side])
         T.buffer_store(ends, half_of(pair[0], high=False), [2])
         inverse = T.Select(ends[2] > T.float32(0), T.float32(1) / ends[2], T.float32(0))
         T.buffer_store(ends, inverse, [2])
-        T.buffer_store(held.codes, T.uint32(0), [0])
+        codes = SIDES + side
+        T.buffer_store(held.words, T.uint32(0), [codes])
         for e in range(WIDTH):
             steps = (at(vectors[i], e) - ends[0]) * ends[2] + T.float32(0.5)
             code = T.shift_left(_code(steps, levels), T.uint32(BYTE * e))
-            T.buffer_store(held.codes, held.codes[0] | code, [0])
+            T.buffer_store(held.words, held.words[codes] | code, [codes])
         if self.joins:
-            T.buffer_store(held.told, held.codes[0], [row * self.count + d])
-        else:
-            T.buffer_store(cache, held.codes[0], [page, head, *layout.index(layout.code_place(offset, d))])
+            T.buffer_store(held.told, held.words[codes], [row * self.count + d])
+
+    def write(self, held: Memory, d, side: int, cache, page, head, offset) -> None:
+        """Scale and offset of vector `d`'s group to a position of the cache, and, of 8 bits, the codes."""
+        layout = self.layout
+        with T.If(d % layout.vectors == 0), T.Then():
+            place = layout.index(layout.pair_place(offset, d))
+            T.buffer_store(cache, held.words[side], [page, head, *place])
+        if not self.joins:
+            place = layout.index(layout.code_place(offset, d))
+            T.buffer_store(cache, held.words[SIDES + side], [page, head, *place])
 
     def join(self, held: Memory, row, d, cache, page, head, offset) -> None:
         """The word of two vectors, by the lane that has the first."""
@@ -141,14 +152,12 @@ def narrowed(value):
 
 
 def _code(steps, levels: int):
-    """The code of so many steps and a half; of what is no number 0."""
-    least = T.Select(steps > T.float32(0), steps, T.float32(0))
-    return T.Cast("uint32", T.min(least, T.float32(levels)))
+    """The code of so many steps and a half; of what is no number any: its group is none anyway."""
+    return T.Cast("uint32", T.min(T.max(steps, T.float32(0)), T.float32(levels)))
 
 
 def _saturated(value):
-    below = T.Select(value > T.float32(MOST_F16), T.float32(MOST_F16), value)
-    return T.Select(below < T.float32(-MOST_F16), T.float32(-MOST_F16), below)
+    return T.max(T.min(value, T.float32(MOST_F16)), T.float32(-MOST_F16))
 
 
 def _folded(of, values: list):

@@ -57,9 +57,13 @@ def appended(job: RopeAppend, x_dtype: str, rotated: bool) -> tirx.PrimFunc:
         for side in range(2):
             quantizer.measure(held, ty, side * half + tx, pair, side)
 
-    def write(held, pair, ty, tx, cache, place, head, offset):
+    def encode(held, pair, ty, tx):
         for side in range(2):
-            quantizer.write(held, ty, side * half + tx, pair, side, cache, place, head, offset)
+            quantizer.encode(held, ty, side * half + tx, pair, side, side)
+
+    def write(held, tx, cache, place, head, offset):
+        for side in range(2):
+            quantizer.write(held, side * half + tx, side, cache, place, head, offset)
 
     def join(held, ty, tx, cache, place, head, offset):
         for side in range(2):
@@ -107,10 +111,11 @@ def appended(job: RopeAppend, x_dtype: str, rotated: bool) -> tirx.PrimFunc:
                             at_page[0] = page_table[slots[row], position // page]
                         T.tvm_storage_sync("shared")
                         if appends:
+                            encode(held, pair, ty, tx)
                             if bx < turning:
-                                write(held, pair, ty, tx, k_cache, at_page[0], bx - heads, position % page)
+                                write(held, tx, k_cache, at_page[0], bx - heads, position % page)
                             else:
-                                write(held, pair, ty, tx, v_cache, at_page[0], bx - turning, position % page)
+                                write(held, tx, v_cache, at_page[0], bx - turning, position % page)
                         if quantizer.joins:
                             T.tvm_storage_sync("shared")
                             if appends:
