@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from nearfar.errors import ArtifactError, DeviceError, RequestError
 from nearfar.format import packs
-from nearfar.format.kv import BITS, OF_BITS, OF_TARGET
+from nearfar.format.kv import BITS, OF_TARGET
 from nearfar.format.manifest import Function, Manifest, Program, Tensor, read
 from nearfar.format.plans import Plan, parse_plan
 
@@ -139,10 +139,7 @@ class Artifact:
         """Those with a cache of so many bits, 16 being floats of either size; RequestError where there is
         none.
         """
-        floats = bits == 16
-        if fit := [
-            p for p in programs if (p.kv_dtype not in BITS if floats else p.kv_dtype == OF_BITS.get(bits))
-        ]:
+        if fit := [p for p in programs if _kv_rank(p) == bits]:
             return fit
         there = ", ".join(dict.fromkeys(p.kv_dtype for p in programs))
         target = self.target if self.target in OF_TARGET else next(iter(OF_TARGET))

@@ -95,7 +95,8 @@ def appended(job: RopeAppend, x_dtype: str, rotated: bool) -> tirx.PrimFunc:
                         at_page = T.alloc_local((1,), "int32")
                         row: T.let = T.min(by * rows + ty, m - 1)
                         position: T.let = positions[row]
-                        appends: T.let = (by * rows + ty < m) & (position >= 0) & (bx >= heads)
+                        there: T.let = by * rows + ty < m
+                        appends: T.let = there & (position >= 0) & (bx >= heads)
                         pair[0] = f32x4(x[row, bx * 2 * half + tx])
                         pair[1] = f32x4(x[row, (bx * 2 + 1) * half + tx])
                         if rotated:
@@ -104,7 +105,8 @@ def appended(job: RopeAppend, x_dtype: str, rotated: bool) -> tirx.PrimFunc:
                         if bx < heads:
                             if job.q_scale is not None:
                                 scale(pair, position)
-                            put(pair, out, row, bx, tx)
+                            if there:
+                                put(pair, out, row, bx, tx)
                         measure(held, pair, ty, tx)
                         at_page[0] = 0
                         if appends:
