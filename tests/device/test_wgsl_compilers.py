@@ -188,12 +188,13 @@ def sources(precision: Precision) -> dict[str, list[str]]:
     return {name: [shader.source, shader.entry] for name, shader in shaders(module, precision).items()}
 
 
-SHAPED = re.compile(r"(bytes|([a-z]+_)?(mobile|integrated|discrete)(_pieces)?)_")
+SHAPED = re.compile(r"(bytes|codes_software|([a-z]+_)?(mobile|integrated|discrete)(_pieces)?)_")
 
 
 def with_pipelines(every: dict[str, list[str]]) -> dict[str, tuple[str, str, bool]]:
-    """Which get a pipeline in Chromium: all software kernels; of those for a class of GPUs the shortest
-    of each kind: job and class, few or many rows, first or later launch.
+    """Which get a pipeline in Chromium: all software kernels but those over codes, which
+    test_quantized_kv.py runs there; of these and of those for a class of GPUs the shortest of each kind: job
+    and class, few or many rows, first or later launch.
     """
     kinds: dict[tuple[object, ...], list[str]] = {}
     for name in every:
