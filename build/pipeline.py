@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Protocol
 
 from nearfar.build import manifest
-from nearfar.build.calibration.quality import check_quality, solve_for
+from nearfar.build.calibration.quality import check_quality, refined
 from nearfar.build.output import output_directory
 from nearfar.build.packs import write_packs
 from nearfar.build.source import BuildOptions, Source, open_source
+from nearfar.build.timings import Timings
 from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.solved import Solved
 from nearfar.build.weights.stream import WeightStream
@@ -29,7 +30,7 @@ from nearfar.targets import target_names, target_of
 from nearfar.targets.kernels import PRODUCTS
 from nearfar.targets.target import Made, Target
 
-__all__ = ["BuildOptions", "Progress", "build"]
+__all__ = ["BuildOptions", "Progress", "Timings", "build"]
 
 
 class Progress(Protocol):
@@ -40,8 +41,16 @@ class Progress(Protocol):
         ...
 
 
-def build(options: BuildOptions, progress: Progress = lambda stage, done, total: None) -> list[Path]:
-    """Build all targets; gives their directories. Nothing appears in `out` unless its target is whole."""
+def build(
+    options: BuildOptions,
+    progress: Progress = lambda stage, done, total: None,
+    timings: Timings | None = None,
+) -> list[Path]:
+    """Build all targets; gives their directories. Nothing appears in `out` unless its target is whole.
+
+    `timings` is told how long each phase took.
+    """
+    timings = Timings() if timings is None else timings
     unknown = [target for target in options.targets if target not in target_names()]
     if unknown or not options.targets:
         raise BuildError(
@@ -60,8 +69,9 @@ def build(options: BuildOptions, progress: Progress = lambda stage, done, total:
         raise BuildError(
             f"unknown --kv-bits {', '.join(unknown_bits) or '(none)'}; known: {', '.join(map(str, OF_BITS))}"
         )
-    source = open_source(options)
-    check_quality(options, source)
+    with timings.phase("open"):
+        source = open_source(options)
+        check_quality(options, source)
     targets = {name: target_of(name) for name in dict.fromkeys(options.targets)}
     for target in targets.values():
         target.check(source, options)
@@ -74,13 +84,18 @@ def build(options: BuildOptions, progress: Progress = lambda stage, done, total:
         )
     with ExitStack() as stack:
         roots = {name: stack.enter_context(output_directory(options.out / name)) for name in targets}
-        solved = solve_for(options, source, progress)
-        weights, digest = _write_weights(source, solved, targets, roots, options, progress)
+        with timings.phase("calibrate"):
+            source, solved = refined(options, source, progress)
+        with timings.phase("weights"):
+            weights, digest = _write_weights(source, solved, targets, roots, options, progress)
         for index, (name, target) in enumerate(targets.items()):
             progress(f"making {name}", index, len(targets))
-            made = target.finish(source, roots[name], weights[name], options)
-            _write_manifest(source, name, roots[name], weights[name], made, digest)
-            _check(roots[name])
+            with timings.phase("kernels"):
+                made = target.finish(source, roots[name], weights[name], options)
+            timings.count(made.kernels)
+            with timings.phase("check"):
+                _write_manifest(source, name, roots[name], weights[name], made, digest)
+                _check(roots[name])
         progress("made", len(targets), len(targets))
     paths = [options.out / name for name in targets]
     for path in paths:
@@ -149,6 +164,7 @@ def _write_manifest(source: Source, name: str, root: Path, weights: Weights, mad
         packs=write_packs(root, tokenizer, made.programs) if made.packed else (),
         license=_write_license(checkpoint, root),
         answers=source.answers,
+        sampling=source.sampling,
         provenance=manifest.provenance(checkpoint, digest, source.report),
     )
     (root / "manifest.json").write_bytes(seal(document(record)).encode())

@@ -22,10 +22,12 @@ from nearfar.build.weights.packed import find_packed
 from nearfar.build.weights.packed.contract import Packed, Wanted
 from nearfar.build.weights.quantize import Scheme
 from nearfar.build.weights.stream import Report, choose_matrices
+from nearfar.edge_runtime.engine.sampling_params import defaults_of
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import ArtifactError, BuildError, CheckpointError
 from nearfar.format.adapters import DEVICE_CLASSES
 from nearfar.format.answers import AnswerFormat
+from nearfar.format.sampling import NOTHING, SamplingDefaults
 from nearfar.step.config import ConfigReader
 from nearfar.step.model import Model
 from nearfar.step.params import Param
@@ -57,7 +59,10 @@ class BuildOptions:
     `kv_bits`: the KV caches to make programs for, 16 for floats, 8 and 4 for codes of so many bits.
     `embeddings`: the model gives embeddings, though the checkpoint does not say so.
     `quality`: how long is looked for good codes (build/calibration/quality.py); `calibrate`: the text file
-    that good and best are calibrated with, None: the one that comes with nearfar.
+    that good and best are calibrated with, None: the one that comes with nearfar. `bits`: of a weight on
+    average, scales and biases included; `fit`: bytes of all weights; each matrix then has bits of its own.
+    `kernel_cache`: take compiled programs of earlier builds, and keep those of this one
+    (build/program/kept.py).
     """
 
     checkpoint: str
@@ -78,12 +83,16 @@ class BuildOptions:
     embeddings: bool = False
     quality: Quality = "fast"
     calibrate: Path | None = None
+    bits: float | None = None
+    fit: int | None = None
+    kernel_cache: bool = True
 
 
 @dataclass(frozen=True)
 class Source:
     """The checked checkpoint. `packed` where its matrices are quantized already; `keeps`: those of them
     whose codes are carried over. `answers`: how the model marks its answers, where it has a chat template.
+    `sampling`: how it wants tokens drawn.
     """
 
     checkpoint: Checkpoint
@@ -94,6 +103,7 @@ class Source:
     packed: Packed | None
     keeps: frozenset[str] = frozenset()
     answers: AnswerFormat | None = None
+    sampling: SamplingDefaults = NOTHING
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -113,6 +123,7 @@ def open_source(options: BuildOptions) -> Source:
         model = _embedding(model, checkpoint)
     codec = _text(checkpoint, model)
     answers = codec.answers if codec.has_template else None
+    sampling = defaults_of(checkpoint.generation_config)
     params = model.step.params
     packed = find_packed(checkpoint)
     plain = {name: shape for param in params for name, shape in param.expected().items()}
@@ -127,7 +138,7 @@ def open_source(options: BuildOptions) -> Source:
     check_tensors(checkpoint, expected, (*IGNORABLE, *tied_copy, *unused))
     matrices, report = choose_matrices(params, checkpoint, scheme, packed, keeps)
     report.skipped = dict(Counter(_part(name) for name in reading.skipped))
-    return Source(checkpoint, model, matrices, scheme, report, packed, keeps, answers)
+    return Source(checkpoint, model, matrices, scheme, report, packed, keeps, answers, sampling)
 
 
 def _part(tensor: str) -> str:

@@ -56,6 +56,8 @@ class Settings:
     average: float = 0.99  # of the weights, step by step: better than the last step's while the rate is high
 
 
+SAMPLING = {"temperature": 0.4, "top_p": 0.9}
+"""How it wants its tokens drawn: what it knows it knows by heart."""
 FAST = torch.cpu._is_avx512_bf16_supported()
 PRODUCTS = torch.bfloat16 if FAST else torch.float32
 """Type of matrix products: bfloat16 where the processor has units for it, which halves the time of a run."""
@@ -193,6 +195,7 @@ class Save:
         self.last = time.monotonic()
         copy = LlamaForCausalLM(model.config)
         copy.load_state_dict(model.state_dict())
+        copy.generation_config.update(do_sample=True, **SAMPLING)
         copy.to(torch.bfloat16).save_pretrained(self.folder)
         self.tokenizer.save(str(self.folder / "tokenizer.json"))
         config = {

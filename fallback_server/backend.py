@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from nearfar.edge_runtime.grammars import Grammar
+from nearfar.format.sampling import NOTHING, SamplingDefaults
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -87,6 +88,7 @@ class BackendInfo:
     eos_token_ids: tuple[int, ...]
     max_running: int
     cache_tokens: int  # tokens that the KV cache holds in all
+    sampling: SamplingDefaults = NOTHING  # what a request that does not say gets
 
 
 @dataclass(frozen=True)

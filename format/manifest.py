@@ -19,6 +19,7 @@ from nearfar.format import consistency
 from nearfar.format.adapters import DeviceClass
 from nearfar.format.answers import AnswerFormat
 from nearfar.format.kv import Float, KvDtype
+from nearfar.format.sampling import NOTHING, SamplingDefaults
 from nearfar.format.seal import FIELD, is_sealed
 from nearfar.step.model import field_types, op_of, param_of
 from nearfar.step.ops import Embedding, Op
@@ -300,6 +301,8 @@ class Manifest:
     license: str | None = None
     answers: AnswerFormat | None = None
     """How the model marks reasoning and calls of tools, where it has a chat template."""
+    sampling: SamplingDefaults = NOTHING
+    """What a request that does not say how tokens are drawn gets."""
     provenance: dict[str, Any] = field(default_factory=dict)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,6 @@ class EmitContext:
     root: Path
     buffers: Mapping[str, Buffer]
     weights: Mapping[str, Tensor]
-    sources: dict[tuple[str, str, object], str] = field(default_factory=dict)
-    """Kernels of the programs before, so that what programs have in common is compiled once."""
 
 
 def module_of(program: Program) -> tvm.IRModule:

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -20,6 +22,8 @@ import tvm
 from nearfar.build import manifest
 from nearfar.build.program.buckets import Buckets
 from nearfar.build.program.compile import Job, Program, compile_program
+from nearfar.build.program.fingerprint import fingerprint
+from nearfar.build.program.kept import Compiled, KernelCache
 from nearfar.build.source import BuildOptions, Source
 from nearfar.build.weights.shards import SHARD_BYTES, ShardWriter
 from nearfar.build.weights.stream import Piece
@@ -29,11 +33,13 @@ from nearfar.format.kv import UNIT, group_size
 from nearfar.format.manifest import Weights
 from nearfar.step.config import LARGEST
 from nearfar.step.params import Param
+from nearfar.targets import target_names, target_of
+from nearfar.targets.beside import Share, beside, shares
 from nearfar.targets.bundles import Bundles
 from nearfar.targets.emit import EmitContext
 from nearfar.targets.kernels import Packing, Products, Variant
 from nearfar.targets.quantized import Matrix
-from nearfar.targets.target import Made, check_kv_bits
+from nearfar.targets.target import KernelCounts, Made, check_kv_bits
 
 _NONE = np.zeros(0, np.float32)
 
@@ -165,12 +171,60 @@ class PlannedTarget:
             buffers={buffer.name: buffer for buffer in manifest.buffers(source.model)},
             weights={tensor.name: tensor for tensor in weights.tensors},
         )
-        programs = []
         job = Job(source.model, source.matrices, manifest.CACHE, options.buckets or self.buckets)
-        for variant in self._asked(options):
-            dump = options.dump_ir / self.name / variant.name if options.dump_ir is not None else None
-            program = compile_program(job, variant, tvm.target.Target(self.tvm_target), dump)
-            record = self.emit(program, context)
-            programs.append(dataclasses.replace(record, device_class=variant.device_class))
-        files = source.checkpoint.write_tokenizer(root / "tokenizer")
-        return Made(manifest.stream_ropes(source.model.step), tuple(programs), files, packed=self.packed)
+        asked = self._asked(options)
+        cache = KernelCache() if options.kernel_cache else None
+        keys = {variant.name: self._key(job, variant, context) for variant in asked} if cache else {}
+        kept = {name: found for name, key in keys.items() if cache and (found := cache.get(key))}
+        if options.dump_ir is not None:
+            kept = {}
+        made = self._compile(job, [each for each in asked if each.name not in kept], context, options.dump_ir)
+        for name, compiled in made.items():
+            if cache is not None:
+                cache.put(keys[name], compiled)
+        programs = [(kept | made)[variant.name] for variant in asked]
+        for each in programs:
+            each.write(root)
+        return Made(
+            manifest.stream_ropes(source.model.step),
+            tuple(each.record for each in programs),
+            source.checkpoint.write_tokenizer(root / "tokenizer"),
+            packed=self.packed,
+            kernels=KernelCounts(_kernels(kept), _kernels(made)),
+        )
+
+    def _key(self, job: Job, variant: Variant, context: EmitContext) -> str:
+        """The fingerprint of all that a variant's program is made of."""
+        target = str(tvm.target.Target(self.tvm_target))
+        return fingerprint(self.name, self.emit, target, job, variant, context.buffers, context.weights)
+
+    def _compile(
+        self, job: Job, variants: Sequence[Variant], context: EmitContext, dump: Path | None
+    ) -> dict[str, Compiled]:
+        """The variants' programs by name; where they are for several classes of devices, by as many
+        processes as there are processors. `dump`: where the module after each pass is written to.
+        """
+        known = self.name in target_names() and target_of(self.name) is self  # by the other processes
+        here, *others = shares(variants) if known and dump is None else [tuple(variants)]
+        with ExitStack() as stack:
+            waits = [
+                stack.enter_context(beside(Share(self.name, job, each, context.buffers, context.weights)))
+                for each in others
+            ]
+            made = [self.compiled(job, variant, context, dump) for variant in here]
+            made += [each for wait in waits for each in wait()]
+        return {each.record.name: each for each in made}
+
+    def compiled(
+        self, job: Job, variant: Variant, context: EmitContext, dump: Path | None = None
+    ) -> Compiled:
+        """A variant's program; nothing is written to the artifact."""
+        where = dump / self.name / variant.name if dump is not None else None
+        program = compile_program(job, variant, tvm.target.Target(self.tvm_target), where)
+        with tempfile.TemporaryDirectory(prefix="nearfar-program-") as folder:
+            record = self.emit(program, dataclasses.replace(context, root=Path(folder)))
+            return Compiled.of(dataclasses.replace(record, device_class=variant.device_class), Path(folder))
+
+
+def _kernels(programs: Mapping[str, Compiled]) -> int:
+    return sum(len(program.record.kernels) for program in programs.values())

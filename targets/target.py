@@ -15,11 +15,20 @@ from nearfar.targets.kernels import Products
 
 
 @dataclass(frozen=True)
+class KernelCounts:
+    """Kernels of a target's programs: kept from an earlier build, and compiled in this one."""
+
+    kept: int = 0
+    compiled: int = 0
+
+
+@dataclass(frozen=True)
 class Made:
     """What a target adds to its manifest.
 
     `tokenizer`: the files of the tokenizer, relative to the artifact; `config`, `function`: mlx's own;
-    `packed`: browsers load it, file by file over a network, so that it has packs.
+    `packed`: browsers load it, file by file over a network, so that it has packs; `kernels`:
+    where those of its programs came from.
     """
 
     ropes: dict[str, Rope]
@@ -28,6 +37,7 @@ class Made:
     config: File | None = None
     function: File | None = None
     packed: bool = False
+    kernels: KernelCounts = KernelCounts()
 
 
 def check_kv_bits(name: str, options: BuildOptions) -> None:

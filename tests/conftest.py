@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,15 @@ from tests.support.artifacts import Built
 # Tests run artifacts that another session built, or that they altered; those of trust itself take this away
 # again.
 os.environ.setdefault("NEARFAR_TRUST", "1")
+
+# Compiled kernels are shared by all tests of a session, and with NEARFAR_TEST_ARTIFACTS by the next session,
+# but never with the user: a test may alter what compiles them.
+if "NEARFAR_KERNEL_CACHE" not in os.environ:
+    if _kept := os.environ.get("NEARFAR_TEST_ARTIFACTS"):
+        os.environ["NEARFAR_KERNEL_CACHE"] = str(Path(_kept) / "kernels")
+    else:  # workers of xdist inherit it
+        os.environ["NEARFAR_KERNEL_CACHE"] = tempfile.mkdtemp(prefix="nearfar-test-kernels-")
+        atexit.register(shutil.rmtree, os.environ["NEARFAR_KERNEL_CACHE"], ignore_errors=True)
 
 # A shell without job control starts background commands with SIGINT ignored, and children inherit that: the
 # tests that press Ctrl-C would wait for ever.

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from nearfar.build.calibration.allocation import allocated
 from nearfar.build.calibration.solve import solve
 from nearfar.build.calibration.text import read_text
 from nearfar.build.source import QUALITIES, BuildOptions, Source
 from nearfar.build.weights.quantize import METHOD
 from nearfar.build.weights.solved import Solved
 from nearfar.errors import BuildError
+from nearfar.targets.codes import BITS
 
 METHODS = {
     "good": f"{METHOD}, weighted by the moments of the inputs",
@@ -21,6 +23,7 @@ def check_quality(options: BuildOptions, source: Source) -> None:
     """BuildError where the options do not go together, or the checkpoint has codes that are kept."""
     if options.quality not in QUALITIES:
         raise BuildError(f"unknown quality {options.quality!r}: use {', '.join(QUALITIES)}")
+    _check_size(options)
     if options.quality == "fast":
         if options.calibrate is not None:
             raise BuildError(
@@ -41,17 +44,44 @@ def check_quality(options: BuildOptions, source: Source) -> None:
         )
 
 
-def solve_for(
+def _check_size(options: BuildOptions) -> None:
+    """That a size is asked for in one way, and of a quality that measures."""
+    asked = {"--bits": options.bits, "--fit": options.fit}
+    given = [f"{name} {value}" for name, value in asked.items() if value is not None]
+    if not given:
+        return
+    if len(given) > 1:
+        raise BuildError(f"{' and '.join(given)} are two sizes: leave one of them out")
+    if options.quality == "fast":
+        raise BuildError(f"{given[0]} needs to measure what each matrix loses: add --quality best, or good")
+    if options.quant is not None:
+        raise BuildError(
+            f"--quant {options.quant} says the bits of every matrix, and {given[0]} what they have together: "
+            "leave one out"
+        )
+    if options.bits is not None and not min(BITS) <= options.bits <= max(BITS) + 1:
+        raise BuildError(f"--bits {options.bits:g} is none between {min(BITS)} and {max(BITS) + 1}")
+
+
+def refined(
     options: BuildOptions, source: Source, progress: Callable[[str, int, int], None]
-) -> Solved | None:
-    """The matrices as the quality asked for has them, None where they are quantized as they are streamed; the
-    source's report says how it was done.
+) -> tuple[Source, Solved | None]:
+    """The source with the bits that its size allows, and the matrices as the quality asked for has them, None
+    where they are quantized as they are streamed; the source's report says how it was done.
     """
     if options.quality == "fast":
-        return None
+        return source, None
     text = read_text(options.calibrate, source.checkpoint, source.model)
+    if options.bits is not None or options.fit is not None:
+        source = allocated(
+            source,
+            text,
+            options.bits,
+            options.fit,
+            lambda done, total: progress("measuring what each matrix loses", done, total),
+        )
     solved = solve(
         source, options.quality, text, lambda done, total: progress("calibrating and quantizing", done, total)
     )
     source.report.method = f"{METHODS[options.quality]}; {text.description}"
-    return solved
+    return source, solved

@@ -28,10 +28,13 @@ class FloatWeights(Mapping[str, Array]):
     they are stored, others as they are in the checkpoint.
     """
 
-    def __init__(self, source: Source, solved: Solved | None = None) -> None:
+    def __init__(
+        self, source: Source, solved: Solved | None = None, given: Mapping[str, Array] | None = None
+    ) -> None:
+        """`given`: weights that are others than those of the checkpoint."""
         self._source, self._solved = source, solved
         self._params = {param.name: param for param in source.params}
-        self._read: dict[str, Array] = {}
+        self._read: dict[str, Array] = dict(given or {})
 
     def __getitem__(self, name: str) -> Array:
         if name not in self._read:
@@ -45,7 +48,11 @@ class FloatWeights(Mapping[str, Array]):
         return len(self._params)
 
     def _weight(self, param: Param) -> Array:
-        tensors = {name: self.tensor(param, name) for name in param.tensors}
+        return self.stacked(param, {name: self.tensor(param, name) for name in param.tensors})
+
+    @staticmethod
+    def stacked(param: Param, tensors: Mapping[str, Array]) -> Array:
+        """A parameter of its tensors."""
         parts = [tensors[piece.tensor][piece.start : piece.start + piece.rows] for piece in param.pieces]
         stacked = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if not param.is_matrix:

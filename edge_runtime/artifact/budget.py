@@ -33,15 +33,15 @@ _UNITS = {
 }
 
 
-def parse_size(size: int | str) -> int:
-    """Bytes of "512MB", "1.5 GiB" or a plain number."""
+def parse_size(size: int | str, param: str = "kv_memory") -> int:
+    """Bytes of "512MB", "1.5 GiB" or a plain number; RequestError of the parameter for what is none."""
     if isinstance(size, int):
         if size <= 0:
-            raise RequestError(f"kv_memory must be positive, not {size}", "kv_memory")
+            raise RequestError(f"{param} must be positive, not {size}", param)
         return size
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", size.lower())
     if not found or not 0 < float(found[1]) < 1e15:
-        raise RequestError(f"kv_memory must be a size such as 512MB or 2GiB, not {size!r}", "kv_memory")
+        raise RequestError(f"{param} must be a size such as 512MB or 2GiB, not {size!r}", param)
     return int(float(found[1]) * _UNITS[found[2] or ""])
 
 

@@ -10,10 +10,14 @@ import tempfile
 from pathlib import Path
 
 DIGEST_BYTES = 32
+HOME = "NEARFAR_HOME"
+"""The environment's variable for a folder that everything lies in instead."""
 
 
 def cache_folder() -> Path:
     """For what can be made again."""
+    if given := os.environ.get(HOME):
+        return Path(given).expanduser() / "cache"
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Caches" / "nearfar"
     return _local("XDG_CACHE_HOME", ".cache")
@@ -21,6 +25,8 @@ def cache_folder() -> Path:
 
 def data_folder() -> Path:
     """For what is to stay."""
+    if given := os.environ.get(HOME):
+        return Path(given).expanduser() / "data"
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "nearfar"
     return _local("XDG_DATA_HOME", ".local/share")
@@ -49,7 +55,7 @@ def write_cache(file: Path, content: bytes) -> None:
             with os.fdopen(handle, "wb") as out:
                 out.write(hashlib.sha256(content).digest() + content)
             Path(aside).replace(file)
-        except OSError:
+        except BaseException:  # Ctrl-C leaves nothing either
             Path(aside).unlink(missing_ok=True)
             raise
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from nearfar.errors import RequestError
+from nearfar.errors import CheckpointError, RequestError
+from nearfar.format.sampling import NAMES, SamplingDefaults
 from nearfar.format.sizes import TOP_LOGPROBS
 
 MAX_STOPS = 16
@@ -74,6 +76,20 @@ class SamplingParams:
     def plain_greedy(self) -> bool:
         """Whether the choice is the argmax of the raw logits."""
         return self.temperature == 0.0 and not self.penalized and not self.logit_bias
+
+
+def defaults_of(generation_config: Mapping[str, Any]) -> SamplingDefaults:
+    """What generation_config.json wants; CheckpointError for a value that no request could have.
+
+    `do_sample` is not read: files that say no to it beside a temperature mean the temperature, and a file
+    without one wants nothing.
+    """
+    given = {name: generation_config[name] for name in NAMES if generation_config.get(name) is not None}
+    try:
+        SamplingParams(**given)
+    except RequestError as error:
+        raise CheckpointError(f"generation_config.json: {error}: correct it, or remove it") from error
+    return SamplingDefaults(**given)
 
 
 def _number(param: str, value: object, low: float, high: float, above: bool = False) -> None:

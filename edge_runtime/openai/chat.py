@@ -79,7 +79,8 @@ class ChatCompletions:
     ) -> ChatCompletion | AsyncStream[ChatCompletionChunk]:
         """Answer a conversation, whole or in chunks."""
         chunks = streams(stream)
-        sampling, n, usage = chat_sampling(params), choices(params), include_usage(params)
+        sampling = chat_sampling(params, self._engine.manifest.sampling)
+        n, usage = choices(params), include_usage(params)
         wanted, (tools, choice) = asked_grammar(params), tools_and_choice(params)
         check_model(params, self._engine.manifest.model.name)
         given = checked_messages(messages)

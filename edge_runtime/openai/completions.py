@@ -51,7 +51,8 @@ class Completions:
     ) -> Completion | AsyncStream[Completion]:
         """Continue a text (an empty one: from BOS) or token ids, whole or in chunks."""
         chunks = streams(stream)
-        sampling, n, usage = completion_sampling(params), choices(params), include_usage(params)
+        sampling = completion_sampling(params, self._engine.manifest.sampling)
+        n, usage = choices(params), include_usage(params)
         grammar = asked_grammar(params)
         check_model(params, self._engine.manifest.model.name)
         tokens = self._engine.codec.encode(prompt) if isinstance(prompt, str) else token_prompt(prompt)

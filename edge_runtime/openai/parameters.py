@@ -12,6 +12,7 @@ from nearfar.edge_runtime.openai.formats import grammar_of
 from nearfar.edge_runtime.openai.tooling import asked_choice, asked_tools, check_calls
 from nearfar.edge_runtime.tools.asking import ToolChoice
 from nearfar.errors import RequestError
+from nearfar.format.sampling import NOTHING, SamplingDefaults
 
 if TYPE_CHECKING:
     from nearfar.edge_runtime.openai.context import ContextPolicy
@@ -20,7 +21,8 @@ MAX_CHOICES = 64
 
 
 class CommonParams(TypedDict, total=False):
-    """Parameters of both kinds of completion; None stands for the default.
+    """Parameters of both kinds of completion; None stands for the default: of what the model has wishes about
+    (its artifact's `sampling`), that; else OpenAI's.
 
     `model`: the loaded model's name, or nothing. `user`: whom a service would bill; without a meaning here.
     """
@@ -79,8 +81,8 @@ _SAMPLING = (
 )
 
 
-def chat_sampling(params: ChatParams) -> SamplingParams:
-    """Sampling parameters of a chat completion."""
+def chat_sampling(params: ChatParams, defaults: SamplingDefaults = NOTHING) -> SamplingParams:
+    """Sampling parameters of a chat completion; `defaults` where it says nothing."""
     given = _given(cast(dict[str, Any], params), ChatParams)
     logprobs, top = given.get("logprobs", False), given.get("top_logprobs", 0)
     if top and not logprobs:
@@ -93,13 +95,13 @@ def chat_sampling(params: ChatParams) -> SamplingParams:
             f"max_completion_tokens must be a whole number, at least 1, not {most!r:.80}",
             "max_completion_tokens",
         )
-    return _sampling(given, most or given.get("max_tokens"), top if logprobs else None)
+    return _sampling(defaults.given | given, most or given.get("max_tokens"), top if logprobs else None)
 
 
-def completion_sampling(params: CompletionParams) -> SamplingParams:
-    """Sampling parameters of a plain completion."""
+def completion_sampling(params: CompletionParams, defaults: SamplingDefaults = NOTHING) -> SamplingParams:
+    """Sampling parameters of a plain completion; `defaults` where it says nothing."""
     given = _given(cast(dict[str, Any], params), CompletionParams)
-    return _sampling(given, given.get("max_tokens"), given.get("logprobs"))
+    return _sampling(defaults.given | given, given.get("max_tokens"), given.get("logprobs"))
 
 
 def choices(params: CommonParams) -> int:

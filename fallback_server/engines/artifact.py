@@ -73,6 +73,7 @@ class ArtifactBackend:
             eos_token_ids=tuple(model.eos_token_ids),
             max_running=core.scheduler.limits.max_logits,
             cache_tokens=table.available * table.page_size,
+            sampling=core.manifest.sampling,
         )
         self._grammars = grammars
         self._max_waiting = max_waiting

@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 from nearfar.edge_runtime.grammars import Grammar
 from nearfar.edge_runtime.openai.records import TokenLogprob
 from nearfar.edge_runtime.tools.asking import AUTO, ToolChoice
-from nearfar.fallback_server.backend import BackendStats, Sampling
+from nearfar.fallback_server.backend import BackendStats
 from nearfar.fallback_server.tenants import ANONYMOUS, Tenant
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort"]
@@ -22,7 +22,8 @@ class EngineRequest:
     """One call of the API, validated. Either `messages` (chat) or `prompts` (completions, embeddings) is
     given.
 
-    `max_tokens` None: until the context is full. `body` is the call as it came, for engines that pass it on.
+    `sampling`: fields of Sampling, those that the caller gave; the model says the others. `max_tokens` None:
+    until the context is full. `body` is the call as it came, for engines that pass it on.
     `tenant` is for whom it is answered: its salt keeps its prefixes apart from those of others. `pooling`:
     vectors of the prompts are wanted (Engine.embed), no answers. `hints` are reasoning_effort and verbosity,
     which a chat template follows or not.
@@ -38,7 +39,7 @@ class EngineRequest:
     n: int = 1
     max_tokens: int | None = None
     min_tokens: int = 0
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: Mapping[str, Any] = field(default_factory=dict)
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False

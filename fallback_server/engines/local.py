@@ -13,7 +13,7 @@ from nearfar.edge_runtime.tools.messages import prepared
 from nearfar.edge_runtime.tools.parts import PartReader
 from nearfar.edge_runtime.tools.reading import AnswerReader, reasoning_opened
 from nearfar.errors import RequestError
-from nearfar.fallback_server.backend import Backend, BackendStats, TokenRequest
+from nearfar.fallback_server.backend import Backend, BackendStats, Sampling, TokenRequest
 from nearfar.fallback_server.engines.answers import Choice, Echo, LocalAnswers
 from nearfar.fallback_server.engines.base import (
     Embeddings,
@@ -237,7 +237,7 @@ class LocalEngine:
         self, prepared: Prepared, prompt: tuple[int, ...], index: int, number: int
     ) -> TokenRequest:
         request = prepared.request
-        sampling = request.sampling
+        sampling = Sampling(**{**self.backend.info.sampling.given, **request.sampling})
         if sampling.seed is not None:
             sampling = replace(sampling, seed=(sampling.seed + number) & (2**64 - 1))
         eos = () if request.ignore_eos else self.backend.info.eos_token_ids

@@ -14,7 +14,6 @@ from pydantic_core import from_json
 from nearfar.edge_runtime.grammars import Grammar
 from nearfar.edge_runtime.tools.asking import ToolChoice
 from nearfar.errors import RequestError
-from nearfar.fallback_server.backend import Sampling
 from nearfar.fallback_server.engines.base import EngineRequest, Prompt
 from nearfar.fallback_server.http.errors import ApiError
 from nearfar.fallback_server.http.fields import MAX_SCHEMA_BYTES
@@ -139,13 +138,17 @@ def _common(body: Common, name: str, dumped: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _sampling(body: Common) -> Sampling:
+def _sampling(body: Common) -> dict[str, Any]:
+    """Fields of Sampling that the caller gave."""
     names = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-    given = {name: value for name in names if (value := getattr(body, name)) is not None}
-    bias = {int(token): float(value) for token, value in (body.logit_bias or {}).items()}
-    top_k = body.top_k if body.top_k and body.top_k > 0 else 0  # vLLM's clients send -1 for off
-    seed = None if body.seed is None else body.seed & (2**64 - 1)
-    return Sampling(**given, top_k=top_k, logit_bias=bias, seed=seed)
+    given: dict[str, Any] = {name: value for name in names if (value := getattr(body, name)) is not None}
+    if body.top_k is not None:
+        given["top_k"] = max(body.top_k, 0)  # vLLM's clients send -1 for off
+    if body.logit_bias:
+        given["logit_bias"] = {int(token): float(value) for token, value in body.logit_bias.items()}
+    if body.seed is not None:
+        given["seed"] = body.seed & (2**64 - 1)
+    return given
 
 
 def _grammar(body: Common) -> Grammar | None:

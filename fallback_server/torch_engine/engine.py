@@ -119,6 +119,7 @@ class Engine:
             model.facts.eos_token_ids,
             options.max_running,
             tokens,
+            model.facts.sampling,
         )
 
     @property

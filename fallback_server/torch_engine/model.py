@@ -15,6 +15,7 @@ import psutil
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from nearfar.edge_runtime.engine.sampling_params import defaults_of
 from nearfar.errors import CheckpointError, DeviceError
 from nearfar.fallback_server.torch_engine.attention import NAME
 from nearfar.fallback_server.torch_engine.cache import (
@@ -30,6 +31,7 @@ from nearfar.fallback_server.torch_engine.native import NativeDecode, compile_de
 from nearfar.fallback_server.torch_engine.options import TorchOptions, require_checkpoint
 from nearfar.fallback_server.torch_engine.sampling import step_bytes
 from nearfar.fallback_server.torch_engine.scheduler import Chunk, Work
+from nearfar.format.sampling import SamplingDefaults
 from nearfar.format.sizes import pages_for
 
 CACHE_SHARE = {"cpu": 0.4, "cuda": 0.85}
@@ -54,6 +56,7 @@ class ModelFacts:
     vocab_size: int
     context_length: int
     eos_token_ids: tuple[int, ...]
+    sampling: SamplingDefaults
     layers: tuple[LayerShape, ...]
 
 
@@ -163,6 +166,7 @@ def _load(path: Path, options: TorchOptions, device: torch.device) -> PagedModel
         expected.shape[1],
         _context(text, options),
         _eos(model, text),
+        defaults_of(model.generation_config.to_dict()),
         layers,
     )
     decode = compile_decode() if device.type == "cpu" and options.native else None

@@ -19,6 +19,10 @@ class ArtifactError(NearfarError):
     """The artifact is corrupt, incomplete or of a newer format."""
 
 
+class StoreError(NearfarError):
+    """A name means no model, or the store of models cannot be changed."""
+
+
 class SnapshotError(NearfarError):
     """A snapshot of the cache cannot be written, is damaged, or belongs to another model or cache."""
 

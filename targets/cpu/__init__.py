@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 from nearfar.errors import BuildError
@@ -39,6 +40,12 @@ STAGES: dict[type[Job], Callable[[Any, Unit], Staged]] = {
 }
 
 
+@lru_cache(maxsize=1024)
+def _made(job: Job, unit: Unit) -> Staged:
+    """Models have many jobs in common, that of sampling before all."""
+    return STAGES[type(job)](job, unit)
+
+
 class CpuKernels:
     """nearfar.targets.kernels.Kernels for CPUs with a vector unit; float32 activations throughout."""
 
@@ -58,7 +65,7 @@ class CpuKernels:
         """By the job's type."""
         if type(job) not in STAGES:
             raise BuildError(f"the cpu target has no kernel for a job of type {type(job).__name__}")
-        return STAGES[type(job)](job, self.unit)
+        return _made(job, self.unit)
 
     def split(self, attend: Attend, linear: Linear) -> Split | None:
         """Attention is one launch."""

@@ -6,10 +6,13 @@ import os
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import tvm
+import tvm_ffi
 from tvm.target import codegen as llvm
 
 from nearfar.edge_runtime.executors.cpu.features import KNOWN, offered
@@ -20,7 +23,7 @@ from nearfar.targets.cpu.platforms import Platform, host
 from nearfar.targets.cpu.tir_passes import PIPELINE
 from nearfar.targets.cpu.units import BASELINE, Unit, nearest
 
-_PARTS = 8  # object files, and so the most threads that compile
+_Structure: Any = tvm_ffi.StructuralKey  # whose stub asks for fields that it computes
 
 
 def native() -> Unit:
@@ -63,19 +66,29 @@ def compile_library(
 def compile_objects(
     mod: tvm.IRModule, unit: Unit, triple: str | None, folder: Path, pipeline: str = PIPELINE
 ) -> list[Path]:
-    """Object files for LLVM's `triple` (None: this machine's), written into `folder`.
+    """Object files for LLVM's `triple` (None: this machine's), one a kernel, written into `folder`.
 
-    They are made side by side (LLVM releases the interpreter lock), and always as many: the same bytes.
+    They are made side by side: LLVM releases the interpreter lock.
     """
-    target = llvm_target(unit, triple)
-    kernels = sorted(mod.functions_items(), key=lambda item: str(item[0].name_hint))
+    kernels = sorted(
+        ((str(variable.name_hint), func) for variable, func in mod.functions_items()), key=itemgetter(0)
+    )
 
-    def compile_part(part: int) -> Path:
-        path = folder / f"kernels{part}.o"
-        module = tvm.IRModule({str(variable.name_hint): func for variable, func in kernels[part::_PARTS]})
-        tvm.tirx.build(module, target=target, pipeline=pipeline).write_to_file(str(path))
+    def compile_one(index: int) -> Path:
+        name, func = kernels[index]
+        path = folder / f"kernels{index}.o"
+        path.write_bytes(_object(name, _Structure(func), unit, triple, pipeline))
         return path
 
-    parts = range(min(_PARTS, len(kernels)))
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(compile_part, parts))
+        return list(pool.map(compile_one, range(len(kernels))))
+
+
+@lru_cache(maxsize=512)
+def _object(name: str, structure: Any, unit: Unit, triple: str | None, pipeline: str) -> bytes:
+    """The object file of a kernel: models have many in common, those of sampling before all."""
+    module = tvm.IRModule({name: structure.key})
+    with tempfile.TemporaryDirectory(prefix="nearfar-kernel-") as folder:
+        path = Path(folder) / "kernel.o"
+        tvm.tirx.build(module, target=llvm_target(unit, triple), pipeline=pipeline).write_to_file(str(path))
+        return path.read_bytes()

@@ -11,7 +11,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from nearfar.edge_runtime.artifact.folders import cache_folder
@@ -57,12 +58,25 @@ def compile_runtime(
 
     `sources`: what the platform has beside what all have.
     """
-    for each in RUNTIME.iterdir():
-        shutil.copy(each, folder)
-    files = [*COMMON, *sources]
-    for file in files:
-        zig(["cc", "-target", target, *FLAGS, *options, "-c", file, "-o", f"{file}.o"], folder)
-    return [f"{file}.o" for file in files]
+    names = []
+    for name, data in _runtime(target, tuple(sources), tuple(options)).items():
+        (folder / name).write_bytes(data)
+        names.append(name)
+    return names
+
+
+@lru_cache(maxsize=64)
+def _runtime(target: str, sources: tuple[str, ...], options: tuple[str, ...]) -> Mapping[str, bytes]:
+    """Objects of the C runtime by name: programs for one platform, of all builds of a process, share them."""
+    made = {}
+    with tempfile.TemporaryDirectory(prefix="nearfar-runtime-") as name:
+        folder = Path(name)
+        for each in RUNTIME.iterdir():
+            shutil.copy(each, folder)
+        for file in (*COMMON, *sources):
+            zig(["cc", "-target", target, *FLAGS, *options, "-c", file, "-o", f"{file}.o"], folder)
+            made[f"{file}.o"] = (folder / f"{file}.o").read_bytes()
+    return made
 
 
 def zig(arguments: Sequence[str], folder: Path) -> None:

@@ -18,7 +18,7 @@ import tvm_ffi
 from tvm import tirx
 
 from nearfar.errors import BuildError
-from nearfar.targets.gpu.sources import Sources, device_sources, kernels
+from nearfar.targets.gpu.sources import device_sources, kernels
 
 from .opcodes import Capability
 from .spirv import ENTRY, Builder, Size3, to_bytes
@@ -59,11 +59,11 @@ class Module:
     features: tuple[str, ...]
 
 
-def modules(mod: tvm.IRModule, known: Sources | None = None) -> dict[str, Module]:
-    """The module of every PrimFunc of `mod`, by its name; `known`: sources made before, to be added to."""
+def modules(mod: tvm.IRModule) -> dict[str, Module]:
+    """The module of every PrimFunc of `mod`, by its name."""
     made = {}
     funcs = kernels(mod)
-    for name, source in device_sources(mod, "vulkan", known).items():
+    for name, source in device_sources(mod, "vulkan").items():
         found = json.loads(source)
         if len(found) != 1:
             raise BuildError(f"kernel {name}: {len(found)} device functions, expected 1: {', '.join(found)}")

@@ -14,7 +14,7 @@ from nearfar.targets.vulkan.codegen import modules
 
 def emit(program: Program, context: EmitContext) -> manifest.Program:
     """SPIR-V modules and plans; arguments in the order of the descriptor set's bindings."""
-    made = modules(module_of(program), context.sources)
+    made = modules(module_of(program))
     kernels = {
         name: shader_record(context, name, ".spv", made[name].code, made[name], made[name].workgroup)
         for name in program.kernels

@@ -9,7 +9,7 @@ import tvm
 from tvm import tirx
 
 from nearfar.errors import BuildError
-from nearfar.targets.gpu.sources import Sources, device_sources, kernels
+from nearfar.targets.gpu.sources import device_sources, kernels
 from nearfar.targets.kernels import Precision
 
 MAX_THREADS = 256
@@ -64,12 +64,12 @@ class Shader:
     language: tuple[str, ...]
 
 
-def shaders(mod: tvm.IRModule, precision: Precision, known: Sources | None = None) -> dict[str, Shader]:
-    """The shader of every PrimFunc of `mod`, by its name; `known`: sources made before, to be added to."""
+def shaders(mod: tvm.IRModule, precision: Precision) -> dict[str, Shader]:
+    """The shader of every PrimFunc of `mod`, by its name."""
     funcs = kernels(mod)
     return {
         name: _shader(name, funcs[name], source, precision)
-        for name, source in device_sources(mod, "webgpu", known).items()
+        for name, source in device_sources(mod, "webgpu").items()
     }
 
 

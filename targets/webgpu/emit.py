@@ -15,7 +15,7 @@ from nearfar.targets.webgpu.codegen import shaders
 def emit(program: Program, context: EmitContext) -> manifest.Program:
     """WGSL shaders and plans; arguments in the order of the shader's bindings."""
     half = program.dtypes.activations == "float16"
-    made = shaders(module_of(program), "f16" if half else "f32", context.sources)
+    made = shaders(module_of(program), "f16" if half else "f32")
     kernels = {
         name: shader_record(context, name, ".wgsl", made[name].source.encode(), made[name])
         for name in program.kernels

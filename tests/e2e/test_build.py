@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import re
 import shutil
 import signal
 import subprocess
@@ -17,9 +19,11 @@ from tests.shared_data import shared_data
 LAUNCHES_PER_LAYER = 8
 
 
-def nearfar(*args: object) -> subprocess.CompletedProcess[str]:
+def nearfar(*args: object, kernels: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run the command; `kernels`: where it keeps compiled kernels, else where all tests do."""
     command = [sys.executable, "-m", "nearfar", *(str(arg) for arg in args)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=600)
+    own = {} if kernels is None else {"NEARFAR_KERNEL_CACHE": str(kernels)}
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, **own})
 
 
 def hashes(root: Path) -> dict[str, str]:
@@ -30,22 +34,62 @@ def hashes(root: Path) -> dict[str, str]:
     }
 
 
-def build_stories(out: Path, *more: object) -> None:
+def build_stories(out: Path, *more: object, kernels: Path | None = None) -> str:
+    """What the command says of kernels."""
     model = shared_data("models", "stories260K")
-    done = nearfar("build", model, "--quant", "q4", "--cpu-features", "native", *more, "-o", out)
+    options = ("--quant", "q4", "--cpu-features", "native", *more)
+    done = nearfar("build", model, *options, "-o", out, kernels=kernels)
     assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("kernels: ")]
+    return line
+
+
+def kernel_counts(line: str) -> tuple[int, int]:
+    """Kernels kept and compiled, of such a line."""
+    said = re.fullmatch(r"kernels: (\d+) kept, (\d+) compiled, \d+\.\d s", line)
+    assert said, line
+    return int(said[1]), int(said[2])
 
 
 @pytest.fixture(scope="module")
 def stories(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("stories")
-    build_stories(out / "a", "--dump-ir", out / "ir")
+    line = build_stories(out / "a", "--dump-ir", out / "ir", kernels=out / "kernels")
+    kept, compiled = kernel_counts(line)
+    assert kept == 0
+    assert compiled > 0
     return out
 
 
 def test_the_same_input_gives_the_same_bytes(stories: Path, tmp_path: Path) -> None:
-    build_stories(tmp_path / "elsewhere")
+    before = hashes(stories / "kernels")
+    line = build_stories(tmp_path / "elsewhere", "--no-kernel-cache", kernels=stories / "kernels")
+    assert kernel_counts(line)[0] == 0
     assert hashes(tmp_path / "elsewhere") == hashes(stories / "a")
+    assert hashes(stories / "kernels") == before
+
+
+def test_a_second_build_compiles_nothing_and_gives_the_same_bytes(stories: Path, tmp_path: Path) -> None:
+    kept, compiled = kernel_counts(build_stories(tmp_path / "again", kernels=stories / "kernels"))
+    assert compiled == 0
+    programs = [json.loads(file.read_text())["programs"] for file in stories.glob("a/*/manifest.json")]
+    assert kept == sum(len(program["kernels"]) for each in programs for program in each)
+    assert hashes(tmp_path / "again") == hashes(stories / "a")
+
+
+def test_kernels_that_are_damaged_are_compiled_again(stories: Path, tmp_path: Path) -> None:
+    kernels = shutil.copytree(stories / "kernels", tmp_path / "kernels")
+    sound = hashes(kernels)
+    first, second, third, *_ = sorted(kernels.iterdir(), key=lambda file: file.stat().st_size)
+    data = bytearray(first.read_bytes())
+    data[len(data) // 2] ^= 1
+    first.write_bytes(data)
+    shutil.copy(third, second)  # sound, and another program's
+    kept, compiled = kernel_counts(build_stories(tmp_path / "again", kernels=kernels))
+    assert kept > 0
+    assert compiled > 0
+    assert hashes(tmp_path / "again") == hashes(stories / "a")
+    assert hashes(kernels) == sound
 
 
 def test_dump_ir_writes_the_module_after_each_pass(stories: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from benchmarks.quality import perplexity, windows, with_weights
 from nearfar.build.source import BuildOptions, open_source
 from nearfar.build.weights.containers import open_checkpoint
+from nearfar.cli.inspect import read_tensors
 from tests.e2e.test_build import nearfar
 from tests.shared_data import shared_data
 
@@ -43,35 +45,71 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_each_quality_answers_better_than_the_one_below(tmp_path: Path, own: Path) -> None:
-    found = {}
-    calibrated: dict[str, tuple[object, ...]] = {"fast": (), "good": ("--calibrate", own), "best": ()}
-    for quality, text in calibrated.items():
-        build(tmp_path / quality, "--quant", "q3", "--quality", quality, *text)
-        found[quality] = loss(tmp_path / quality)
-    assert found["best"] < found["good"] < found["fast"]
-    sizes = {(tmp_path / quality / "mlx" / "model.safetensors").stat().st_size // 1000 for quality in found}
+class Makes:
+    """Artifacts by how they were asked for, each made once."""
+
+    def __init__(self, root: Path, text: Path) -> None:
+        self._root, self._text = root, text
+        self._made: dict[tuple[object, ...], Path] = {}
+
+    def __call__(self, *asked: object) -> Path:
+        if asked not in self._made:
+            out = self._root / str(len(self._made))
+            given = ("--calibrate", self._text) if "--quality" in asked and "shipped" not in asked else ()
+            build(out, *(word for word in asked if word != "shipped"), *given)
+            self._made[asked] = out
+        return self._made[asked]
+
+
+@pytest.fixture(scope="module")
+def makes(tmp_path_factory: pytest.TempPathFactory, own: Path) -> Makes:
+    """Calibrated with a text of one's own, unless "shipped" stands among the words."""
+    return Makes(tmp_path_factory.mktemp("made"), own)
+
+
+def quantization(out: Path) -> Any:
+    return json.loads((out / "mlx" / "manifest.json").read_text())["quantization"]
+
+
+FAST, GOOD = ("--quant", "q3"), ("--quant", "q3", "--quality", "good")
+BEST = ("--quant", "q3", "--quality", "best")
+
+
+def test_each_quality_answers_better_than_the_one_below(makes: Makes) -> None:
+    found = [makes(*asked) for asked in (FAST, GOOD, BEST)]
+    fast, good, best = map(loss, found)
+    assert best < good < fast
+    sizes = {(out / "mlx" / "model.safetensors").stat().st_size // 1000 for out in found}
     assert len(sizes) == 1  # of what is paid for it, nothing lies in the artifact
-    methods = {
-        quality: json.loads((tmp_path / quality / "mlx" / "manifest.json").read_text())["quantization"][
-            "method"
-        ]
-        for quality in found
-    }
-    assert "GPTQ" in methods["best"]
-    assert "65,536 tokens of the shipped text" in methods["best"]
-    assert "tokens of mine.txt (sha256 " in methods["good"]
-    assert "tokens" not in methods["fast"]
+    methods = [quantization(out)["method"] for out in found]
+    assert "tokens" not in methods[0]
+    assert "tokens of mine.txt (sha256 " in methods[1]
+    assert "GPTQ" in methods[2]
 
 
-def test_the_same_text_gives_the_same_bytes(tmp_path: Path, own: Path) -> None:
-    for name in ("a", "b"):
-        build(tmp_path / name, "--quality", "best", "--calibrate", own)
+def test_a_text_comes_with_it(makes: Makes) -> None:
+    out = makes(*GOOD, "shipped")
+    assert "65,536 tokens of the shipped text" in quantization(out)["method"]
+    assert loss(out) < loss(makes(*FAST))
+
+
+def test_bits_are_where_they_cost_least(makes: Makes) -> None:
+    """At the size of 3 bits in groups of 64, scales included; and below a size in bytes."""
+    mixed = makes("--bits", 3.5, "--quality", "good")
+    assert loss(mixed) < loss(makes(*GOOD))
+    matrices = [m for m in quantization(mixed)["matrices"] if "reason" not in m]
+    taken = sum(m["n"] * m["k"] * (m["bits"] + 32 / m["group_size"]) for m in matrices)
+    assert 3.3 < taken / sum(m["n"] * m["k"] for m in matrices) <= 3.5
+    assert len({m["bits"] for m in matrices}) > 1
+    files = (makes("--fit", "600kB", "--quality", "good") / "mlx").glob("*.safetensors")
+    assert 570_000 < sum(size for file in files for _, _, size in read_tensors(file)) <= 600_000
+
+
+def test_the_same_text_gives_the_same_bytes(tmp_path: Path, makes: Makes, own: Path) -> None:
+    build(tmp_path, *BEST, "--calibrate", own)
     first, second = (
-        sorted(
-            (file.name, file.read_bytes()) for file in (tmp_path / name / "mlx").iterdir() if file.is_file()
-        )
-        for name in "ab"
+        sorted((file.name, file.read_bytes()) for file in (root / "mlx").iterdir() if file.is_file())
+        for root in (tmp_path, makes(*BEST))
     )
     assert first == second
 
@@ -84,6 +122,18 @@ def test_the_same_text_gives_the_same_bytes(tmp_path: Path, own: Path) -> None:
         (["--quality", "good", "--calibrate", "{nothing}"], "nothing.txt: cannot be read"),
         (["--quality", "good", "--calibrate", "{text}"], "of this model, at least 4,096 are needed"),
         (["--quality", "good", "--calibrate", "{bytes}"], "is no UTF-8 text (byte 3)"),
+        (
+            ["--bits", "4.5"],
+            "--bits 4.5 needs to measure what each matrix loses: add --quality best, or good",
+        ),
+        (["--bits", "40", "--quality", "good"], "--bits 40 is none between 2 and 9"),
+        (["--bits", "4", "--fit", "1MB", "--quality", "good"], "--bits 4.0 and --fit 1000000 are two sizes"),
+        (["--fit", "huge", "--quality", "good"], "--fit must be a size such as 512MB"),
+        (
+            ["--fit", "100kB", "--quality", "good"],
+            "are too little for the matrices: with 2 bits each they have",
+        ),
+        (["--bits", "4", "--quant", "q4", "--quality", "good"], "--quant q4 says the bits of every matrix"),
         (["--quality", "best", "--quant", "none"], "is about quantized weights, and none are asked for"),
     ],
 )
@@ -102,17 +152,15 @@ def test_what_does_not_go_together_is_refused(arguments: list[str], message: str
     assert not (tmp_path / "out" / "mlx").exists()
 
 
-def test_codes_that_are_kept_are_not_looked_for(tmp_path: Path, own: Path) -> None:
-    build(tmp_path / "q4")
-    done = nearfar(
-        "build", tmp_path / "q4" / "mlx", "--target", "mlx", "--quality", "best", "-o", tmp_path / "x"
-    )
+def test_codes_that_are_kept_are_not_looked_for(tmp_path: Path, makes: Makes, own: Path) -> None:
+    kept = makes(*FAST) / "mlx"
+    done = nearfar("build", kept, "--target", "mlx", "--quality", "best", "-o", tmp_path / "x")
     assert done.returncode == 1
     text = " ".join(done.stderr.split())
-    assert "are kept: leave it out, or quantize anew with --requantize q4" in text
-    more = ("--requantize", "q3", "--quality", "good", "--calibrate", own)
-    done = nearfar("build", tmp_path / "q4" / "mlx", "--target", "mlx", *more, "-o", tmp_path / "anew")
+    assert "are kept: leave it out, or quantize anew with --requantize q3" in text
+    more = ("--requantize", "q2", "--quality", "good", "--calibrate", own)
+    done = nearfar("build", kept, "--target", "mlx", *more, "-o", tmp_path / "anew")
     assert done.returncode == 0, done.stderr
-    manifest = json.loads((tmp_path / "anew" / "mlx" / "manifest.json").read_text())
-    assert {m["carried"] for m in manifest["quantization"]["matrices"]} == {"requantized"}
-    assert "weighted" in manifest["quantization"]["method"]
+    found = quantization(tmp_path / "anew")
+    assert {m["carried"] for m in found["matrices"]} == {"requantized"}
+    assert "weighted" in found["method"]

@@ -6,14 +6,15 @@ from typing import Any
 
 import pytest
 
-from nearfar.edge_runtime.engine.sampling_params import SamplingParams
+from nearfar.edge_runtime.engine.sampling_params import SamplingParams, defaults_of
 from nearfar.edge_runtime.openai.parameters import (
     chat_sampling,
     checked_messages,
     choices,
     completion_sampling,
 )
-from nearfar.errors import RequestError
+from nearfar.errors import CheckpointError, RequestError
+from nearfar.format.sampling import SamplingDefaults
 
 
 @pytest.mark.parametrize(
@@ -82,6 +83,28 @@ def test_openai_parameters() -> None:
     assert chat_sampling({"logit_bias": {"7": 1.0}}).logit_bias == {7: 1.0}
     assert completion_sampling({"logprobs": 0}).logprobs == 0
     assert choices({}) == 1
+
+
+def test_what_a_request_does_not_say_the_model_says() -> None:
+    model = defaults_of({"temperature": 0.6, "top_k": 20, "top_p": None, "do_sample": False, "max_length": 9})
+    assert model == SamplingDefaults(temperature=0.6, top_k=20)
+    made = chat_sampling({"top_k": 0, "temperature": None}, model)
+    assert (made.temperature, made.top_k, made.top_p) == (0.6, 0, 1.0)
+    assert completion_sampling({"temperature": 0}, model) == SamplingParams(temperature=0, top_k=20)
+    assert chat_sampling({}, defaults_of({})) == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"top_p": 0}, r"generation_config.json: top_p must be a number in \(0, 1\], not 0"),
+        ({"temperature": "hot"}, "temperature must be a number"),
+        ({"top_k": 1.5}, "top_k must be a whole number"),
+    ],
+)
+def test_a_models_wish_that_no_request_could_have_is_refused(value: dict[str, Any], said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        defaults_of(value)
 
 
 @pytest.mark.parametrize(

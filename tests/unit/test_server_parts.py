@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,11 +37,13 @@ from nearfar.fallback_server.http.logs import AuditLog
 from nearfar.fallback_server.http.metrics import Metrics
 from nearfar.fallback_server.http.tracing import Tracer
 from nearfar.fallback_server.sandbox import ChildPool, ChildSpec
+from nearfar.format.sampling import SamplingDefaults
 from tests.support import tiny
 from tests.support.servers import tiny_core, tokenizer_directory
 
 THINKING = tiny.TEMPLATE.replace("<|assistant|>'", "<|assistant|><think>\n'")
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+OPTIONS = TextOptions(template_timeout=20, text_processes=1)
 TEXT_CHILD = "nearfar.fallback_server.sandbox.text_child"
 
 
@@ -96,9 +98,12 @@ class Scripted:
 async def answer(folder: Path, text: str, *, template: str = tiny.TEMPLATE, reasoning: str = "auto",
                  error: Exception | None = None, **request: Any) -> list[Piece]:  # fmt: skip
     directory = tokenizer_directory(folder / str(len(template)), template)
-    options = TextOptions(reasoning=reasoning, template_timeout=20, text_processes=1)
+    options = replace(OPTIONS, reasoning=reasoning)
     engine = LocalEngine(Scripted(directory, text, error=error), directory, 256, options)
-    given = {"messages": ({"role": "user", "content": "x"},)} | request
+    return await whole(engine, {"messages": ({"role": "user", "content": "x"},)} | request)
+
+
+async def whole(engine: LocalEngine, given: dict[str, Any]) -> list[Piece]:
     try:
         answers = await engine.submit(await engine.prepare(EngineRequest("id", "scripted", **given)))
         try:
@@ -136,6 +141,14 @@ async def test_calls_that_the_model_chose_to_make(tmp_path: Path) -> None:
     assert joined(await answer(tmp_path, broken, tools=(TOOL,))) == ("", broken, [], "stop")
     none = await answer(tmp_path, call, tools=(TOOL,), tool_choice=ToolChoice("none"))
     assert joined(none) == ("", call, [], "stop")
+
+
+async def test_what_a_request_does_not_say_the_model_says(tmp_path: Path) -> None:
+    backend = Scripted(tokenizer_directory(tmp_path, tiny.TEMPLATE), "yes")
+    backend.info = replace(backend.info, sampling=SamplingDefaults(temperature=0.6, top_k=20))
+    given = {"messages": ({"role": "user", "content": "x"},), "sampling": {"top_k": 0, "seed": 5}}
+    await whole(LocalEngine(backend, tmp_path, 256, OPTIONS), given)
+    assert backend.requests[0].sampling == Sampling(temperature=0.6, top_k=0, seed=5)
 
 
 async def test_stop_strings_echo_and_errors(tmp_path: Path) -> None:

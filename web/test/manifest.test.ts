@@ -38,6 +38,15 @@ describe("manifest", () => {
     expect([...manifest.ropes]).toEqual([["base", { invFreq: "rope.base.inv_freq", scale: 1 }]]);
   });
 
+  test("says how the model wants its tokens drawn", () => {
+    expect(parseManifest(JSON.stringify(sampleManifest())).sampling).toEqual({});
+    const sampling = { temperature: 0.6, top_k: 20 };
+    expect(parseWith((m) => Object.assign(m, { sampling }))).toMatchObject({ sampling });
+    expect(() => parseWith((m) => Object.assign(m, { sampling: { top_k: "20" } }))).toThrow(
+      "manifest.json.sampling.top_k should be a number",
+    );
+  });
+
   test("takes layers with a window, and a second table of rotations", () => {
     const two = (m: Sample): void => {
       m.groups.push({ window: 8 });

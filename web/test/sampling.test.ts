@@ -21,6 +21,19 @@ describe("sampling parameters", () => {
     expect(parse({}).seed).not.toBe(seed);
   });
 
+  test("are the model's where a request does not say", () => {
+    const model = { temperature: 0.6, top_k: 20, repetition_penalty: 1.1 };
+    expect(parseSampling({ top_k: 0, temperature: null }, null, 100, model)).toMatchObject({
+      temperature: 0.6,
+      topK: 0,
+      topP: 1,
+      repetitionPenalty: 1.1,
+    });
+    expect(() => parseSampling({}, null, 100, { top_p: 2 })).toThrow(
+      "top_p must be a number in (0, 1], not 2",
+    );
+  });
+
   test("keep 64 bits of the seed", () => {
     expect(parse({ seed: -1 }).seed).toBe(2n ** 64n - 1n);
     expect(parse({ seed: 2n ** 63n }).seed).toBe(2n ** 63n);

@@ -23,6 +23,14 @@ from nearfar.targets.quantized import Array
 
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.[^.]*)?")
 MOST_PARTS = 10_000
+SAMPLING = {
+    "temperature": "temp",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
+"""Names of generation_config.json, and what follows general.sampling. in the metadata."""
 
 
 class GgufCheckpoint(DirectoryCheckpoint):
@@ -36,6 +44,8 @@ class GgufCheckpoint(DirectoryCheckpoint):
         self._architecture = str(first.metadata["general.architecture"])
         self._tokenizer: GgufTokenizer = read_tokenizer(first.file, first.metadata, config["vocab_size"])
         self._license = first.metadata.get("general.license")
+        wanted = {name: first.metadata.get(f"general.sampling.{key}") for name, key in SAMPLING.items()}
+        self._sampling = {name: _shortest(value) for name, value in wanted.items() if value is not None}
         self._files = [header.file for header in headers]
         self.tensors = self._named(first.file, tensors)
         entries = {name: tensor.entry for name, tensor in sorted(self.tensors.items())}
@@ -105,8 +115,9 @@ class GgufCheckpoint(DirectoryCheckpoint):
 
     @cached_property
     def generation_config(self) -> dict[str, Any]:
-        """End tokens."""
-        return {"eos_token_id": list(self._tokenizer.ends)} if self._tokenizer.ends else {}
+        """End tokens, and how the file wants tokens drawn (general.sampling.*)."""
+        ends = {"eos_token_id": list(self._tokenizer.ends)} if self._tokenizer.ends else {}
+        return ends | self._sampling
 
     @cached_property
     def chat_template(self) -> str | None:
@@ -209,3 +220,8 @@ def _parts(path: Path) -> list[Header]:
 def _is(part: Header, key: str, number: int) -> bool:
     found = part.metadata.get(key)
     return type(found) is int and found == number
+
+
+def _shortest(value: Any) -> Any:
+    """A float of 32 bits as it was written: 0.6, not 0.6000000238."""
+    return float(f"{value:.7g}") if isinstance(value, float) else value

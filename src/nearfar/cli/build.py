@@ -10,8 +10,8 @@ from typing import Annotated, cast
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from nearfar.cli.bars import Bars
 from nearfar.cli.carried import carried_lines
 from nearfar.errors import BuildError
 
@@ -32,10 +32,11 @@ def _without(module: str) -> Iterator[None]:
 # TVM imports PyTorch where it finds it, for bridges that a build does not cross: half of the start, and 0.2
 # GB.
 with _without("torch"):
-    from nearfar.build.pipeline import BuildOptions
+    from nearfar.build.pipeline import BuildOptions, Timings
     from nearfar.build.pipeline import build as run_build
     from nearfar.build.source import GROUP_SIZE, QUANT, Quality
     from nearfar.build.weights.packed import FORMATS
+    from nearfar.edge_runtime.artifact.budget import parse_size
     from nearfar.edge_runtime.artifact.reader import Artifact
     from nearfar.targets import target_names
 
@@ -95,6 +96,17 @@ def build(
             "and documentation that come with nearfar."
         ),
     ] = DEFAULTS.calibrate,
+    bits: Annotated[
+        float | None,
+        typer.Option(
+            help="Bits of a weight on average, scales included, such as 4.5: each matrix gets its own, more "
+            "where its errors cost most. With --quality good or best."
+        ),
+    ] = DEFAULTS.bits,
+    fit: Annotated[
+        str | None,
+        typer.Option(help="The same by the size of all weights, such as 700MB."),
+    ] = None,
     context: Annotated[
         int | None,
         typer.Option(
@@ -165,6 +177,15 @@ def build(
             "--export-function", help="For mlx: also write the step as a function (see docs/mac.md)."
         ),
     ] = DEFAULTS.export_function,
+    kernel_cache: Annotated[
+        bool,
+        typer.Option(
+            "--kernel-cache/--no-kernel-cache",
+            help="Take compiled kernels of earlier builds, where model shapes, options and nearfar are the "
+            "same, and keep those of this one: in the user's cache folder, or in $NEARFAR_KERNEL_CACHE. The "
+            "artifact is the same either way.",
+        ),
+    ] = DEFAULTS.kernel_cache,
 ) -> None:
     """Compile a checkpoint into one artifact per device target.
 
@@ -195,10 +216,12 @@ def build(
         embeddings=embeddings,
         quality=cast(Quality, quality),  # checked where the checkpoint is known
         calibrate=calibrate,
+        bits=bits,
+        fit=None if fit is None else parse_size(fit, "--fit"),
+        kernel_cache=kernel_cache,
     )
     console = Console(stderr=True)
-    with _Bars(console) as bars:
-        made = run_build(options, bars.report)
+    made = build_shown(options, console)
     for path in made:
         console.print(f"[green]built[/] {path}", highlight=False)
     artifact = Artifact.open(made[0])
@@ -208,6 +231,16 @@ def build(
         parts = ", ".join(f"{part} ({count} tensors)" for part, count in skipped.items())
         console.print(f"left out: {parts}; only the text model is built", highlight=False)
     console.print(f"next: nearfar inspect {made[0]}", highlight=False)
+
+
+def build_shown(options: BuildOptions, console: Console) -> list[Path]:
+    """Build, with bars where somebody looks, and what took how long; the artifacts."""
+    timings = Timings()
+    with Bars(console) as bars:
+        made = run_build(options, bars.report, timings)
+    for line in _timing_lines(timings):
+        console.print(line, highlight=False)
+    return made
 
 
 def _names(given: Sequence[str]) -> tuple[str, ...]:
@@ -224,24 +257,9 @@ def _bits(given: Sequence[str]) -> tuple[int, ...]:
         raise BuildError(f"--kv-bits takes numbers separated by commas, not {','.join(given)!r}") from error
 
 
-class _Bars:
-    """A progress bar per stage; the unit is whatever the stage counts."""
-
-    def __init__(self, console: Console) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        self._progress = Progress(*columns, console=console)
-        self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> _Bars:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._progress.stop()
-
-    def report(self, stage: str, done: int, total: int) -> None:
-        scale = 1_000_000 if total > 10_000_000 else 1
-        label = f"{stage} (MB)" if scale > 1 else stage
-        if label not in self._tasks:
-            self._tasks[label] = self._progress.add_task(label, total=max(1, total // scale))
-        self._progress.update(self._tasks[label], completed=done // scale)
+def _timing_lines(timings: Timings) -> list[str]:
+    """Where the kernels came from, and what took how long."""
+    kernels = timings.seconds.get("kernels", 0.0)
+    lines = [f"kernels: {timings.kept} kept, {timings.compiled} compiled, {kernels:.1f} s"]
+    parts = [f"{name} {seconds:.1f} s" for name, seconds in timings.seconds.items() if seconds >= 0.05]
+    return [*(lines if timings.kept or timings.compiled else []), f"time: {', '.join(parts)}"]

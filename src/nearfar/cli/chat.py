@@ -11,10 +11,10 @@ from typing import cast
 
 from rich.console import Console
 
+from nearfar.cli.models import Model, artifacts_of
 from nearfar.cli.options import (
     DEFAULTS,
     LOAD,
-    ArtifactPath,
     Cache,
     Debug,
     DeviceName,
@@ -56,12 +56,12 @@ Ctrl-C stops an answer. A line that ends in \\ goes on in the next."""
 
 
 def chat(
-    artifact: ArtifactPath,
+    model: Model,
     max_tokens: MaxTokens = DEFAULTS.max_tokens,
-    temperature: Temperature = DEFAULTS.temperature,
-    top_k: TopK = DEFAULTS.top_k,
-    top_p: TopP = DEFAULTS.top_p,
-    min_p: MinP = DEFAULTS.min_p,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
     seed: Seed = DEFAULTS.seed,
     stop: Stop = None,
     system: System = None,
@@ -91,7 +91,7 @@ def chat(
         "debug": debug,
         "trust": trust,
     }
-    with load_engine(artifact, **options) as engine:
+    with load_engine(artifacts_of(model, device), **options) as engine:
         if not engine.asynchronous.codec.has_template:
             raise RequestError("this model has no chat template; use nearfar run --raw")
         if cache is not None:

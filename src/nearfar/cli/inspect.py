@@ -100,6 +100,7 @@ def describe(path: Path) -> dict[str, Any]:
             program.name: {str(c): kv_bytes(manifest, program, c) for c in contexts}
             for program in manifest.programs
         },
+        "sampling": manifest.sampling.given,
         "license": manifest.license or "not stated",
         "provenance": manifest.provenance,
     }
@@ -245,6 +246,8 @@ def _show(console: Console, report: dict[str, Any]) -> None:
         facts.add_row("", line)
     for window, layers in model["windows"].items():
         facts.add_row("window", f"{int(window):,} tokens in {layers} layers")
+    if report["sampling"]:
+        facts.add_row("sampling", ", ".join(f"{name} {value}" for name, value in report["sampling"].items()))
     facts.add_row("license", report["license"])
     facts.add_row("provenance", ", ".join(f"{key} {value}" for key, value in report["provenance"].items()))
     console.print(facts)

@@ -28,6 +28,7 @@ from nearfar.strict_json import loads
 
 DEFAULTS = SamplingParams()
 LOAD = LoadOptions()
+MODELS = "Default: the model's (nearfar inspect shows it), else "
 
 ArtifactPath = Annotated[
     Path,
@@ -39,12 +40,32 @@ MaxTokens = Annotated[
     int | None,
     typer.Option("--max-tokens", help="Longest answer, in tokens. Default: until the context is full."),
 ]
-Temperature = Annotated[float, typer.Option(help="0 takes the likeliest token; higher is more varied.")]
-TopK = Annotated[int, typer.Option(help="Only the K likeliest tokens (0: all).")]
-TopP = Annotated[
-    float, typer.Option(help="Only the likeliest tokens that make up this probability, in (0, 1].")
+Temperature = Annotated[
+    float | None,
+    typer.Option(
+        help=f"0 takes the likeliest token; higher is more varied. {MODELS}{DEFAULTS.temperature:g}.",
+        show_default=False,
+    ),
 ]
-MinP = Annotated[float, typer.Option(help="Only tokens at least this likely, relative to the likeliest.")]
+TopK = Annotated[
+    int | None,
+    typer.Option(help=f"Only the K likeliest tokens (0: all). {MODELS}{DEFAULTS.top_k}.", show_default=False),
+]
+TopP = Annotated[
+    float | None,
+    typer.Option(
+        help="Only the likeliest tokens that make up this probability, in (0, 1]. "
+        f"{MODELS}{DEFAULTS.top_p:g}.",
+        show_default=False,
+    ),
+]
+MinP = Annotated[
+    float | None,
+    typer.Option(
+        help=f"Only tokens at least this likely, relative to the likeliest. {MODELS}{DEFAULTS.min_p:g}.",
+        show_default=False,
+    ),
+]
 Seed = Annotated[int | None, typer.Option(help="The same seed gives the same text, on every device.")]
 Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this text; may be repeated.")]
 Policy = Annotated[
@@ -105,14 +126,14 @@ Stats = Annotated[bool, typer.Option("--stats", help="Print speeds to stderr at 
 
 def sampling(
     max_tokens: int | None,
-    temperature: float,
-    top_k: int,
-    top_p: float,
-    min_p: float,
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None,
     seed: int | None,
     stop: Sequence[str] | None,
 ) -> CommonParams:
-    """The request parameters of these options."""
+    """The request parameters of these options; None: the model's."""
     return CommonParams(
         max_tokens=max_tokens,
         temperature=temperature,

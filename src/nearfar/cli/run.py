@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 import typer
 
+from nearfar.cli.models import Model, artifacts_of
 from nearfar.cli.options import (
     DEFAULTS,
     LOAD,
-    ArtifactPath,
     Cache,
     Debug,
     DeviceName,
@@ -54,13 +54,13 @@ Prompt = Annotated[
 
 
 def run(
-    artifact: ArtifactPath,
+    model: Model,
     prompt: Prompt = None,
     max_tokens: MaxTokens = DEFAULTS.max_tokens,
-    temperature: Temperature = DEFAULTS.temperature,
-    top_k: TopK = DEFAULTS.top_k,
-    top_p: TopP = DEFAULTS.top_p,
-    min_p: MinP = DEFAULTS.min_p,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: MinP = None,
     seed: Seed = DEFAULTS.seed,
     stop: Stop = None,
     json: Json = False,
@@ -96,7 +96,7 @@ def run(
         "debug": debug,
         "trust": trust,
     }
-    with load_engine(artifact, **options) as engine:
+    with load_engine(artifacts_of(model, device), **options) as engine:
         if cache is not None:
             load_snapshot(engine, cache)
         try:

@@ -17,6 +17,7 @@ from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.fallback_server.ray_engine.options import RayOptions, parse_replicas
 from nearfar.fallback_server.serve import ServeOptions
 from nearfar.fallback_server.serve import serve as run
+from nearfar.store.making import kept
 
 DEFAULTS = ServeOptions()
 ENGINES, LIMITS = EngineOptions(), ServerLimits()
@@ -25,8 +26,8 @@ TEXT, UPSTREAM, RAY = TextOptions(), UpstreamOptions(), RayOptions()
 Model = Annotated[
     list[str],
     typer.Argument(
-        help="An artifact directory, a Hugging Face directory or hub id, or the URLs of OpenAI-compatible "
-        "servers.",
+        help="An artifact directory, a name of the store (nearfar list), a Hugging Face directory or hub id, "
+        "or the URLs of OpenAI-compatible servers.",
         show_default=False,
     ),
 ]
@@ -238,7 +239,7 @@ def serve(
         engines=engines,
         ray=on_ray if ray else None,
     )
-    run(tuple(model), options)
+    run(tuple(map(kept, model)), options)
 
 
 serve.__doc__ = f"{serve.__doc__}\n\nThe key for upstream servers is read from {KEY_VARIABLE}."

@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
+from nearfar.cli.models import building, telling
 from nearfar.edge_runtime.artifact.finder import by_target, none_for
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import ArtifactError
 from nearfar.page_server import Site, find_page, open_server, origin_of
+from nearfar.store.making import Runner, artifacts_at
 
 TARGETS = ("webgpu", "wasm")
 """What a browser runs; it takes the first that it can."""
@@ -83,10 +86,11 @@ def _listed(name: str, folder: str, artifact: Artifact, backends: Sequence[str])
 
 def web(
     artifact: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
-            help="A webgpu or wasm artifact, or the OUT folder of a build; of several, the page offers a "
-            "choice.",
+            help="A webgpu or wasm artifact, or the OUT folder of a build; a checkpoint, a hub id or a name "
+            "of the store, which is built for webgpu where it is not there yet. Of several, the page offers "
+            "a choice.",
             show_default=False,
         ),
     ],
@@ -119,7 +123,9 @@ def web(
     """
     if cloud is not None:
         origin_of(cloud)  # refuses what is no address
-    offered = offer(artifact)
+    console = Console(stderr=True)
+    browser = Runner(TARGETS, lambda: TARGETS[0])
+    offered = offer([artifacts_at(name, browser, building(console), telling(console)) for name in artifact])
     served = offered.artifacts
     site = Site(find_page(), served, cloud, hosts=tuple(allowed_host or ()), models=offered.models)
     shown = served if isinstance(served, Path) else ", ".join(map(str, served.values()))

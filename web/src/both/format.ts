@@ -403,6 +403,17 @@ export interface AnswerFormatRecord {
   readonly dropped?: readonly string[];
 }
 
+/**
+ * What the manifest's `sampling` says; None: nothing. Names, ranges and meanings are those of SamplingParams.
+ */
+export interface SamplingDefaultsRecord {
+  readonly temperature?: number | null;
+  readonly top_p?: number | null;
+  readonly top_k?: number | null;
+  readonly min_p?: number | null;
+  readonly repetition_penalty?: number | null;
+}
+
 /** Everything in manifest.json. */
 export interface ManifestRecord {
   readonly format: string;
@@ -424,6 +435,7 @@ export interface ManifestRecord {
   readonly packs?: readonly PackRecord[];
   readonly license?: string | null;
   readonly answers?: AnswerFormatRecord | null;
+  readonly sampling?: SamplingDefaultsRecord;
   readonly provenance?: Readonly<Record<string, unknown>>;
 }
 

@@ -143,6 +143,8 @@ export interface Manifest {
   readonly license: string | null;
   /** How the model marks the parts of its answers, read where it is used; null where the build did not say. */
   readonly answers: format.AnswerFormatRecord | null;
+  /** How the model wants its tokens drawn, checked like a request's own options: for requests that do not say. */
+  readonly sampling: format.SamplingDefaultsRecord;
 }
 
 /** A manifest as its build wrote it: its digest, which covers all files, tells it from all others. */
@@ -189,6 +191,12 @@ export function parseManifest(text: string): Manifest {
     quantization: root.at("quantization").at("scheme").string(),
     license: root.at("license").optional()?.string() ?? null,
     answers: (answers?.value ?? null) as format.AnswerFormatRecord | null,
+    sampling: Object.fromEntries(
+      root
+        .at("sampling")
+        .optional()
+        ?.record((value) => value.number()) ?? [],
+    ),
   };
   checkManifest(manifest);
   return manifest;

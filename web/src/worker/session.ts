@@ -139,7 +139,8 @@ export class Session {
       const { n, logprobs, options, grammar } = request;
       checkCount(n);
       if (this.#loaded.executor.shape.embedding) await this.#refuse();
-      const params = parseSampling(options, logprobs, this.model.manifest.model.vocabSize);
+      const { model, sampling } = this.model.manifest;
+      const params = parseSampling(options, logprobs, model.vocabSize, sampling);
       this.#requests.set(id, []);
       // What needs nothing more goes in the same turn: requests sent together meet in the first step.
       if (this.#prompts.chats.lacks(request.prompt)) await this.#prompts.chats.load();

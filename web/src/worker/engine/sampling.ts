@@ -1,5 +1,5 @@
 import { RequestError } from "../../both/errors.js";
-import { TOP_LOGPROBS } from "../../both/format.js";
+import { type SamplingDefaultsRecord, TOP_LOGPROBS } from "../../both/format.js";
 import type { SamplingOptions } from "../../both/openai.js";
 
 /** How the next token is chosen, checked. Bounds and defaults are those of Python's `SamplingParams`. */
@@ -27,20 +27,30 @@ export interface SamplingParams {
 export const MAX_STOPS = 16;
 const MAX_INT = 2 ** 31 - 1;
 
-/** Checks the options of a request; throws RequestError naming the first wrong parameter. */
+/**
+ * Checks the options of a request; throws RequestError naming the first wrong parameter. `wanted`: the model's, where
+ * a request does not say.
+ */
 export function parseSampling(
   options: SamplingOptions,
   logprobs: number | null,
   vocabSize: number,
+  wanted: SamplingDefaultsRecord = {},
 ): SamplingParams {
   const { max_tokens: maxTokens, seed } = options;
   return {
     maxTokens: maxTokens == null ? null : whole("max_tokens", maxTokens, 1, MAX_INT),
-    temperature: inRange("temperature", options.temperature ?? 1, 0, 100),
-    topP: inRange("top_p", options.top_p ?? 1, 0, 1, true),
-    topK: whole("top_k", options.top_k ?? 0, 0, MAX_INT),
-    minP: inRange("min_p", options.min_p ?? 0, 0, 1),
-    repetitionPenalty: inRange("repetition_penalty", options.repetition_penalty ?? 1, 0, 100, true),
+    temperature: inRange("temperature", options.temperature ?? wanted.temperature ?? 1, 0, 100),
+    topP: inRange("top_p", options.top_p ?? wanted.top_p ?? 1, 0, 1, true),
+    topK: whole("top_k", options.top_k ?? wanted.top_k ?? 0, 0, MAX_INT),
+    minP: inRange("min_p", options.min_p ?? wanted.min_p ?? 0, 0, 1),
+    repetitionPenalty: inRange(
+      "repetition_penalty",
+      options.repetition_penalty ?? wanted.repetition_penalty ?? 1,
+      0,
+      100,
+      true,
+    ),
     presencePenalty: inRange("presence_penalty", options.presence_penalty ?? 0, -2, 2),
     frequencyPenalty: inRange("frequency_penalty", options.frequency_penalty ?? 0, -2, 2),
     logitBias: parseBias(options.logit_bias ?? {}, vocabSize),

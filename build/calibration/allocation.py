@@ -1,0 +1,217 @@
+"""Bits for each matrix at a wanted size: where they take most off what the model's answers lose.
+
+What a matrix of fewer bits costs is taken as its error times its sensitivity: the error is Σ h·(w - ŵ)², with
+h the mean of squares of each input; the sensitivity is what the next token's distribution loses (the
+Kullback-Leibler divergence from the float model's, per position) for one such error, measured with that
+matrix alone at PROBE bits and all others float. Costs of several matrices add up, as far as they are small.
+Of all choices at a size the one with the least sum is a knapsack's; the steps of each matrix are taken in the
+order of what they gain per byte, over the lower convex hull of its sizes (H. Everett, 1963).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from nearfar.build.calibration.arithmetic import Array
+from nearfar.build.calibration.forward import Forward, Stretch, stretches
+from nearfar.build.calibration.solve import FloatWeights, moments_of, rows_of
+from nearfar.build.calibration.text import CalibrationText
+from nearfar.build.source import Source
+from nearfar.build.weights.quantize import Scheme, dequantize, quantize, to_float32
+from nearfar.errors import BuildError
+from nearfar.step import ops
+from nearfar.step.params import Param
+from nearfar.targets.codes import BITS
+from nearfar.targets.quantized import Matrix
+
+PROBE = 3
+"""Bits that a sensitivity is measured at: enough that the rest of the model still works."""
+WINDOWS, LENGTH = 8, 256
+"""Of the text, what costs are measured with."""
+SCALES = 4
+"""Bytes of a group's scale and bias."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Of one matrix: `weights` in it; bytes and loss by bits."""
+
+    weights: int
+    size: Mapping[int, int]
+    loss: Mapping[int, float]
+
+
+def size_of(matrix: Matrix, bits: int) -> int:
+    """Bytes of a matrix's codes, scales and biases."""
+    return matrix.n * matrix.k * bits // 8 + matrix.n * (matrix.k // matrix.group) * SCALES
+
+
+def measure(
+    source: Source, text: CalibrationText, advance: Callable[[int, int], None] = lambda done, total: None
+) -> dict[str, Costs]:
+    """Costs of every quantized matrix; `advance` is told stretches."""
+    length = min(LENGTH, text.windows.shape[1])
+    forward = Forward(source.model.step, text.windows[:WINDOWS, :length])
+    parts = stretches(source.model.step)
+    expected = _answers(forward.copy(), parts, FloatWeights(source))
+    params = {param.name: param for param in source.params}
+    costs: dict[str, Costs] = {}
+    for index, stretch in enumerate(parts):
+        advance(index, len(parts))
+        weights = FloatWeights(source)
+        moved = moments_of(forward, stretch, source, weights, whole=False)
+        for name, moments in (_looked_up(stretch, source) | moved).items():
+            errors, probe = _errors(source, params[name], np.asarray(moments, np.float32))
+            changed = FloatWeights(source, given={name: probe})
+            again = name in parts[0].params  # a head that is the embedding as well
+            start = Forward(source.model.step, forward.windows) if again else forward.copy()
+            lost = _divergence(expected, _answers(start, parts if again else parts[index:], changed))
+            matrix = source.matrices[name]
+            costs[name] = Costs(
+                matrix.n * matrix.k,
+                {bits: size_of(matrix, bits) for bits in errors},
+                {bits: error * lost / max(errors[PROBE], 1e-30) for bits, error in errors.items()},
+            )
+        if index < len(parts) - 1:
+            forward.advance(stretch, weights)
+    advance(len(parts), len(parts))
+    return costs
+
+
+def _looked_up(stretch: Stretch, source: Source) -> dict[str, Array]:
+    """The tables of embeddings that nothing is multiplied by: all their inputs count alike."""
+    heads = {op.weight for op in source.model.step.ops if isinstance(op, ops.Logits)}
+    tables = {op.table for op in stretch.ops if isinstance(op, ops.Embed)} - heads
+    found = {name: source.matrices[name] for name in sorted(tables)}
+    return {name: np.ones(matrix.k) for name, matrix in found.items() if matrix.quantized}
+
+
+def _answers(forward: Forward, parts: Sequence[Stretch], weights: Mapping[str, Array]) -> Array:
+    """Logarithms of the probabilities of every next token: float32 [rows, vocab]."""
+    for stretch in parts[:-1]:
+        forward.advance(stretch, weights)
+    blocks = []
+    for logits in forward.finish(parts[-1], weights):
+        shifted = logits - logits.max(-1, keepdims=True)
+        blocks.append(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
+    return np.concatenate(blocks)
+
+
+def _divergence(expected: Array, found: Array) -> float:
+    """Mean over positions of Σ p·(log p - log q)."""
+    return float((np.exp(expected) * (expected - found)).sum(-1).mean(dtype=np.float64))
+
+
+def _errors(source: Source, param: Param, importance: Array) -> tuple[dict[int, float], Array]:
+    """Σ h·(w - ŵ)² by bits, and the matrix as it is with PROBE bits."""
+    group = source.matrices[param.name].group
+    errors: dict[int, float] = {}
+    tensors: dict[str, Array] = {}
+    for name in param.tensors:
+        weight = to_float32(rows_of(source, name))
+        for bits in BITS:
+            scheme = Scheme(bits, group)
+            if not scheme.fits(param.k):
+                continue
+            rounded = dequantize(quantize(weight, scheme, name, importance), group)
+            if bits == PROBE:
+                tensors[name] = rounded
+            error = float((np.square(weight - rounded) @ importance).sum(dtype=np.float64))
+            errors[bits] = errors.get(bits, 0.0) + error
+    return errors, FloatWeights.stacked(param, tensors)
+
+
+def allocate(costs: Mapping[str, Costs], budget: int) -> dict[str, int]:
+    """Bits of each matrix, in all at most `budget` bytes, with the least loss that the hulls allow;
+    BuildError where the fewest bits are too many.
+    """
+    steps = {name: list(_hull(cost)) for name, cost in costs.items()}
+    chosen = {name: found[0] for name, found in steps.items()}
+    spent = sum(costs[name].size[bits] for name, bits in chosen.items())
+    if spent > budget:
+        raise BuildError(
+            f"{budget / 1e6:,.1f} MB are too little for the matrices: with {min(BITS)} bits each they have "
+            f"{spent / 1e6:,.1f} MB"
+        )
+
+    def step(name: str, at: int) -> tuple[float, str, int]:
+        """What the next step gains per byte, the most first."""
+        cost, (less, more) = costs[name], steps[name][at : at + 2]
+        gained = cost.loss[less] - cost.loss[more]
+        return -gained / (cost.size[more] - cost.size[less]), name, at
+
+    waiting = [step(name, 0) for name, found in steps.items() if len(found) > 1]
+    heapq.heapify(waiting)
+    while waiting:
+        _, name, at = heapq.heappop(waiting)
+        less, more = steps[name][at : at + 2]
+        spent += costs[name].size[more] - costs[name].size[less]
+        if spent > budget:
+            spent -= costs[name].size[more] - costs[name].size[less]
+            continue  # others may be small enough
+        chosen[name] = more
+        if at + 2 < len(steps[name]):
+            heapq.heappush(waiting, step(name, at + 1))
+    return chosen
+
+
+def _hull(costs: Costs) -> Iterator[int]:
+    """The bits on the lower convex hull of loss over bytes, the fewest first."""
+    hull: list[int] = []
+    for bits in sorted(costs.size):
+        if hull and costs.loss[bits] >= costs.loss[hull[-1]]:
+            continue
+        while len(hull) > 1 and _slope(costs, hull[-2], bits) <= _slope(costs, hull[-2], hull[-1]):
+            hull.pop()
+        hull.append(bits)
+    yield from hull
+
+
+def _slope(costs: Costs, less: int, more: int) -> float:
+    """Change of the loss per byte: the lower the better."""
+    return (costs.loss[more] - costs.loss[less]) / (costs.size[more] - costs.size[less])
+
+
+def allocated(
+    source: Source,
+    text: CalibrationText,
+    bits: float | None,
+    fit: int | None,
+    advance: Callable[[int, int], None] = lambda done, total: None,
+) -> Source:
+    """The source with bits for each matrix: `bits` a weight on average, scales and biases included, or all
+    weights within `fit` bytes. BuildError where that cannot be.
+    """
+    costs = measure(source, text, advance)
+    weights = sum(cost.weights for cost in costs.values())
+    if fit is None:
+        assert bits is not None
+        budget = int(bits * weights / 8)
+    else:
+        budget = fit - sum(_stored(source, param) for param in source.params if param.name not in costs)
+    return with_bits(source, allocate(costs, budget))
+
+
+def _stored(source: Source, param: Param) -> int:
+    """Bytes of a parameter as it is stored."""
+    if not param.is_matrix:
+        return 4 * param.n
+    matrix = source.matrices[param.name]
+    return size_of(matrix, matrix.bits) if matrix.quantized else matrix.n * matrix.k * matrix.bits // 8
+
+
+def with_bits(source: Source, bits: Mapping[str, int]) -> Source:
+    """The source with matrices of these bits; its scheme is the most common one."""
+    matrices = {
+        name: replace(matrix, bits=bits[name]) if name in bits else matrix
+        for name, matrix in source.matrices.items()
+    }
+    weighed: dict[int, int] = {}
+    for name, found in bits.items():
+        weighed[found] = weighed.get(found, 0) + matrices[name].n * matrices[name].k
+    most = max(weighed, key=lambda found: weighed[found])
+    return replace(source, matrices=matrices, scheme=replace(source.scheme, bits=most))

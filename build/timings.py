@@ -1,0 +1,33 @@
+"""How long a build took, phase by phase, and how much of it earlier builds had done."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from nearfar.targets.target import KernelCounts
+
+PHASES = ("open", "calibrate", "weights", "kernels", "check")
+
+
+@dataclass
+class Timings:
+    """Filled by a build: seconds of each of `PHASES` that it has come to, and the kernels of all targets."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    kept: int = 0
+    compiled: int = 0
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Add the block's time to a phase."""
+        start = time.monotonic()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
+
+    def count(self, kernels: KernelCounts) -> None:
+        """Add the kernels of a target."""
+        self.kept += kernels.kept
+        self.compiled += kernels.compiled

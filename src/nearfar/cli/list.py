@@ -1,0 +1,46 @@
+"""`nearfar list`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from nearfar.edge_runtime.artifact.budget import show_size
+from nearfar.store.entries import Entry, Store
+
+
+def list(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the models of the store, what was used last first."""
+    store = Store()
+    entries = store.entries()
+    if as_json:
+        print(json.dumps([described(entry) for entry in entries], indent=1, ensure_ascii=False))
+        return
+    if not entries:
+        Console(stderr=True).print(f"no models in {store.root}: nearfar pull NAME gets one", highlight=False)
+        return
+    table = Table("name", "targets", "weights", "size", "last used", "from", box=None)
+    for entry in entries:
+        used = f"{entry.used.astimezone():%Y-%m-%d %H:%M}"
+        row = (", ".join(entry.targets), entry.wanted.quant or "", show_size(entry.bytes), used)
+        table.add_row(entry.wanted.name, *row, entry.wanted.source)
+    Console(soft_wrap=True).print(table)
+
+
+def described(entry: Entry) -> dict[str, object]:
+    """An entry as JSON."""
+    return {
+        "name": entry.wanted.name,
+        "source": entry.wanted.source,
+        "quant": entry.wanted.quant,
+        "targets": [*entry.targets],
+        "bytes": entry.bytes,
+        "used": entry.used.isoformat(timespec="seconds"),
+        "path": str(entry.folder),
+    }

@@ -1,0 +1,46 @@
+"""Models by name: what the commands that run one, and those that keep them, have in common."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from nearfar.store.making import Build, Tell, artifacts_at, for_device
+
+if TYPE_CHECKING:
+    from nearfar.build.source import BuildOptions
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="An artifact, or the directory that `nearfar build` wrote; a checkpoint, a hub id or a name of "
+        "the store (`nearfar list`), which is built into the store where it is not there yet.",
+        show_default=False,
+    ),
+]
+Name = Annotated[str, typer.Argument(help="Its name in the store (nearfar list).", show_default=False)]
+
+
+def artifacts_of(given: str, device: str) -> Path:
+    """The artifacts that a name means, built for a device as --device names it where they are not there."""
+    console = Console(stderr=True)
+    return artifacts_at(given, for_device(device), building(console), telling(console))
+
+
+def building(console: Console) -> Build:
+    """Builds, with bars where somebody looks."""
+
+    def build(options: BuildOptions) -> None:
+        from nearfar.cli.build import build_shown
+
+        build_shown(options, console)
+
+    return build
+
+
+def telling(console: Console) -> Tell:
+    """Says a line."""
+    return lambda line: console.print(line, highlight=False, soft_wrap=True)

@@ -1,0 +1,51 @@
+"""`nearfar pull`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from nearfar.cli.models import building, telling
+from nearfar.edge_runtime.artifact.budget import show_size
+from nearfar.edge_runtime.devices import AUTO
+from nearfar.store.entries import Store
+from nearfar.store.known import KNOWN
+from nearfar.store.making import Runner, for_device, made
+from nearfar.store.naming import wanted_of
+
+
+def pull(
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A hub id (owner/name, owner/name-GGUF:Q4_K_M), a checkpoint of this machine, or one of "
+            f"{', '.join(KNOWN)}.",
+            show_default=False,
+        ),
+    ],
+    quant: Annotated[
+        str | None,
+        typer.Option(help="q2 to q8 or none. Default: what a build takes, or the known name says."),
+    ] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Targets to build it for, separated by commas. Default: the best of this machine.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Get a model and build it into the store, where `nearfar run`, `chat`, `web` and `serve` find it by its
+    name. What is there already is not built again; a download that was cut goes on where it ended.
+    """
+    console, store = Console(stderr=True), Store()
+    named = [name.strip() for part in target or () for name in part.split(",") if name.strip()]
+    runners = [Runner((name,), lambda name=name: name) for name in dict.fromkeys(named)]  # type: ignore[misc]
+    wanted = wanted_of(model, quant, store)
+    for runner in runners or [for_device(AUTO)]:
+        entry = made(store, wanted, runner, building(console), telling(console))
+    there = ", ".join(entry.targets)
+    name = entry.wanted.name
+    telling(console)(f"{name}: {there}, {show_size(entry.bytes)}. Next: nearfar run {name}")

@@ -1,0 +1,24 @@
+"""`nearfar rm`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from nearfar.edge_runtime.artifact.budget import show_size
+from nearfar.store.entries import Store
+
+
+def rm(
+    names: Annotated[
+        list[str], typer.Argument(help="Names in the store (nearfar list).", show_default=False)
+    ],
+) -> None:
+    """Remove models from the store. What was downloaded stays in the hub's own cache."""
+    store = Store()
+    found = [store.require(name) for name in names]  # a name that is wrong removes nothing
+    for entry in found:
+        size = store.remove(entry)
+        Console(stderr=True).print(f"removed {entry.wanted.name}, {show_size(size)}", highlight=False)

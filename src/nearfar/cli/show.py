@@ -1,0 +1,62 @@
+"""`nearfar show`."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from nearfar.cli.list import described
+from nearfar.cli.models import Name
+from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.edge_runtime.text.codec import TextCodec
+from nearfar.store.entries import Entry, Store
+
+
+def show(
+    name: Name,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the card of a model: licence, context, chat template, sampling, where it comes from."""
+    entry = Store().require(name)
+    artifact = Artifact.open(next(iter(entry.targets.values())))
+    codec = TextCodec.open(artifact)
+    card = _card(entry, artifact, codec)
+    if as_json:
+        print(json.dumps(card, indent=1, ensure_ascii=False))
+        return
+    table = Table.grid(padding=(0, 2))
+    for key, value in card.items():
+        table.add_row(key, _plain(value))
+    Console(soft_wrap=True).print(table)
+
+
+def _card(entry: Entry, artifact: Artifact, codec: TextCodec) -> dict[str, Any]:
+    manifest = artifact.manifest
+    form = manifest.answers
+    return {
+        **described(entry),
+        "architecture": manifest.model.architecture,
+        "parameters": sum(p.n * max(p.k, 1) for p in manifest.step.parameters),
+        "context": manifest.model.context_length,
+        "quantization": manifest.quantization.scheme,
+        "template": codec.has_template,
+        "tools": bool(form and form.calls),
+        "reasoning": bool(form and form.reasoning),
+        "sampling": manifest.sampling.given,
+        "license": manifest.license or "not stated",
+        "provenance": manifest.provenance,
+    }
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {item}" for key, item in value.items()) or "as OpenAI's"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    return f"{value:,}" if isinstance(value, int) else str(value if value is not None else "")

@@ -1,0 +1,160 @@
+"""What the store holds: a folder for each model, with an artifact for each target and `entry.json` beside.
+
+A folder without `entry.json` is one whose build has not ended; nobody sees it, and the next build of the same
+model takes it over.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from nearfar import strict_json
+from nearfar.edge_runtime.artifact.finder import by_target
+from nearfar.edge_runtime.artifact.folders import cache_folder
+from nearfar.errors import ArtifactError, StoreError
+
+ENTRY = "entry.json"
+_GONE = ".gone"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What an entry is made of. `source`: a hub id, or the path of a checkpoint; `quant` None: as a build
+    does without being told.
+    """
+
+    name: str
+    source: str
+    quant: str | None = None
+
+    @property
+    def folder(self) -> str:
+        """What its folder is called: its name, and what tells it from others of that name."""
+        which = hashlib.sha256(f"{self.source}\n{self.quant}".encode()).hexdigest()[:8]
+        plain = re.sub(r"[^\w.-]+", "-", self.name, flags=re.ASCII).strip(".-")[:80]
+        return f"{plain or 'model'}-{which}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A model that is there. `mark` tells whether a checkpoint of this machine is still the one that was
+    built; None for those of the hub.
+    """
+
+    folder: Path
+    wanted: Wanted
+    mark: str | None = None
+
+    @property
+    def targets(self) -> dict[str, Path]:
+        """Its artifacts by target."""
+        try:
+            return by_target(self.folder)
+        except ArtifactError:
+            return {}
+
+    @property
+    def bytes(self) -> int:
+        """Of all of its files."""
+        return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
+
+    @property
+    def used(self) -> datetime:
+        """When it was used last."""
+        return datetime.fromtimestamp((self.folder / ENTRY).stat().st_mtime, UTC)
+
+    def touch(self) -> None:
+        """Say that it is used now."""
+        with suppress(OSError):
+            os.utime(self.folder / ENTRY)
+
+
+class Store:
+    """The models below a folder; by default `models` in this user's cache, which NEARFAR_HOME moves."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = cache_folder() / "models" if root is None else root
+
+    def entries(self) -> list[Entry]:
+        """All, what was used last first. A folder whose entry cannot be read is none."""
+        found = [self._read(file) for file in self.root.glob(f"*/{ENTRY}")]
+        return sorted((entry for entry in found if entry), key=lambda entry: entry.used, reverse=True)
+
+    def find(self, name: str) -> Entry | None:
+        """The entry of a name, or of a source; of several of a name, the one that was used last."""
+        every = self.entries()
+        exact = (entry for entry in every if name in (entry.wanted.name, entry.wanted.source))
+        alike = (entry for entry in every if entry.wanted.name.lower() == name.lower())
+        return next(exact, None) or next(alike, None)
+
+    def require(self, name: str) -> Entry:
+        """The same; StoreError where there is none."""
+        found = self.find(name)
+        if found is None:
+            there = ", ".join(sorted(entry.wanted.name for entry in self.entries()))
+            raise StoreError(
+                f"the store has no {name!r}; it has {there}"
+                if there
+                else f"the store has no {name!r}, nor any other model: nearfar pull NAME gets one"
+            )
+        return found
+
+    def of(self, wanted: Wanted) -> Entry | None:
+        """The entry that was made of this."""
+        return self._read(self.root / wanted.folder / ENTRY)
+
+    def keep(self, wanted: Wanted, mark: str | None) -> Entry:
+        """Write the entry of what was built into its folder."""
+        folder = self.root / wanted.folder
+        aside = folder / f".{ENTRY}-{os.getpid()}"
+        record = {**dataclasses.asdict(wanted), "mark": mark}
+        aside.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        aside.replace(folder / ENTRY)
+        return Entry(folder, wanted, mark)
+
+    def remove(self, entry: Entry) -> int:
+        """Delete it, and tell the bytes; whole or not at all, for those who look."""
+        size = entry.bytes
+        gone = entry.folder.with_name(f".{entry.folder.name}{_GONE}-{os.getpid()}")
+        try:
+            entry.folder.rename(gone)
+        except OSError as error:
+            raise StoreError(f"{entry.wanted.name} cannot be removed: {error}") from error
+        shutil.rmtree(gone, ignore_errors=True)
+        return size
+
+    @contextmanager
+    def locked(self, wanted: Wanted) -> Iterator[bool]:
+        """Hold what is made of this against other processes; gives whether another one had it first."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.root / f".{wanted.folder}.making")
+        waited = False
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            waited = True
+            lock.acquire()
+        try:
+            yield waited
+        finally:
+            lock.release()
+
+    def _read(self, file: Path) -> Entry | None:
+        try:
+            record = strict_json.loads(file.read_text(encoding="utf-8"))
+            wanted = Wanted(record["name"], record["source"], record["quant"])
+            return Entry(file.parent, wanted, record["mark"])
+        except (OSError, ValueError, LookupError, TypeError):
+            return None

@@ -1,0 +1,102 @@
+"""From a name to an artifact that this machine runs: what is not built yet is built into the store, once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nearfar.edge_runtime.artifact.finder import holds_artifacts
+from nearfar.edge_runtime.devices import AUTO, device, device_names, parse_device
+from nearfar.errors import NearfarError
+from nearfar.store.entries import Entry, Store, Wanted
+from nearfar.store.naming import mark_of, wanted_of
+
+if TYPE_CHECKING:
+    from nearfar.build.source import BuildOptions
+
+Build = Callable[["BuildOptions"], object]
+"""Builds, and shows how far it is."""
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Runner:
+    """What is to run a model: any artifact for one of `targets` will do; `best` says which one to build where
+    there is none. It is asked only then: drivers take a while to answer.
+    """
+
+    targets: Sequence[str]
+    best: Callable[[], str]
+
+    def runs(self, entry: Entry) -> bool:
+        """Whether the entry has an artifact for it."""
+        return any(target in entry.targets for target in self.targets)
+
+
+def for_device(wanted: str) -> Runner:
+    """A device of this machine, as --device names it."""
+    kind, _ = parse_device(wanted)
+    if kind != AUTO:
+        return Runner((kind,), lambda: kind)
+    names = device_names()
+    return Runner(names, lambda: max(names, key=lambda name: device(name).preferred()))
+
+
+def artifacts_at(given: str, runner: Runner, build: Build, tell: Tell) -> Path:
+    """The folder of the artifacts that a path or a name means; a model of the store is built for the runner
+    where it is not.
+    """
+    path = Path(given).expanduser()
+    if path.exists() and holds_artifacts(path):
+        return path
+    store = Store()
+    entry = made(store, wanted_of(given, None, store), runner, build, tell)
+    entry.touch()
+    return entry.folder
+
+
+def kept(given: str) -> str:
+    """The folder of a model of the store, for what is no path here and a name there; else what was given."""
+    if Path(given).expanduser().exists():
+        return given
+    entry = Store().find(given)
+    if entry is None:
+        return given
+    entry.touch()
+    return str(entry.folder)
+
+
+def made(store: Store, wanted: Wanted, runner: Runner, build: Build, tell: Tell) -> Entry:
+    """The entry with an artifact for the runner; built where there is none, or its checkpoint has changed."""
+    found = _fresh(store, wanted)
+    if found is not None and runner.runs(found):
+        return found
+    tell(f"{wanted.name} is not built yet: building it into the store, once")
+    with store.locked(wanted) as waited:
+        found = _fresh(store, wanted) if waited else found
+        if found is None or not runner.runs(found):
+            if found is None and (stale := store.of(wanted)) is not None:
+                store.remove(stale)
+            build(_options(wanted, store.root / wanted.folder, (runner.best(),)))
+        return store.keep(wanted, mark_of(wanted.source))
+
+
+def _fresh(store: Store, wanted: Wanted) -> Entry | None:
+    """The entry, unless its checkpoint has changed since."""
+    found = store.of(wanted)
+    return found if found is not None and found.mark == mark_of(wanted.source) else None
+
+
+def _options(wanted: Wanted, out: Path, targets: tuple[str, ...]) -> BuildOptions:
+    """For this machine alone."""
+    try:
+        from nearfar.build.source import BuildOptions
+    except ModuleNotFoundError as error:
+        raise NearfarError(
+            f"{wanted.name} has to be built, which needs {error.name}, and that is not installed: "
+            "pip install 'nearfar[build]'"
+        ) from error
+    native = ("native",) if "cpu" in targets else ()
+    return BuildOptions(wanted.source, out, targets, quant=wanted.quant, cpu_features=native)

@@ -1,0 +1,52 @@
+"""What a name on the command line means: artifacts, a checkpoint, a model of the store, or of the hub."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from pathlib import Path
+
+from nearfar.errors import StoreError
+from nearfar.store.entries import Store, Wanted
+from nearfar.store.known import KNOWN
+
+HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+(:[\w./ -]+)?")
+
+
+def wanted_of(given: str, quant: str | None, store: Store) -> Wanted:
+    """What is to be built for a name: a path goes before a model of the store, that before a known name, that
+    before a hub id. StoreError for what is none of them.
+    """
+    path = Path(given).expanduser()
+    if path.exists():
+        return Wanted(_called(path.resolve().name, quant), str(path.resolve()), quant)
+    there = store.find(given)
+    if there is not None and quant in (None, there.wanted.quant):
+        return there.wanted
+    if given.lower() in KNOWN:
+        known = KNOWN[given.lower()]
+        name = given.lower() if quant is None else f"{given.lower()}-{quant}"
+        return Wanted(name, known.source, known.quant if quant is None else quant)
+    if HUB_ID.fullmatch(given) and not given.startswith("."):
+        return Wanted(_called(given.rpartition("/")[2], quant), given, quant)
+    raise StoreError(
+        f"{given} is no path here, no model of the store (nearfar list), no hub id such as "
+        f"HuggingFaceTB/SmolLM2-135M-Instruct, and none of the known names {', '.join(KNOWN)}"
+    )
+
+
+def mark_of(source: str) -> str | None:
+    """What changes when somebody changes a checkpoint of this machine: names, sizes and times of its files.
+    None for what is no path.
+    """
+    path = Path(source)
+    if not path.exists():
+        return None
+    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+    stats = [(file.name, file.stat()) for file in files]
+    lines = [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def _called(name: str, quant: str | None) -> str:
+    return name if quant is None else f"{name}:{quant}"

@@ -1,0 +1,106 @@
+"""Programs compiled in a process beside this one.
+
+What makes a kernel's TIR is Python, so threads would take turns: a GPU target's programs take half the time
+in two processes. A process is told its share, and answers, in files of a folder that only this user reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nearfar.build.program.compile import Job
+from nearfar.build.program.kept import Compiled
+from nearfar.errors import BuildError
+from nearfar.format.manifest import Buffer, Tensor
+from nearfar.targets.emit import EmitContext
+from nearfar.targets.kernels import Variant
+
+_WORK, _MADE = "work.pickle", "made.pickle"
+# TVM imports PyTorch where it finds it, which takes longer than all else that the process imports.
+_CODE = """
+import sys
+sys.modules["torch"] = None
+from nearfar.targets.beside import work
+work(sys.argv[1])
+"""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Programs of one target for one process to compile."""
+
+    target: str
+    job: Job
+    variants: tuple[Variant, ...]
+    buffers: Mapping[str, Buffer]
+    weights: Mapping[str, Tensor]
+
+
+def shares(variants: Sequence[Variant]) -> list[tuple[Variant, ...]]:
+    """The variants, cut into as many shares as there are processors, the first for this process.
+
+    Programs of one class of devices have most kernels in common, and stay together.
+    """
+    classes: dict[str | None, list[Variant]] = {}
+    for variant in variants:
+        classes.setdefault(variant.device_class, []).append(variant)
+    groups = list(classes.values())
+    count = max(1, min(os.cpu_count() or 1, len(groups)))
+    return [tuple(each for group in groups[start::count] for each in group) for start in range(count)]
+
+
+@contextlib.contextmanager
+def beside(share: Share) -> Iterator[Callable[[], list[Compiled]]]:
+    """Compile a share in another process while the block runs; what is given waits for the programs, in the
+    order of the variants, and raises BuildError as compiling them here would. The process ends with the
+    block.
+    """
+    with tempfile.TemporaryDirectory(prefix="nearfar-beside-") as name:
+        folder = Path(name)
+        (folder / _WORK).write_bytes(pickle.dumps(share))
+        # A session of its own: Ctrl-C is for this process, which then ends that one.
+        process = subprocess.Popen([sys.executable, "-c", _CODE, name], start_new_session=True)
+        try:
+            yield lambda: _made(process, folder)
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _made(process: subprocess.Popen[bytes], folder: Path) -> list[Compiled]:
+    status = process.wait()
+    if status != 0:
+        raise BuildError(
+            f"a process that compiles kernels ended with status {status}"
+            + (": perhaps there was not enough memory" if status < 0 else ", please report it")
+        )
+    made: list[Compiled] | BuildError = pickle.loads((folder / _MADE).read_bytes())
+    if isinstance(made, BuildError):
+        raise made
+    return made
+
+
+def work(name: str) -> None:
+    """What the other process does: read its share from the folder, write what was made of it."""
+    from nearfar.targets import target_of
+    from nearfar.targets.planned import PlannedTarget
+
+    folder = Path(name)
+    share: Share = pickle.loads((folder / _WORK).read_bytes())
+    target = target_of(share.target)
+    assert isinstance(target, PlannedTarget)
+    context = EmitContext(folder, share.buffers, share.weights)
+    made: list[Compiled] | BuildError
+    try:
+        made = [target.compiled(share.job, variant, context) for variant in share.variants]
+    except BuildError as error:
+        made = BuildError(str(error))
+    (folder / _MADE).write_bytes(pickle.dumps(made))

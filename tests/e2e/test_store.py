@@ -1,0 +1,143 @@
+"""From a model's name to an answer: what is not built is built into the store, once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.test_serve import Process
+from tests.shared_data import shared_data
+from tests.support.hub import hub
+
+BEGINNING = "Once upon a time, there was a"
+GREEDY = ("--raw", "--temperature", "0", "--max-tokens", "40", "--device", "mlx")
+
+
+def start(home: Path, *args: object, **environment: str) -> subprocess.Popen[str]:
+    """A command with a store of its own; mlx compiles nothing."""
+    command = [sys.executable, "-m", "nearfar", *map(str, args)]
+    settings = {**os.environ, "NEARFAR_HOME": str(home / "home"), **environment}
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=settings)
+
+
+def nearfar(home: Path, *args: object, **environment: str) -> tuple[int, str, str]:
+    done = start(home, *args, **environment)
+    out, err = done.communicate(timeout=300)
+    return done.returncode, out, " ".join(err.split())
+
+
+def listed(home: Path) -> list[dict[str, Any]]:
+    code, out, err = nearfar(home, "list", "--json")
+    assert code == 0, err
+    found: list[dict[str, Any]] = json.loads(out)
+    return found
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("checkpoint") / "stories"
+    shutil.copytree(shared_data("models", "stories260K"), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    """A store with one model, which two commands wanted at the same time."""
+    root = tmp_path_factory.mktemp("store")
+    both = [start(root, "run", model, *GREEDY, "") for _ in range(2)]
+    done = [one.communicate(timeout=300) for one in both]
+    assert [one.returncode for one in both] == [0, 0], done
+    assert len({out for out, _ in done}) == 1
+    assert done[0][0].startswith(BEGINNING)
+    return root
+
+
+def test_a_checkpoint_is_built_once_and_then_known_by_its_name(home: Path, model: Path) -> None:
+    (entry,) = listed(home)
+    assert (entry["name"], entry["targets"], entry["source"]) == ("stories", ["mlx"], str(model))
+    code, out, err = nearfar(home, "run", "stories", *GREEDY, "")
+    assert code == 0
+    assert "building" not in err
+    assert out.startswith(BEGINNING)
+    assert listed(home)[0]["used"] >= entry["used"]
+
+
+def test_its_card(home: Path) -> None:
+    code, out, err = nearfar(home, "show", "stories", "--json")
+    assert code == 0, err
+    card = json.loads(out)
+    assert (card["architecture"], card["context"], card["sampling"]) == ("llama", 512, {})
+    code, out, err = nearfar(home, "show", "stories")
+    assert "license" in out
+    code, _, err = nearfar(home, "show", "nothing")
+    assert code == 1
+    assert "the store has no 'nothing'; it has stories" in err
+
+
+def test_what_is_no_name_says_what_would_be_one(home: Path) -> None:
+    code, _, err = nearfar(home, "run", "no-such-model", "hello")
+    assert code == 1
+    assert "no-such-model is no path here, no model of the store (nearfar list), no hub id" in err
+    assert "smollm2:135m" in err
+
+
+def test_a_checkpoint_that_changed_is_built_anew(home: Path, tmp_path: Path, model: Path) -> None:
+    folder = tmp_path / "mine"
+    shutil.copytree(model, folder)
+    nearfar(home, "pull", folder, "--target", "mlx")
+    (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.5}))
+    code, _, err = nearfar(home, "pull", folder, "--target", "mlx")
+    assert code == 0
+    assert "building it into the store" in err
+    assert json.loads(nearfar(home, "show", "mine", "--json")[1])["sampling"] == {"temperature": 0.5}
+    code, _, err = nearfar(home, "pull", folder, "--target", "mlx")
+    assert "building" not in err
+    assert nearfar(home, "rm", "mine", "nothing")[0] == 1
+    assert {entry["name"] for entry in listed(home)} == {"mine", "stories"}
+    code, _, err = nearfar(home, "rm", "mine")
+    assert (code, "removed mine" in err) == (0, True)
+    assert [entry["name"] for entry in listed(home)] == ["stories"]
+
+
+def test_one_of_the_hub_by_its_id(tmp_path: Path, model: Path) -> None:
+    with hub({"tales/stories": model}) as server:
+        client = {
+            "HF_ENDPOINT": server.url,
+            "HF_HOME": str(tmp_path / "hub"),
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+        }
+        code, _, err = nearfar(
+            tmp_path, "pull", "tales/stories", "--target", "mlx", "--quant", "q8", **client
+        )
+        assert code == 0, err
+        assert "Next: nearfar run stories:q8" in err
+        asked = len(server.asked)
+        code, out, err = nearfar(tmp_path, "run", "stories:q8", *GREEDY, "", **client)
+        assert (code, len(server.asked)) == (0, asked), err  # what is there is run without the network
+        assert out.startswith(BEGINNING)
+
+
+def test_the_server_takes_a_name_of_the_store(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEARFAR_HOME", str(home / "home"))
+    server = Process("stories", "--device", "mlx")
+    try:
+        models = httpx.get(f"{server.url}/v1/models", timeout=20).json()["data"]
+        assert [each["id"] for each in models] == ["stories"]
+    finally:
+        server.end()
+
+
+def test_artifacts_are_copied_out(home: Path, tmp_path: Path) -> None:
+    code, _, err = nearfar(home, "cp", "stories", tmp_path / "out")
+    assert code == 0, err
+    assert (tmp_path / "out" / "mlx" / "manifest.json").is_file()
+    assert nearfar(home, "run", tmp_path / "out", *GREEDY, "")[0] == 0

@@ -1,0 +1,63 @@
+"""Programs compiled by several processes; that they are the same is in tests/e2e/test_build.py."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import psutil
+import pytest
+
+from nearfar.build import manifest
+from nearfar.build.program.buckets import Buckets
+from nearfar.build.program.compile import Job
+from nearfar.errors import BuildError
+from nearfar.step.model import Model, Step
+from nearfar.targets.beside import Share, beside, shares
+from nearfar.targets.kernels import Variant
+from nearfar.targets.webgpu import VARIANTS
+
+
+def share(target: str) -> Share:
+    model = Model("none", 8, 8, None, (), Step((), (), (), {}))
+    return Share(target, Job(model, {}, manifest.CACHE, Buckets()), (VARIANTS[0],), {}, {})
+
+
+def classes(variants: Sequence[Variant]) -> list[str | None]:
+    return list(dict.fromkeys(each.device_class for each in variants))
+
+
+@pytest.mark.parametrize("processors", [1, 2, 3, 64])
+def test_programs_of_a_class_stay_together(processors: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: processors)
+    cut = shares(VARIANTS)
+    assert len(cut) == min(processors, len(classes(VARIANTS)))
+    assert sorted(each.name for part in cut for each in part) == sorted(each.name for each in VARIANTS)
+    held = [name for part in cut for name in classes(part)]
+    assert sorted(map(str, held)) == sorted(map(str, classes(VARIANTS)))
+    assert shares(cut[0][:1]) == [cut[0][:1]]
+    assert shares([]) == [()]
+
+
+def test_a_process_that_fails_is_an_error_that_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    with (
+        beside(share("tpu")) as made,
+        pytest.raises(BuildError, match=r"compiles kernels ended with status 1, please report it"),
+    ):
+        made()
+    assert "KeyError: 'tpu'" in capfd.readouterr().err
+
+
+def test_a_process_that_is_killed_is_an_error() -> None:
+    with beside(share("webgpu")) as made:
+        (other,) = psutil.Process().children()
+        other.kill()
+        with pytest.raises(BuildError, match=r"status -9: perhaps there was not enough memory"):
+            made()
+
+
+def test_no_process_outlives_its_block() -> None:
+    with beside(share("webgpu")):
+        (other,) = psutil.Process().children()
+        assert other.is_running()
+    assert not other.is_running()
