@@ -92,6 +92,11 @@ def keys(cache: int) -> str:
     return f"kv.{cache}.k"
 
 
+def is_keys(name: str) -> bool:
+    """Whether a buffer of the cache holds keys."""
+    return name.endswith(".k")
+
+
 def values(cache: int) -> str:
     """The values of a cache."""
     return f"kv.{cache}.v"

@@ -21,7 +21,7 @@ GROUPS: dict[str, tuple[int, ...]] = {"int8": (64, 32), "int4": (32,)}
 """Values that share a scale: the first that divides a head. 4 bits need the smaller groups."""
 OF_BITS: dict[int, KvDtype] = {16: "float16", 8: "int8", 4: "int4"}
 """What options name by the bits of a value."""
-OF_TARGET: dict[str, tuple[int, ...]] = {"cpu": (16, 8, 4), "wasm": (16, 8, 4)}
+OF_TARGET: dict[str, tuple[int, ...]] = dict.fromkeys(("cpu", "wasm", "webgpu", "vulkan"), (16, 8, 4))
 """The bits for which a target has programs; others have caches of floats alone. mlx needs none for it."""
 UNIT = 32
 """Values that are stored together: heads that they do not divide cannot be quantized."""
@@ -43,6 +43,13 @@ def row_words(head_dim: int, kv_dtype: str) -> int:
             f"heads of {head_dim} values cannot be cut into groups of {UNIT}: no cache of {kv_dtype}"
         )
     return head_dim * bits // 32 + head_dim // group
+
+
+def row_bytes(head_dim: int, kv_dtype: str) -> int:
+    """Bytes of a row, of floats or quantized."""
+    if kv_dtype in BITS:
+        return 4 * row_words(head_dim, kv_dtype)
+    return head_dim * (4 if kv_dtype == "float32" else 2)
 
 
 def rows_of(shape: Sequence[Extent], kv_dtype: str) -> tuple[str, tuple[Extent, ...]]:

@@ -29,7 +29,7 @@ from nearfar.build.weights.shards import SHARD_BYTES, ShardWriter
 from nearfar.build.weights.stream import Piece
 from nearfar.errors import BuildError
 from nearfar.format import manifest as records
-from nearfar.format.kv import OF_TARGET, UNIT, group_size
+from nearfar.format.kv import UNIT, group_size
 from nearfar.format.manifest import Weights
 from nearfar.step.config import LARGEST
 from nearfar.step.params import Param
@@ -39,7 +39,7 @@ from nearfar.targets.bundles import Bundles
 from nearfar.targets.emit import EmitContext
 from nearfar.targets.kernels import Packing, Products, Variant
 from nearfar.targets.quantized import Matrix
-from nearfar.targets.target import KernelCounts, Made
+from nearfar.targets.target import KernelCounts, Made, check_kv_bits
 
 _NONE = np.zeros(0, np.float32)
 
@@ -135,13 +135,7 @@ class PlannedTarget:
 
     def _check_kv(self, source: Source, options: BuildOptions) -> None:
         """There are kernels for the caches that are asked for, and the model's heads fit them."""
-        able = OF_TARGET.get(self.name, (16,))
-        if lacking := [str(bits) for bits in options.kv_bits if bits not in able]:
-            raise BuildError(
-                f"target {self.name} has no programs with a KV cache of {' or '.join(lacking)} bits, only of "
-                f"{', '.join(map(str, able))}: leave {','.join(lacking)} out of --kv-bits, or build this "
-                "target apart"
-            )
+        check_kv_bits(self.name, options)
         for bits in options.kv_bits:
             for cache in source.model.step.caches if bits != 16 else ():
                 if group_size(cache.head_dim, bits) is None:

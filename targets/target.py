@@ -8,6 +8,8 @@ from typing import Protocol
 
 from nearfar.build.source import BuildOptions, Source
 from nearfar.build.weights.stream import WeightWriter
+from nearfar.errors import BuildError
+from nearfar.format.kv import OF_TARGET
 from nearfar.format.manifest import File, Program, Rope, Weights
 from nearfar.targets.kernels import Products
 
@@ -36,6 +38,17 @@ class Made:
     function: File | None = None
     packed: bool = False
     kernels: KernelCounts = KernelCounts()
+
+
+def check_kv_bits(name: str, options: BuildOptions) -> None:
+    """BuildError where a target has no programs with a cache that is asked for."""
+    able = OF_TARGET.get(name, (16,))
+    if lacking := [str(bits) for bits in options.kv_bits if bits not in able]:
+        raise BuildError(
+            f"target {name} has no programs with a KV cache of {' or '.join(lacking)} bits, only of "
+            f"{', '.join(map(str, able))}: leave {','.join(lacking)} out of --kv-bits, or build this "
+            "target apart"
+        )
 
 
 class Target(Protocol):

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from nearfar.errors import ArtifactError, DeviceError, RequestError
 from nearfar.format import packs
-from nearfar.format.kv import BITS, OF_BITS, OF_TARGET
+from nearfar.format.kv import BITS, OF_TARGET
 from nearfar.format.manifest import Function, Manifest, Program, Tensor, read
 from nearfar.format.plans import Plan, parse_plan
 
@@ -136,8 +136,10 @@ class Artifact:
         return fit if name is not None else [p for p in fit if _kv_rank(p) == widest]
 
     def _of_kv_bits(self, programs: Sequence[Program], bits: int) -> Sequence[Program]:
-        """Those with a cache of so many bits; RequestError where there is none."""
-        if fit := [p for p in programs if p.kv_dtype == OF_BITS.get(bits)]:
+        """Those with a cache of so many bits, 16 being floats of either size; RequestError where there is
+        none.
+        """
+        if fit := [p for p in programs if _kv_rank(p) == bits]:
             return fit
         there = ", ".join(dict.fromkeys(p.kv_dtype for p in programs))
         target = self.target if self.target in OF_TARGET else next(iter(OF_TARGET))

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import Settings
+from nearfar.edge_runtime.executors import quantized_pages
 from nearfar.errors import ArtifactError
 from nearfar.format import buffers as names
 from nearfar.format.manifest import Dim, Program, Tensor
@@ -70,6 +71,7 @@ class Layout:
 
     def __init__(self, artifact: Artifact, program: Program, settings: Settings) -> None:
         self._artifact, self._program, self._settings = artifact, program, settings
+        self._quantized = quantized_pages.quantized(artifact.manifest, program)
         stored = {b.name: names.stored(b, program.kv_dtype) for b in artifact.manifest.buffers}
         self.buffers = {
             name: Shape(self.extents(shape), np.dtype(dtype)) for name, (dtype, shape) in stored.items()
@@ -96,10 +98,51 @@ class Layout:
         return {name: self.buffer(name) for index in own for name in (names.keys(index), names.values(index))}
 
     def check_pages(self, group: int, pages: Sequence[int], content: Mapping[str, Array]) -> dict[str, Shape]:
-        """The caches of a group, after looking that `content` has all of them for so many pages."""
+        """The caches of a group, of floats, after looking that `content` has all of them for the pages."""
         caches = self.caches(group)
         check_pages(content, {name: (shape.rows(len(pages)), shape.dtype) for name, shape in caches.items()})
         return caches
+
+    def told(self, pages: Mapping[str, Array], *, innermost: bool = False) -> dict[str, Array]:
+        """What Executor.read_pages tells of pages, by cache as kernels hold them (floats of keys: as
+        `read_pages` shapes them). `innermost`: codes of keys have positions innermost.
+        """
+        if not self._quantized:
+            return dict(pages)
+        dtype = self._program.kv_dtype
+        return {
+            f"{name}.{part}": array
+            for name, words in pages.items()
+            for part, array in quantized_pages.parts_of(
+                words, self._quantized[name], dtype, innermost=innermost and names.is_keys(name)
+            ).items()
+        }
+
+    def held(
+        self, group: int, pages: Sequence[int], content: Mapping[str, Array], *, innermost: bool = False
+    ) -> dict[str, Array]:
+        """By cache of a group what `told` would tell as `content`, after looking that this has all of them
+        for so many pages, and nothing else.
+        """
+        if not self._quantized:
+            return {name: content[name] for name in self.check_pages(group, pages, content)}
+        caches, dtype = self.caches(group), self._program.kv_dtype
+        wanted = {
+            f"{name}.{part}": kind
+            for name, shape in caches.items()
+            for part, kind in quantized_pages.shapes(
+                shape.rows(len(pages)), self._quantized[name], dtype
+            ).items()
+        }
+        check_pages(content, wanted)
+        return {
+            name: quantized_pages.pages_of(
+                {part: content[f"{name}.{part}"] for part in quantized_pages.PARTS},
+                dtype,
+                innermost=innermost and names.is_keys(name),
+            )
+            for name in caches
+        }
 
     def rope_tables(self) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
         """The buffers that hold tables of rotations, and what they hold."""

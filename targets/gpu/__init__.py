@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 from nearfar.errors import BuildError
-from nearfar.format.kv import Float
+from nearfar.format.kv import OF_BITS, Float
 from nearfar.targets.bundles import bundles
 from nearfar.targets.jobs import (
     Attend,
@@ -24,7 +24,7 @@ from nearfar.targets.jobs import (
     Sample,
     Split,
 )
-from nearfar.targets.kernels import PRODUCTS, Precision, Products, Staged, Variant
+from nearfar.targets.kernels import PRODUCTS, Precision, Products, Staged, Variant, kv_suffix
 from nearfar.targets.quantized import Array, Matrix, Part, QuantTensor
 
 from . import pieces
@@ -138,6 +138,15 @@ def variants(
     )
 
 
+def with_caches(variants: Sequence[Variant], kv_bits: Sequence[int]) -> tuple[Variant, ...]:
+    """The variants once for each of the caches that were asked for: see BuildOptions.kv_bits."""
+    return tuple(
+        each if bits == 16 else replace(each, name=each.name + kv_suffix(bits), kv=OF_BITS[bits])
+        for bits in kv_bits
+        for each in variants
+    )
+
+
 def variant(
     device: DeviceClass,
     precision: Precision,
@@ -151,4 +160,4 @@ def variant(
     return Variant(name, precision, kernels, device.name, products)
 
 
-__all__ = ["GpuKernels", "rounds", "variant", "variants"]
+__all__ = ["GpuKernels", "rounds", "variant", "variants", "with_caches"]

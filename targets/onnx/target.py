@@ -23,7 +23,7 @@ from nearfar.step.reading import read_model
 from nearfar.targets.kernels import Products
 from nearfar.targets.onnx import configs
 from nearfar.targets.quantized import Matrix
-from nearfar.targets.target import Made
+from nearfar.targets.target import Made, check_kv_bits
 
 GROUPS = (16, 32, 64, 128)
 """Group sizes that ONNX Runtime's operators take, of those that there are."""
@@ -87,6 +87,7 @@ class OnnxTarget:
 
     def check(self, source: Source, options: BuildOptions) -> None:
         """ONNX Runtime must have operators for the step and the weights; writing them needs onnx."""
+        check_kv_bits("onnx", options)
         (lowering,) = _modules("lowering")
         if source.model.embedding is not None:
             raise BuildError(

@@ -150,7 +150,28 @@ def linears_of_bytes(precision: Precision, dtype: str) -> dict[str, Staged]:
     }
 
 
-BY_CLASS = (linears_by_class, linears_of_bytes, attention_by_class, projections_by_class, pieces_by_class)
+def over_codes(precision: Precision, dtype: str) -> dict[str, Staged]:
+    """What appends to a quantized cache, and attends to it."""
+    made = {}
+    for name, kv_dtype in itertools.product(("software", "mobile", "discrete"), ("int8", "int4")):
+        kernels = variant(CLASSES[name], precision, False).kernels
+        for m, flags in ((1, "plain"), (64, "all")):
+            attend = gpu_jobs.paged(Attend, (m, 8, 1, 64), dtype, **gpu_jobs.ATTENDS[flags])
+            made[f"codes_{name}_{kv_dtype}_attend_{m}"] = kernels.stages(replace(attend, kv_dtype=kv_dtype))
+        if name == "software":
+            append = gpu_jobs.paged(RopeAppend, (4, 9, 3, 96), dtype)
+            made[f"codes_{name}_{kv_dtype}_rope"] = kernels.stages(replace(append, kv_dtype=kv_dtype))
+            continue
+        linear, follows = project_jobs.FLAGS["norms"]
+        project = project_jobs.job((4, 4, 2, 64), dtype, linear=linear, **follows)
+        paged = replace(project.paged, kv_dtype=kv_dtype)
+        made[f"codes_{name}_{kv_dtype}_project"] = kernels.stages(replace(project, paged=paged))
+    return made
+
+
+BY_CLASS = (
+    linears_by_class, linears_of_bytes, attention_by_class, projections_by_class, pieces_by_class, over_codes,
+)  # fmt: skip
 
 
 @cache
@@ -167,12 +188,13 @@ def sources(precision: Precision) -> dict[str, list[str]]:
     return {name: [shader.source, shader.entry] for name, shader in shaders(module, precision).items()}
 
 
-SHAPED = re.compile(r"(bytes|([a-z]+_)?(mobile|integrated|discrete)(_pieces)?)_")
+SHAPED = re.compile(r"(bytes|codes_software|([a-z]+_)?(mobile|integrated|discrete)(_pieces)?)_")
 
 
 def with_pipelines(every: dict[str, list[str]]) -> dict[str, tuple[str, str, bool]]:
-    """Which get a pipeline in Chromium: all software kernels; of those for a class of GPUs the shortest
-    of each kind: job and class, few or many rows, first or later launch.
+    """Which get a pipeline in Chromium: all software kernels but those over codes, which
+    test_quantized_kv.py runs there; of these and of those for a class of GPUs the shortest of each kind: job
+    and class, few or many rows, first or later launch.
     """
     kinds: dict[tuple[object, ...], list[str]] = {}
     for name in every:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import tvm
 
 from nearfar.edge_runtime.executors.cpu.library import Library, Tensor, aligned
-from nearfar.edge_runtime.executors.cpu.quantized_pages import pages_of, parts_of
+from nearfar.edge_runtime.executors.quantized_pages import pages_of, parts_of
 from nearfar.format.kv import BITS
 from nearfar.targets.cpu import CpuKernels
 from nearfar.targets.cpu.codegen import compile_library, native
@@ -99,7 +99,7 @@ class CpuJobs:
 def _held(name: str, cache: Array, job: Any) -> Array:
     """How keys or values lie in pages on cpu (docs/artifact.md, kv.L.k): keys with positions innermost."""
     if job.kv_dtype in BITS:
-        return pages_of(quantized_kv.parts(cache, job.kv_dtype), job.kv_dtype, keys=name == "k_cache")
+        return pages_of(quantized_kv.parts(cache, job.kv_dtype), job.kv_dtype, innermost=name == "k_cache")
     if name == "v_cache":
         return cache
     return np.ascontiguousarray(cache.swapaxes(2, 3)).reshape(cache.shape)
@@ -108,7 +108,7 @@ def _held(name: str, cache: Array, job: Any) -> Array:
 def _told(name: str, pages: Array, job: Any) -> Array:
     """The keys or values that lie so."""
     if job.kv_dtype in BITS:
-        parts = parts_of(pages, job.head_dim, job.kv_dtype, keys=name == "k_cache")
+        parts = parts_of(pages, job.head_dim, job.kv_dtype, innermost=name == "k_cache")
         return quantized_kv.rows(parts, job.kv_dtype)
     if name == "v_cache":
         return pages

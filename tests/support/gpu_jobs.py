@@ -11,11 +11,24 @@ from typing import Any
 
 import numpy as np
 
+from nearfar.edge_runtime.executors.quantized_pages import pages_of, parts_of
+from nearfar.format.kv import BITS
 from nearfar.format.manifest import Float
-from nearfar.targets.jobs import Activation, Attend, Embed, GraphJob, Linear, Norm, Paged, RopeAppend
+from nearfar.targets.jobs import (
+    Activation,
+    Attend,
+    Embed,
+    GraphJob,
+    Linear,
+    Norm,
+    Paged,
+    Project,
+    RopeAppend,
+)
 from nearfar.targets.kernels import Kernels, Precision, Staged
 from nearfar.targets.quantized import Matrix
 
+from . import quantized_kv
 from .job_reference import ACTIVATIONS, random_inputs, random_matrix, reference
 
 Run = Callable[[Staged, Precision, dict[str, np.ndarray]], dict[str, np.ndarray]]
@@ -299,7 +312,7 @@ def check(
     shape, dtype = job.out
     arrays["out"] = np.full(shape, 7, dtype)
     given = {name: array for name, array in arrays.items() if name != "w"}
-    got = run(kernels.stages(job), precision, given)
+    got = _run_over_codes(kernels, run, precision, job, given)
     padding = isinstance(job, RopeAppend) and arrays["positions"][: job.m] < 0
     for name, want in reference(job, arrays).items():
         array = got[name].astype(np.float64)
@@ -308,7 +321,49 @@ def check(
             array = array[: job.m]
             assert np.isfinite(array).all()
             array, want = (a[~np.broadcast_to(padding, len(a))] for a in (array, want))
+        elif (cached := _paged(job)) is not None and cached.kv_dtype in BITS:
+            close_codes(array, want, cached.kv_dtype)
+            continue
         close(array, want.astype(np.float64), precision)
+
+
+def _paged(job: GraphJob | Project) -> Paged | None:
+    """What a job has to do with a cache."""
+    if isinstance(job, Project):
+        return job.paged
+    return job if isinstance(job, Paged) else None
+
+
+def _run_over_codes(
+    kernels: Kernels, run: Run, precision: Precision, job: GraphJob, given: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """What a job makes of caches that are given, and come back, as numbers; words that it has no reason to
+    write stay.
+    """
+    paged = _paged(job)
+    if paged is None or paged.kv_dtype not in BITS:
+        return run(kernels.stages(job), precision, given)
+    numbers = {name: given[name] for name in ("k_cache", "v_cache") if name in given}
+    held = {
+        name: pages_of(quantized_kv.parts(array, paged.kv_dtype), paged.kv_dtype, innermost=False)
+        for name, array in numbers.items()
+    }
+    got = run(kernels.stages(job), precision, given | held)
+    for name, array in numbers.items():
+        parts = parts_of(got[name], paged.head_dim, paged.kv_dtype, innermost=False)
+        before = parts_of(held[name], paged.head_dim, paged.kv_dtype, innermost=False)
+        same = np.all([(parts[part] == before[part]).all(-1) for part in parts], axis=0)
+        got[name] = np.where(same[..., None], array, quantized_kv.rows(parts, paged.kv_dtype))
+    return got
+
+
+def close_codes(got: np.ndarray, want: np.ndarray, kv_dtype: str) -> None:
+    """Within a step of the codes of what was to be stored: sums of another order may fall on the other side
+    of the middle of two.
+    """
+    made = quantized_kv.parts(want, kv_dtype)
+    step = np.repeat(made["scales"].astype(np.float64), want.shape[-1] // made["scales"].shape[-1], axis=-1)
+    assert (np.abs(got - quantized_kv.rows(made, kv_dtype)) <= 1.01 * step + 1e-6).all()
 
 
 def close(got: np.ndarray, want: np.ndarray, precision: Precision) -> None:

@@ -35,6 +35,8 @@ describe("the program for a cache", () => {
 
   test("is of the bits, or the name, that are asked for", () => {
     expect(names({ kvBits: 16 })).toEqual(["float16"]);
+    const wide = { ...named("float16"), name: "float32", kvDtype: "float32" } as const;
+    expect(names({ kvBits: 16 }, [wide, named("int8")])).toEqual(["float32"]);
     expect(names({ kvBits: 8 })).toEqual(["int8"]);
     expect(names({ kvBits: 4 })).toEqual(["int4"]);
     expect(names({ program: "int4" })).toEqual(["int4"]);

@@ -14,15 +14,10 @@ from nearfar.edge_runtime.devices import Settings
 from nearfar.edge_runtime.executors.cpu.cores import usable_cores
 from nearfar.edge_runtime.executors.cpu.host_memory import reserve
 from nearfar.edge_runtime.executors.cpu.library import Array, Library, Plan, Tensor
-from nearfar.edge_runtime.executors.cpu.quantized_pages import (
-    PARTS,
-    pages_of,
-    parts_of,
-    quantized,
-    shapes,
-)
-from nearfar.edge_runtime.executors.planned import Layout, Shape, check_pages
+from nearfar.edge_runtime.executors.planned import Layout, Shape
 from nearfar.errors import ArtifactError
+from nearfar.format import buffers as names
+from nearfar.format.kv import BITS
 from nearfar.format.manifest import Param, Program
 from nearfar.format.plans import Launch
 
@@ -37,7 +32,6 @@ class CpuExecutor:
         self.precision, self.program_name = program.precision, program.name
         self._layout = Layout(artifact, program, settings)
         self._kv_dtype = program.kv_dtype
-        self._quantized = quantized(artifact.manifest, program)
         self._held = 0
         self._memory = {f"weight:{name}": array for name, array in self._load_weights(artifact).items()}
         self._memory |= {f"workspace:{i}": self._reserve(count) for i, count in enumerate(program.workspace)}
@@ -91,32 +85,13 @@ class CpuExecutor:
 
     def read_pages(self, group: int, pages: Sequence[int]) -> dict[str, Array]:
         """See Executor.read_pages."""
-        found: dict[str, Array] = {}
-        for name in self._layout.caches(group):
-            if name in self._quantized:
-                words, keys = self._buffers[name][list(pages)], name.endswith(".k")
-                told = parts_of(words, self._quantized[name], self._kv_dtype, keys=keys)
-                found |= {f"{name}.{part}": array for part, array in told.items()}
-            else:
-                found[name] = self._pages(name)[list(pages)]
-        return found
+        found = {name: self._pages(name)[list(pages)] for name in self._layout.caches(group)}
+        return self._layout.told(found, innermost=True)
 
     def write_pages(self, group: int, pages: Sequence[int], content: Mapping[str, Array]) -> None:
         """See Executor.write_pages."""
-        if not self._quantized:
-            for name in self._layout.check_pages(group, pages, content):
-                self._pages(name)[list(pages)] = content[name]
-            return
-        caches = self._layout.caches(group)
-        wanted = {
-            f"{name}.{part}": kind
-            for name, cache in caches.items()
-            for part, kind in shapes(cache.rows(len(pages)), self._quantized[name], self._kv_dtype).items()
-        }
-        check_pages(content, wanted)
-        for name in caches:
-            parts = {part: content[f"{name}.{part}"] for part in PARTS}
-            self._buffers[name][list(pages)] = pages_of(parts, self._kv_dtype, keys=name.endswith(".k"))
+        for name, held in self._layout.held(group, pages, content, innermost=True).items():
+            self._pages(name)[list(pages)] = held
 
     @property
     def threads(self) -> int:
@@ -145,13 +120,13 @@ class CpuExecutor:
             raise ArtifactError(f"the artifact has no plan for {function} of size {size}") from None
 
     def _pages(self, name: str) -> Array:
-        """Keys or values as `read_pages` shapes them: a view.
+        """Keys or values as the layout tells of them: a view.
 
-        The kernels hold the keys of a page with positions innermost (docs/artifact.md), so that view has its
-        last axes swapped.
+        The kernels hold the keys of a page with positions innermost (docs/artifact.md), so that of floats the
+        view has its last axes swapped.
         """
         cache = self._buffers[name]
-        if name.endswith(".v"):
+        if not names.is_keys(name) or self._kv_dtype in BITS:
             return cache
         pages, heads, size, width = cache.shape
         return cache.reshape(pages, heads, width, size).swapaxes(2, 3)

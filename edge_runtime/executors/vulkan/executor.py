@@ -181,12 +181,13 @@ class VulkanExecutor:
             for index, page in enumerate(pages):
                 self._get(self._region(name), page * cache.row_bytes, raw[index])
             content[name] = raw.reshape(-1).view(cache.dtype).reshape(cache.rows(len(pages)))
-        return content
+        return self._layout.told(content)
 
     def write_pages(self, group: int, pages: Sequence[int], content: Mapping[str, Array]) -> None:
         """See Executor.write_pages."""
-        for name, cache in self._layout.check_pages(group, pages, content).items():
-            for page, data in zip(pages, content[name], strict=True):
+        held = self._layout.held(group, pages, content)
+        for name, cache in self._layout.caches(group).items():
+            for page, data in zip(pages, held[name], strict=True):
                 self._put(f"{name}:{page}", self._region(name), page * cache.row_bytes, as_bytes(data))
 
     def memory_used(self) -> int:

@@ -176,14 +176,14 @@ class WebGpuExecutor:
         for name, shape in self._layout.caches(group).items():
             with self._guard("reading pages"):
                 content[name] = self._read_cache(self._buffer(name), shape, pages)
-        return content
+        return self._layout.told(content)
 
     def write_pages(self, group: int, pages: Sequence[int], content: Mapping[str, Array]) -> None:
         """See Executor.write_pages."""
-        caches = self._layout.check_pages(group, pages, content)
+        held = self._layout.held(group, pages, content)
         with self._guard("writing pages"):
-            for name, shape in caches.items():
-                for page, data in zip(pages, content[name], strict=True):
+            for name, shape in self._layout.caches(group).items():
+                for page, data in zip(pages, held[name], strict=True):
                     self._device.queue.write_buffer(
                         self._buffer(name), page * shape.row_bytes, np.ascontiguousarray(data)
                     )
@@ -271,7 +271,7 @@ class WebGpuExecutor:
         buffer.destroy()
 
     def _read_cache(self, cache: Any, shape: Shape, pages: Sequence[int]) -> Array:
-        """Copies of pages of keys or values, [len(pages), kv_heads, page_size, head_dim]."""
+        """Copies of pages of keys or values, [len(pages), kv_heads, page_size, head_dim or words]."""
         count = shape.row_bytes
         staging = self._create_staging(count * len(pages))
         encoder = self._device.create_command_encoder()

@@ -159,8 +159,8 @@ def build(
         typer.Option(
             help="The KV caches to make programs for, in bits a value, separated by commas: 16 for floats as "
             "the model computes, 8 and 4 for codes, which take about a half and a third of the memory. "
-            "`nearfar run --kv-bits` then takes one of them. cpu; mlx quantizes its cache when it is loaded "
-            "and needs nothing here."
+            "`nearfar run --kv-bits` then takes one of them. cpu, wasm, webgpu, vulkan; mlx quantizes its "
+            "cache when it is loaded and needs nothing here, onnx has floats alone."
         ),
     ] = list(map(str, DEFAULTS.kv_bits)),  # noqa: B006, B008
     embeddings: Annotated[

@@ -23,12 +23,14 @@ from itertools import product
 from tvm import tirx
 from tvm.script import tirx as T
 
+from nearfar.format.kv import row_bytes
 from nearfar.format.sizes import MAX_STEP
 from nearfar.targets.gpu.classes import SHARED_BYTES, DeviceClass
 from nearfar.targets.jobs import Attend, Split
 from nearfar.targets.kernels import Stage, Staged
 
 from .activations import capped
+from .cached import Cached
 from .combine import combine, span_of
 from .common import LOWEST, ceil_div, f32, select, stored
 from .heads import Head, begin, heads_together, seen
@@ -112,14 +114,7 @@ def few_parts(job: Attend, device: DeviceClass) -> Split:
     of the matmul that puts them together.
     """
     shape = shape_of(job, device)
-    part = (
-        job.m
-        * job.heads
-        // shape.heads
-        * shape.block
-        * job.head_dim
-        * (4 if job.kv_dtype == "float32" else 2)
-    )
+    part = job.m * job.heads // shape.heads * shape.block * row_bytes(job.head_dim, job.kv_dtype)
     wanted = max(MIN_PARTS, min(MAX_FEW, ceil_div(device.in_flight // 2, part)))
     whole = split_of(job, device)
     return replace(whole, count=min(whole.count, wanted))
@@ -148,6 +143,7 @@ def _split(job: Attend, shape: Shape, split: Split) -> tirx.PrimFunc:
     parts = split.count
     m, heads, kv, dim, page = job.m, job.heads, job.kv_heads, job.head_dim, job.page_size
     head_of = Head.of(job)
+    cached = Cached.of(job, head_of)
     width, count = head_of.width, head_of.count
     group, threads, block, turn, lanes = shape.heads, shape.threads, shape.block, shape.turn, shape.lanes
     stripes, cells, together = shape.stripes, shape.cells, shape.together(dim)
@@ -169,8 +165,8 @@ def _split(job: Attend, shape: Shape, split: Split) -> tirx.PrimFunc:
         partial: T.Buffer((m, heads, parts, count + Split.TAIL // width), head_of.dtype(job.dtype)),
     ):
         pages = T.int32()
-        k_cache = T.match_buffer(k_h, (pages, kv, page, count), head_of.dtype(job.kv_dtype))
-        v_cache = T.match_buffer(v_h, (pages, kv, page, count), head_of.dtype(job.kv_dtype))
+        k_cache = T.match_buffer(k_h, cached.extents(pages), cached.dtype)
+        v_cache = T.match_buffer(v_h, cached.extents(pages), cached.dtype)
         for bx in T.thread_binding(kv * per_kv * parts, thread="blockIdx.x"):
             for by in T.thread_binding(m, thread="blockIdx.y"):
                 for tx in T.thread_binding(threads, thread="threadIdx.x"):
@@ -188,6 +184,7 @@ def _split(job: Attend, shape: Shape, split: Split) -> tirx.PrimFunc:
                     tmp = T.alloc_local((2,), "float32")
                     told = T.alloc_local((Split.TAIL,), "float32")
                     at = T.alloc_local((2,), "int32")
+                    loaded = T.meta_var(cached.memory())
                     first_head: T.let = bx // parts * group
                     head: T.let = bx // parts // per_kv  # kv head
                     part: T.let = bx % parts
@@ -227,13 +224,13 @@ def _split(job: Attend, shape: Shape, split: Split) -> tirx.PrimFunc:
                                                 place[at[0]] = at[1]
                                             for d in T.serial(count // lanes // ahead):
                                                 for c in T.unroll(ahead):
-                                                    key: T.let = head_of.f32(
-                                                        k_cache[
-                                                            at[1] // (page * kv),
-                                                            at[1] // page % kv,
-                                                            at[1] % page,
-                                                            (d * ahead + c) * lanes + tx % lanes,
-                                                        ]
+                                                    key: T.let = cached.load(
+                                                        loaded,
+                                                        k_cache,
+                                                        at[1] // (page * kv),
+                                                        at[1] // page % kv,
+                                                        at[1] % page,
+                                                        (d * ahead + c) * lanes + tx % lanes,
                                                     )
                                                     for g in T.unroll(group):
                                                         query: T.let = qs[
@@ -296,13 +293,13 @@ def _split(job: Attend, shape: Shape, split: Split) -> tirx.PrimFunc:
                                         total[g] = total[g] + weight[g * block + at[0]]
                                     for i in T.unroll(cells):
                                         if whole_head or cells == 1 or i * threads + tx < count:
-                                            value: T.let = head_of.f32(
-                                                v_cache[
-                                                    at[1] // (page * kv),
-                                                    at[1] // page % kv,
-                                                    at[1] % page,
-                                                    tx % count if cells == 1 else i * threads + tx,
-                                                ]
+                                            value: T.let = cached.load(
+                                                loaded,
+                                                v_cache,
+                                                at[1] // (page * kv),
+                                                at[1] // page % kv,
+                                                at[1] % page,
+                                                tx % count if cells == 1 else i * threads + tx,
                                             )
                                             for g in T.unroll(group):
                                                 head_of.add(

@@ -29,6 +29,7 @@ from nearfar.targets.jobs import Attend, Split
 from nearfar.targets.kernels import Stage, Staged
 
 from .activations import capped
+from .cached import Cached
 from .combine import combine
 from .common import LOWEST, ceil_div, f32, select, stored
 from .flash_tile import LEAST, Tile, most_parts, tile_of
@@ -60,6 +61,7 @@ def _attend(job: Attend, tile: Tile, split: Split) -> tirx.PrimFunc:
     """The tile that begins with one row, if one does: over all positions, or over one part of them."""
     m, heads, kv, dim, page = job.m, job.heads, job.kv_heads, job.head_dim, job.page_size
     head_of = Head.of(job)
+    cached = Cached.of(job, head_of)
     width, count = head_of.width, head_of.count
     group, threads, queries, keys = tile.heads, tile.threads, tile.queries, tile.keys
     lanes, groups, own_keys, piece = tile.lanes, tile.groups, tile.own_keys, tile.slice
@@ -100,8 +102,8 @@ def _attend(job: Attend, tile: Tile, split: Split) -> tirx.PrimFunc:
         partial: T.Buffer((m, heads, parts, count + Split.TAIL // width), head_of.dtype(job.dtype)),
     ):
         pages = T.int32()
-        k_cache = T.match_buffer(k_h, (pages, kv, page, count), head_of.dtype(job.kv_dtype))
-        v_cache = T.match_buffer(v_h, (pages, kv, page, count), head_of.dtype(job.kv_dtype))
+        k_cache = T.match_buffer(k_h, cached.extents(pages), cached.dtype)
+        v_cache = T.match_buffer(v_h, cached.extents(pages), cached.dtype)
         for bx in T.thread_binding(kv * per_kv * parts, thread="blockIdx.x"):
             for by in T.thread_binding(m, thread="blockIdx.y"):
                 for tx in T.thread_binding(threads, thread="threadIdx.x"):
@@ -115,6 +117,7 @@ def _attend(job: Attend, tile: Tile, split: Split) -> tirx.PrimFunc:
                     total = T.alloc_local((own,), "float32")
                     tmp = T.alloc_local((2,), "float32")
                     at = T.alloc_local((2,), "int32")
+                    loaded = T.meta_var(cached.memory())
                     rows = T.alloc_local((1,), "int32")
                     tail = T.alloc_local((Split.TAIL,), "float32")
                     first_head: T.let = bx // parts * group
@@ -184,13 +187,13 @@ def _attend(job: Attend, tile: Tile, split: Split) -> tirx.PrimFunc:
                                         at[0] = (n * threads + tx) // piece  # key
                                         if first + at[0] < end:
                                             at[1] = page_table[slots[by], (first + at[0]) // page]
-                                            stage[at[0] * stride + (n * threads + tx) % piece] = head_of.f32(
-                                                k_cache[
-                                                    at[1],
-                                                    head,
-                                                    (first + at[0]) % page,
-                                                    s * piece + (n * threads + tx) % piece,
-                                                ]
+                                            stage[at[0] * stride + (n * threads + tx) % piece] = cached.load(
+                                                loaded,
+                                                k_cache,
+                                                at[1],
+                                                head,
+                                                (first + at[0]) % page,
+                                                s * piece + (n * threads + tx) % piece,
                                             )
                                 T.tvm_storage_sync("shared")
                                 for d in T.serial(piece):
@@ -256,13 +259,13 @@ def _attend(job: Attend, tile: Tile, split: Split) -> tirx.PrimFunc:
                                         at[0] = (n * threads + tx) // piece
                                         if first + at[0] < end:
                                             at[1] = page_table[slots[by], (first + at[0]) // page]
-                                            stage[at[0] * stride + (n * threads + tx) % piece] = head_of.f32(
-                                                v_cache[
-                                                    at[1],
-                                                    head,
-                                                    (first + at[0]) % page,
-                                                    s * piece + (n * threads + tx) % piece,
-                                                ]
+                                            stage[at[0] * stride + (n * threads + tx) % piece] = cached.load(
+                                                loaded,
+                                                v_cache,
+                                                at[1],
+                                                head,
+                                                (first + at[0]) % page,
+                                                s * piece + (n * threads + tx) % piece,
                                             )
                                 T.tvm_storage_sync("shared")
                                 for p in T.serial(T.min(end - first, keys)):

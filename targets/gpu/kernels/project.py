@@ -16,13 +16,17 @@ from dataclasses import dataclass, replace
 from tvm import tirx
 from tvm.script import tirx as T
 
+from nearfar.format.kv import BITS
 from nearfar.targets.gpu.classes import SOFTWARE, Tuning
 from nearfar.targets.gpu.packing import parts
 from nearfar.targets.jobs import Project, Rows
 from nearfar.targets.kernels import Stage, Staged
 
+from .cached import Cached, Quantized
 from .common import select, stored
+from .heads import Head
 from .matvec import VECTOR_ROWS
+from .quantizer import Quantizer
 from .rows import FACTOR, PLACE
 from .script import prim_func
 from .sums import LANES, Columns, Product, Sums, rows_of
@@ -58,20 +62,22 @@ def project(job: Project, tuning: Tuning) -> Staged:
 @dataclass(frozen=True)
 class Heads:
     """How workgroups share out heads: each half of a head is `half` vectors, a workgroup has `lanes` of
-    them.
+    them. `quantized`: what is appended becomes codes.
     """
 
     half: int
     lanes: int
     normed: bool
+    quantized: bool = False
 
     @staticmethod
     def of(job: Project) -> Heads:
         """Those of a job."""
         half = job.paged.head_dim // PAIRS
         normed = job.paged.norm_eps is not None or job.paged.v_norm_eps is not None
+        quantized = job.paged.append and job.paged.kv_dtype in BITS
         lines = (lanes for lanes in range(LANES, half) if half % lanes == 0)
-        return Heads(half, half if normed else next(lines, half), normed)
+        return Heads(half, half if normed or quantized else next(lines, half), normed, quantized)
 
     def head(self, bx):
         """The head of a workgroup."""
@@ -101,7 +107,9 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
     m, k, half, lanes = job.m, linear.matrix.k, heads.half, heads.lanes
     kv, after = paged.kv_heads, paged.norm_eps is not None and paged.norm_after
     columns = heads.columns(paged.x_heads)
-    shared = m * lanes * 4 * heads.normed
+    cached, layout = Cached.of(paged, Head.of(paged)), Quantized.of(paged)
+    quantizer = Quantizer(layout, m) if heads.quantized else None
+    shared = m * lanes * 4 * heads.normed + (quantizer.shared_bytes if quantizer else 0)
     product = Product(m, linear.x_dtype, linear.matrix, columns, linear.norm, shared)
     sums = Sums(product, _deeper(tuning))
     held_vectors, facts = max(sum(job.vectors.values()) // WIDTH, 1), Rows.of(paged).out[0][1] // WIDTH
@@ -162,25 +170,53 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
             multiply(pair, r, [spread(T.reinterpret("float32", at(rows[row, 0], FACTOR)))] * 2)
         put(pair, r, out, paged.dtype, row, columns.place(bx, tx, 0))
 
-    def append(pair, r, rows, k_cache, v_cache, row, bx, tx):
-        head, lane, place = heads.head(bx), heads.lane(bx, tx), at(rows[row, 0], PLACE)
+    def append(to, rows, k_cache, v_cache, row, bx):
+        """`to(cache, page, head, offset)` for the cache of a head of k or v, where the row has a place."""
+        head, place = heads.head(bx), at(rows[row, 0], PLACE)
         page, offset = place // paged.page_size, place % paged.page_size
         with T.If(place >= 0), T.Then(), T.If(head < paged.heads + kv):
             with T.Then():
-                put(pair, r, k_cache, paged.kv_dtype, page, head - paged.heads, offset, lane)
+                to(k_cache, page, head - paged.heads, offset)
             with T.Else():
-                put(pair, r, v_cache, paged.kv_dtype, page, head - paged.heads - kv, offset, lane)
+                to(v_cache, page, head - paged.heads - kv, offset)
 
-    def store(pair, r, rows, k_cache, v_cache, out, row, bx, tx):
+    def store(pair, r, codes, rows, k_cache, v_cache, out, row, bx, tx):
         """Heads of q to `out`, rows of padding too; those of k and v to the cache."""
         if not paged.append:
             store_q(pair, r, rows, out, row, bx, tx)
             return
+
+        def to(cache, page, head, offset):
+            if quantizer is None:
+                put(pair, r, cache, paged.kv_dtype, page, head, offset, heads.lane(bx, tx))
+                return
+            for side in range(2):
+                quantizer.write(codes, side * half + tx, side, cache, page, head, offset)
+
         with T.If(heads.head(bx) < paged.heads):
             with T.Then():
                 store_q(pair, r, rows, out, row, bx, tx)
             with T.Else():
-                append(pair, r, rows, k_cache, v_cache, row, bx, tx)
+                if quantizer is not None:
+                    for side in range(2):
+                        quantizer.encode(codes, row, side * half + tx, pair, r * 2 + side, side)
+                append(to, rows, k_cache, v_cache, row, bx)
+
+    def measure(pair, r, codes, row, bx, tx):
+        """What lanes must know of each other's vectors of k and v before these become codes."""
+        with T.If(heads.head(bx) >= paged.heads), T.Then():
+            for side in range(2):
+                quantizer.measure(codes, row, side * half + tx, pair, r * 2 + side)
+
+    def join(codes, rows, k_cache, v_cache, row, bx, tx):
+        """Words of 4 bits, whose codes are of two lanes."""
+
+        def to(cache, page, head, offset):
+            for side in range(2):
+                quantizer.join(codes, row, side * half + tx, cache, page, head, offset)
+
+        with T.If(heads.head(bx) >= paged.heads), T.Then():
+            append(to, rows, k_cache, v_cache, row, bx)
 
     @prim_func
     def kernel(
@@ -194,12 +230,13 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
         out: T.Buffer((m, paged.heads * 2 * half), f"{paged.dtype}x{WIDTH}"),
     ):
         pages = T.int32()
-        k_cache = T.match_buffer(k_h, (pages, kv, paged.page_size, 2 * half), f"{paged.kv_dtype}x{WIDTH}")
-        v_cache = T.match_buffer(v_h, (pages, kv, paged.page_size, 2 * half), f"{paged.kv_dtype}x{WIDTH}")
+        k_cache = T.match_buffer(k_h, cached.extents(pages), cached.dtype)
+        v_cache = T.match_buffer(v_h, cached.extents(pages), cached.dtype)
         for bx in T.thread_binding(columns.workgroups, thread="blockIdx.x"):
             for ty in T.thread_binding(sums.splits, thread="threadIdx.y"):
                 for tx in T.thread_binding(lanes, thread="threadIdx.x"):
                     held = T.meta_var(sums.memory())
+                    codes = T.meta_var(quantizer.memory() if heads.quantized else None)
                     turned = T.alloc_local((2,), f"float32x{WIDTH}")
                     rstd = T.alloc_local((1,), "float32")
                     squares = T.alloc_shared((m * lanes if heads.normed else 1,), "float32")
@@ -225,6 +262,23 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
                                 norm(held.mine, r, rstd, squares, vectors, sums.row(r, ty), bx, tx)
                             if not after:
                                 turn(held.mine, r, turned, rows, sums.row(r, ty), bx, tx)
-                            store(held.mine, r, rows, k_cache, v_cache, out, sums.row(r, ty), bx, tx)
+                            if heads.quantized:
+                                measure(held.mine, r, codes, sums.row(r, ty), bx, tx)
+                            else:
+                                store(
+                                    held.mine, r, codes, rows, k_cache, v_cache, out, sums.row(r, ty), bx, tx
+                                )
+                    if heads.quantized:
+                        T.tvm_storage_sync("shared")
+                        for r in T.unroll(sums.own):
+                            if sums.row(r, ty) < m:
+                                store(
+                                    held.mine, r, codes, rows, k_cache, v_cache, out, sums.row(r, ty), bx, tx
+                                )
+                        if quantizer.joins:
+                            T.tvm_storage_sync("shared")
+                            for r in T.unroll(sums.own):
+                                if sums.row(r, ty) < m:
+                                    join(codes, rows, k_cache, v_cache, sums.row(r, ty), bx, tx)
 
     return kernel

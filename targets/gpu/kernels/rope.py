@@ -9,13 +9,16 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from nearfar.errors import BuildError
+from nearfar.format.kv import BITS
 from nearfar.format.sizes import MAX_STEP
 from nearfar.targets.jobs import RopeAppend
 from nearfar.targets.kernels import Stage, Staged
 
+from . import rope_codes
 from .common import ceil_div, f32, select, stored
 from .norm import threads_for
 from .script import prim_func
+from .vectors import of_numbers
 
 THREADS = 64
 
@@ -26,12 +29,15 @@ def rope_append(job: RopeAppend) -> Staged:
     Together they have more than the eight buffers of a kernel. What is between the two is float32 in f16
     programs too.
     """
+    if job.q_scale is not None and job.q_scale[1] != int(job.q_scale[1]):
+        original = job.q_scale[1]
+        raise BuildError(f"q_scale: {original} positions are no whole number, which the GPU targets need")
     normed = job.norm_eps is not None or job.v_norm_eps is not None
     rotated_early = job.rope and job.norm_eps is not None and job.norm_after
     early = {"q_norm", "k_norm", *(("rope",) if rotated_early else ())}
     late = [name for name in job.inputs() if name not in early]
     if not normed:
-        func = select(_appended(job, job.dtype, job.rope), [*late, "out"], "rope_append")
+        func = of_numbers(select(_last(job, job.dtype, job.rope), [*late, "out"], "rope_append"))
         return Staged((Stage(func, (*late, "out")),))
     early_names = [
         "x",
@@ -39,12 +45,20 @@ def rope_append(job: RopeAppend) -> Staged:
         *(n for n in job.inputs() if n in ("q_norm", "k_norm")),
     ]
     first = select(_normed(job, rotated_early), [*early_names, "out"], "qk_norm")
-    second = select(_appended(job, "float32", job.rope and not rotated_early), [*late, "out"], "rope_append")
+    rotated = job.rope and not rotated_early
+    second = of_numbers(select(_last(job, "float32", rotated), [*late, "out"], "rope_append"))
     stages = (
         Stage(first, (*early_names, "scratch:0")),
         Stage(second, ("scratch:0", *late[1:], "out")),
     )
     return Staged(stages, (((job.m, job.x_heads * job.head_dim), "float32"),))
+
+
+def _last(job: RopeAppend, x_dtype: str, rotated: bool) -> tirx.PrimFunc:
+    """The launch that appends, if anything is appended."""
+    if job.append and job.kv_dtype in BITS:
+        return rope_codes.appended(job, x_dtype, rotated)
+    return _appended(job, x_dtype, rotated)
 
 
 def _appended(job: RopeAppend, x_dtype: str, rotated: bool) -> tirx.PrimFunc:
@@ -54,8 +68,6 @@ def _appended(job: RopeAppend, x_dtype: str, rotated: bool) -> tirx.PrimFunc:
     turning = heads + kv if job.append else heads  # heads that are rotated
     total = m * all_heads * half
     beta, original = job.q_scale or (0.0, 1.0)
-    if original != int(original):
-        raise BuildError(f"q_scale: {original} positions are no whole number, which the GPU targets need")
 
     @prim_func
     def kernel(

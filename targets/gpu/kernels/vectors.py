@@ -182,7 +182,7 @@ class Reader:
         if not self.matrix.quantized:
             return high_halves(word[e // 2]) if e % 2 else low_halves(word[e // 2])
         if not self.units.placed:
-            return _number(self._split_code(word, e))
+            return number_of(self._split_code(word, e))
         half, place = divmod(e * bits, HALF_WORD)
         mask = ((1 << bits) - 1) << place | ~((1 << MANTISSA) - 1) & 0xFFFFFFFF
         made = T.reinterpret(f"float32x{WIDTH}", lifted[half] & _bits(mask))
@@ -262,10 +262,10 @@ class Slices:
             part = T.shift_right(held, spread(shift)) & _bits((1 << bits) - 1)
             code = part if code is None else code | T.shift_left(part, _bits(below))
             at_word, below = at_word + count, below + bits
-        return _number(code)
+        return number_of(code)
 
 
-def _number(codes):
+def number_of(codes):
     """Codes as float32: the last bits of a number of 2^23 ulps, which are then taken away."""
     return T.reinterpret(f"float32x{WIDTH}", codes | _bits(_ulps(0))) - number(1 << MANTISSA)
 

@@ -29,15 +29,13 @@ export function wantedPrograms(
   return pinned === undefined ? named.filter((program) => rank(program) === widest) : named;
 }
 
+/** Those of so many bits; 16 are floats of either size. */
 function ofBits(programs: readonly Program[], bits: number): readonly Program[] {
-  const dtype = bits === 16 ? "float16" : `int${bits}`;
-  const found = programs.filter(({ kvDtype }) => kvDtype === dtype);
+  const found = programs.filter((program) => rank(program) === bits);
   if (found.length > 0) return found;
   const there = [...new Set(programs.map(({ kvDtype }) => kvDtype))].join(", ");
   const isKnown = Object.values<number>(KV_BITS).includes(bits);
-  const advice = isKnown
-    ? `, or build one: nearfar build … --target wasm --kv-bits 16,${bits}, and load it with backend: "wasm"`
-    : "";
+  const advice = isKnown ? `, or build one: nearfar build … --kv-bits 16,${bits}` : "";
   throw new RequestError(
     `The artifact has no program with a KV cache of ${bits} bits, only of ${there}: leave kvBits out${advice}.`,
     "kvBits",

@@ -15,13 +15,16 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
+from nearfar.format.kv import BITS
 from nearfar.format.sizes import MAX_STEP
 from nearfar.targets.jobs import Attend
 from nearfar.targets.kernels import Stage, Staged
 
 from ..activations import capped
+from ..cached import Cached
 from ..common import LOWEST, ceil_div, f32, select, stored
-from ..script import prim_func
+from ..heads import Head
+from ..script import local_array, prim_func
 
 TILE = (
     32  # positions a tile, and threads: in SwiftShader 100 positions take 1.5 ms with 32 and 3.7 ms with 64
@@ -66,6 +69,8 @@ def _attend(job: Attend, splits: int) -> tirx.PrimFunc:
     per_kv = heads // kv // group  # workgroups a kv head
     whole = dim % TILE == 0
     step = 4 if dim % 4 == 0 else 1
+    codes = job.kv_dtype in BITS
+    cached = Cached.of(job, Head.of(job) if codes else Head(1, dim))
 
     def begin(length):
         """The first position that a row sees, whose `length` is its position and 1 (0: padding)."""
@@ -84,8 +89,8 @@ def _attend(job: Attend, splits: int) -> tirx.PrimFunc:
         out: T.Buffer((m, heads * dim), job.dtype),
     ):
         pages = T.int32()
-        k_cache = T.match_buffer(k_h, (pages, kv, page, dim), job.kv_dtype)
-        v_cache = T.match_buffer(v_h, (pages, kv, page, dim), job.kv_dtype)
+        k_cache = T.match_buffer(k_h, cached.extents(pages), cached.dtype)
+        v_cache = T.match_buffer(v_h, cached.extents(pages), cached.dtype)
         for bx in T.thread_binding(kv * per_kv * splits, thread="blockIdx.x"):
             for by in T.thread_binding(m, thread="blockIdx.y"):
                 for tx in T.thread_binding(TILE, thread="threadIdx.x"):
@@ -99,6 +104,8 @@ def _attend(job: Attend, splits: int) -> tirx.PrimFunc:
                     total = T.alloc_local((group,), "float32")
                     tmp = T.alloc_local((2,), "float32")
                     at = T.alloc_local((3,), "int32")
+                    loaded = T.meta_var(cached.memory())
+                    four = T.meta_var(local_array("four", step, "float32") if codes else None)
                     block: T.let = bx // splits  # of query heads
                     head: T.let = block // per_kv  # kv head
                     split: T.let = bx % splits
@@ -131,14 +138,31 @@ def _attend(job: Attend, splits: int) -> tirx.PrimFunc:
                             for g in T.unroll(group):
                                 score[g] = T.float32(0)
                             for part in T.serial(dim // step):
-                                for e in T.unroll(step):  # neighbours: on Vulkan one load
-                                    tmp[0] = f32(
-                                        k_cache[
+                                if codes:
+                                    cached.head.put(
+                                        four,
+                                        0,
+                                        cached.load(
+                                            loaded,
+                                            k_cache,
                                             at[1] // (page * kv),
                                             at[1] // page % kv,
                                             at[1] % page,
-                                            part * step + e,
-                                        ]
+                                            part,
+                                        ),
+                                    )
+                                for e in T.unroll(step):  # neighbours: on Vulkan one load
+                                    tmp[0] = (
+                                        four[e]
+                                        if codes
+                                        else f32(
+                                            k_cache[
+                                                at[1] // (page * kv),
+                                                at[1] // page % kv,
+                                                at[1] % page,
+                                                part * step + e,
+                                            ]
+                                        )
                                     )
                                     for g in T.unroll(group):
                                         score[g] = score[g] + tmp[0] * qs[g * dim + part * step + e]
@@ -176,13 +200,13 @@ def _attend(job: Attend, splits: int) -> tirx.PrimFunc:
                                 total[g] = total[g] + weight[g * TILE + p]
                             for i in T.unroll(cells):
                                 if whole or i * TILE + tx < dim:
-                                    tmp[0] = f32(
-                                        v_cache[
-                                            at[1] // (page * kv),
-                                            at[1] // page % kv,
-                                            at[1] % page,
-                                            i * TILE + tx,
-                                        ]
+                                    tmp[0] = cached.number(
+                                        loaded,
+                                        v_cache,
+                                        at[1] // (page * kv),
+                                        at[1] // page % kv,
+                                        at[1] % page,
+                                        i * TILE + tx,
                                     )
                                     for g in T.unroll(group):
                                         acc[g * cells + i] = (

@@ -18,6 +18,8 @@ import type { Choice } from "./variants.js";
 export interface LoadOptions extends MemoryOptions {
   /** Only the program of this name. */
   readonly program?: string | undefined;
+  /** Only programs whose KV cache has so many bits a value. */
+  readonly kvBits?: number | undefined;
   readonly fetch?: Fetch | undefined;
   readonly signal?: AbortSignal | undefined;
   readonly cache: FileCache | null;

@@ -2,6 +2,7 @@
 
 The kernels' order (docs/artifact.md, "A quantized cache") suits vector loads; that of the executor's
 interface is MLX's: of each position the codes of its components in turn, the first in a word's low bits.
+`innermost`: words of keys on cpu and wasm, which have positions innermost; all other words are alike.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def shapes(
     }  # fmt: skip
 
 
-def parts_of(pages: Array, head_dim: int, kv_dtype: str, *, keys: bool) -> dict[str, Array]:
+def parts_of(pages: Array, head_dim: int, kv_dtype: str, *, innermost: bool) -> dict[str, Array]:
     """Of words [n, kv_heads, page_size, row_words] the codes (uint32 [n, kv_heads, page_size,
     head_dim·bits/32]), scales and biases (float16 [n, kv_heads, page_size, groups]).
     """
@@ -50,7 +51,7 @@ def parts_of(pages: Array, head_dim: int, kv_dtype: str, *, keys: bool) -> dict[
     row, groups = head_dim * bits // 8, _groups(head_dim, bits)
     flat = np.ascontiguousarray(pages).view(np.uint8).reshape(n, heads, -1)
     held, pairs = flat[..., : size * row], np.ascontiguousarray(flat[..., size * row :]).view(np.float16)
-    if keys:
+    if innermost:
         codes = held.reshape(n, heads, row, size).swapaxes(2, 3)
         both = pairs.reshape(n, heads, groups, 2, size).transpose(3, 0, 1, 4, 2)
     else:
@@ -65,7 +66,7 @@ def parts_of(pages: Array, head_dim: int, kv_dtype: str, *, keys: bool) -> dict[
     return dict(zip(PARTS, (words, scales, biases), strict=True))
 
 
-def pages_of(parts: Mapping[str, Array], kv_dtype: str, *, keys: bool) -> Array:
+def pages_of(parts: Mapping[str, Array], kv_dtype: str, *, innermost: bool) -> Array:
     """The words of pages whose parts are as `parts_of` gives them."""
     bits, codes = BITS[kv_dtype], np.ascontiguousarray(parts["codes"], np.uint32)
     n, heads, size, words = codes.shape
@@ -75,7 +76,7 @@ def pages_of(parts: Mapping[str, Array], kv_dtype: str, *, keys: bool) -> Array:
         each = np.stack([held & 15, held >> 4], axis=-1).reshape(n, heads, size, -1, 2, UNIT // 2)
         held = (each[..., 0, :] | each[..., 1, :] << 4).reshape(n, heads, size, -1)
     both = np.stack([parts["scales"], parts["biases"]], axis=-1).astype(np.float16)
-    if keys:
+    if innermost:
         held, both = held.swapaxes(2, 3), both.transpose(0, 1, 3, 4, 2)
     flat = [
         np.ascontiguousarray(held).reshape(n, heads, -1),
