@@ -1,6 +1,6 @@
 /** The grammars of one model's answers; what follows them comes with the first that is asked for. */
 
-import { RequestError } from "../both/errors.js";
+import { RequestError, throwIfAborted } from "../both/errors.js";
 import type { Grammar } from "../both/grammar.js";
 import type { Constraint } from "./engine/request.js";
 import type { Grammars, Vocabulary } from "./grammars.js";
@@ -14,8 +14,11 @@ export class Constraints {
     private readonly vocabulary: Vocabulary,
   ) {}
 
-  /** So many answers at the start of a grammar; the worker that follows it is started by the first. */
-  async follow(grammar: Grammar, count: number): Promise<Constraint[]> {
+  /**
+   * So many answers at the start of a grammar; the worker that follows it is started by the first. Rejects with
+   * the reason of `signal`, which ends a grammar that nobody waits for any more.
+   */
+  async follow(grammar: Grammar, count: number, signal: AbortSignal): Promise<Constraint[]> {
     this.#grammars ??= import("./grammars.js").then(
       ({ Grammars }) => new Grammars(this.start, this.vocabulary),
       (error) => {
@@ -26,8 +29,9 @@ export class Constraints {
       },
     );
     const followed = await this.#grammars;
-    const first = await followed.follow(grammar);
-    const others = Array.from({ length: count - 1 }, () => followed.follow(grammar));
+    throwIfAborted(signal);
+    const first = await followed.follow(grammar, signal);
+    const others = Array.from({ length: count - 1 }, () => followed.follow(grammar, signal));
     return [first, ...(await Promise.all(others))];
   }
 
