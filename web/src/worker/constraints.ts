@@ -1,6 +1,6 @@
 /** The grammars of one model's answers; what follows them comes with the first that is asked for. */
 
-import { RequestError, throwIfAborted } from "../both/errors.js";
+import { RequestError } from "../both/errors.js";
 import type { Grammar } from "../both/grammar.js";
 import type { Constraint } from "./engine/request.js";
 import type { Grammars, Vocabulary } from "./grammars.js";
@@ -29,7 +29,6 @@ export class Constraints {
       },
     );
     const followed = await this.#grammars;
-    throwIfAborted(signal);
     const first = await followed.follow(grammar, signal);
     const others = Array.from({ length: count - 1 }, () => followed.follow(grammar, signal));
     return [first, ...(await Promise.all(others))];

@@ -44,6 +44,7 @@ export class Grammars {
    * the reason of `signal` where the answer is not wanted any more.
    */
   async follow(grammar: Grammar, signal?: AbortSignal): Promise<Constraint> {
+    throwIfAborted(signal);
     const way = new Way(this, grammar, this.#nextId++);
     signal?.addEventListener("abort", () => way.close(), { once: true });
     const allowed = await this.next(way);

@@ -45,13 +45,29 @@ describe.skipIf(!CHROMIUM)("an answer with a format in Chromium", { timeout: 60_
         text("free", { max_tokens: 30 }),
         text("c", { response_format: { type: "regex", regex: "[0-9]{3}-[0-9]{4}" } }),
       ]);
+      const continued = await engine.completions.create({
+        ...{
+          prompt: "d",
+          max_tokens: 9,
+          temperature: 0,
+          response_format: { type: "regex", regex: "[0-9]{5}" },
+        },
+      });
       const features = engine.model.features;
       await engine.dispose();
-      return { first, second, number, features, free: [alone?.message.content, beside?.message.content] };
+      return {
+        first,
+        second,
+        number,
+        continued,
+        features,
+        free: [alone?.message.content, beside?.message.content],
+      };
     }, SCHEMA);
     expect(free[1]).toBe(free[0]);
     expect(made.features).toContain("json_schema");
     expect(made.number?.message.content).toMatch(/^\d{3}-\d{4}$/);
+    expect(made.continued.choices[0]?.text).toMatch(/^\d{5}$/);
     for (const choice of [made.first, made.second]) {
       expect(choice?.finish_reason).toBe("stop");
       const { name, legs, kind } = JSON.parse(choice?.message.content ?? "");
