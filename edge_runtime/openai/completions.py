@@ -22,7 +22,6 @@ from nearfar.edge_runtime.openai.parameters import (
 from nearfar.edge_runtime.openai.records import Completion, CompletionChoice, CompletionLogprobs, TokenLogprob
 from nearfar.edge_runtime.openai.response import Response
 from nearfar.edge_runtime.openai.stream import AsyncStream
-from nearfar.errors import RequestError
 
 if TYPE_CHECKING:
     from nearfar.edge_runtime.openai.api import AsyncEngine
@@ -56,8 +55,6 @@ class Completions:
         grammar = asked_grammar(params)
         check_model(params, self._engine.manifest.model.name)
         tokens = self._engine.codec.encode(prompt) if isinstance(prompt, str) else token_prompt(prompt)
-        if params.get("echo"):
-            raise RequestError("echo is not supported", "echo")
         whole = Fitted(tokens, None)
         response = await Response.start(self._engine, "cmpl", whole, tokens, sampling, n, grammar)
         if chunks:

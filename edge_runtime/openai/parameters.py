@@ -101,7 +101,14 @@ def chat_sampling(params: ChatParams, defaults: SamplingDefaults = NOTHING) -> S
 def completion_sampling(params: CompletionParams, defaults: SamplingDefaults = NOTHING) -> SamplingParams:
     """Sampling parameters of a plain completion; `defaults` where it says nothing."""
     given = _given(cast(dict[str, Any], params), CompletionParams)
-    return _sampling(defaults.given | given, given.get("max_tokens"), given.get("logprobs"))
+    if _flag("echo", given.get("echo")):
+        raise RequestError("echo is not supported", "echo")
+    logprobs = given.get("logprobs")
+    if logprobs is not None and not (type(logprobs) is int and 0 <= logprobs <= MAX_TOP_LOGPROBS):
+        raise RequestError(
+            f"logprobs must be a whole number from 0 to {MAX_TOP_LOGPROBS}, not {logprobs!r:.80}", "logprobs"
+        )
+    return _sampling(defaults.given | given, given.get("max_tokens"), logprobs)
 
 
 def choices(params: CommonParams) -> int:
@@ -227,10 +234,6 @@ def _flag(name: str, value: object) -> bool:
 
 
 def _sampling(given: dict[str, Any], max_tokens: Any, logprobs: Any) -> SamplingParams:
-    if logprobs is not None and (isinstance(logprobs, bool) or not isinstance(logprobs, int)):
-        raise RequestError(
-            f"logprobs must be a number from 0 to {MAX_TOP_LOGPROBS}, not {logprobs!r}", "logprobs"
-        )
     stop = given.get("stop", ())
     if not isinstance(stop, str | list | tuple):
         raise RequestError(f"stop must be a string or a list of strings, not {stop!r}", "stop")

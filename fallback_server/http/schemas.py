@@ -368,9 +368,9 @@ class CompletionRequest(Common):
     @model_validator(mode="after")
     def _fits_together(self) -> CompletionRequest:
         if self.best_of is not None and self.best_of != (self.n or 1):
-            raise ValueError("best_of must equal n: answers are not ranked")
+            raise _concerning("best_of", "best_of must equal n: answers are not ranked")
         if self.max_tokens == 0 and not self.echo:
-            raise ValueError("max_tokens 0 needs echo: true")
+            raise _concerning("max_tokens", "max_tokens 0 needs echo: true")
         return self
 
 

@@ -38,6 +38,7 @@ def architecture(config: Mapping[str, Any], within: str = "") -> Architecture:
     known = architectures()
     if not isinstance(model_type, str) or model_type not in known:
         raise CheckpointError(
-            f"config.json: {within}model_type is {model_type!r}; nearfar can build: {', '.join(known)}"
+            f"config.json: {within}model_type is {model_type!r}; nearfar can build: {', '.join(known)}. "
+            "nearfar serve answers with others through transformers, without a build"
         )
     return cast(Architecture, import_module(f"{__name__}.{ALIASES.get(model_type, model_type)}"))

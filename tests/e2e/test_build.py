@@ -158,6 +158,7 @@ def test_unknown_architecture_names_the_known_ones(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "mamba" in done.stderr
     assert "llama" in done.stderr
+    assert "nearfar serve" in done.stderr
 
 
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:

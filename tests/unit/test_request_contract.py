@@ -1,4 +1,4 @@
-"""What every engine refuses of a chat request, and takes: by the vectors that the web engine passes too."""
+"""What every engine refuses of a request, and takes: by the vectors that the web engine passes too."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ import pytest
 from starlette.testclient import TestClient
 
 from nearfar.edge_runtime.openai.parameters import (
+    asked_grammar,
     chat_sampling,
     check_model,
     checked_messages,
     choices,
+    completion_sampling,
     continues_last,
     include_usage,
     streams,
+    token_prompt,
     tools_and_choice,
 )
 from nearfar.errors import RequestError
@@ -24,8 +27,11 @@ from nearfar.fallback_server.http.app import create_app
 from tests import vectors
 from tests.unit.test_server_requests import MODEL, EchoEngine
 
-VECTORS = json.loads(Path(vectors.__file__).with_name("requests").joinpath("chat.json").read_text())
-REFUSED = [(one["param"], one["request"]) for one in VECTORS["refused"]]
+FOLDER = Path(vectors.__file__).with_name("requests")
+VECTORS = {kind: json.loads((FOLDER / f"{kind}.json").read_text()) for kind in ("chat", "completions")}
+REFUSED = [(kind, one["param"], one["request"]) for kind, both in VECTORS.items() for one in both["refused"]]
+TAKEN = [(kind, request) for kind, both in VECTORS.items() for request in both["taken"]]
+ROUTES = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 HELLO = [{"role": "user", "content": "Hello"}]
 
 
@@ -34,38 +40,60 @@ def http() -> TestClient:
     return TestClient(create_app(EchoEngine()), raise_server_exceptions=False)
 
 
-def on_device(request: dict[str, Any]) -> None:
+def chat_on_device(request: dict[str, Any]) -> None:
     """The checks of a chat request, in the engine's order; `stream` is an argument beside them."""
     params = cast(Any, {name: value for name, value in request.items() if name not in ("messages", "stream")})
     streams(request.get("stream"))
     chat_sampling(params)
     choices(params)
     include_usage(params)
+    asked_grammar(params)
     tools_and_choice(params)
     check_model(params, "sample")
     continues_last(params, checked_messages(request.get("messages", HELLO)))
 
 
-@pytest.mark.parametrize(("param", "request_"), REFUSED, ids=lambda value: json.dumps(value)[:60])
-def test_refused_by_name(http: TestClient, param: str, request_: dict[str, Any]) -> None:
+def text_on_device(request: dict[str, Any]) -> None:
+    """The checks of a plain request, as above."""
+    params = cast(Any, {name: value for name, value in request.items() if name not in ("prompt", "stream")})
+    streams(request.get("stream"))
+    completion_sampling(params)
+    choices(params)
+    include_usage(params)
+    asked_grammar(params)
+    check_model(params, "sample")
+    prompt = request.get("prompt", "Hello")
+    assert isinstance(prompt, str) or token_prompt(prompt)
+
+
+CHECKS = {"chat": chat_on_device, "completions": text_on_device}
+
+
+def ask(http: TestClient, kind: str, request: dict[str, Any]) -> Any:
+    start = {"messages": HELLO} if kind == "chat" else {"prompt": "Hello"}
+    return http.post(ROUTES[kind], json={"model": MODEL, **start, **request})
+
+
+@pytest.mark.parametrize(("kind", "param", "request_"), REFUSED, ids=lambda value: json.dumps(value)[:60])
+def test_refused_by_name(http: TestClient, kind: str, param: str, request_: dict[str, Any]) -> None:
     with pytest.raises(RequestError) as refusal:
-        on_device(request_)
+        CHECKS[kind](request_)
     assert refusal.value.param == param
-    answer: Any = http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, **request_})
+    answer = ask(http, kind, request_)
     assert answer.status_code in (400, 422), answer.text
     assert answer.json()["error"]["param"] == param
 
 
-@pytest.mark.parametrize("request_", VECTORS["taken"], ids=lambda value: json.dumps(value)[:60])
-def test_taken(http: TestClient, request_: dict[str, Any]) -> None:
-    on_device(request_)
-    answer: Any = http.post("/v1/chat/completions", json={"model": MODEL, "messages": HELLO, **request_})
+@pytest.mark.parametrize(("kind", "request_"), TAKEN, ids=lambda value: json.dumps(value)[:60])
+def test_taken(http: TestClient, kind: str, request_: dict[str, Any]) -> None:
+    CHECKS[kind](request_)
+    answer = ask(http, kind, request_)
     assert answer.status_code == 200, answer.text
 
 
 @pytest.mark.parametrize(("given", "param"), [({"model": "another"}, "model"), ({"model": 5}, "model")])
 def test_only_the_loaded_model_is_taken(given: dict[str, Any], param: str) -> None:
-    on_device({"model": "sample"})
+    chat_on_device({"model": "sample"})
     with pytest.raises(RequestError) as refusal:
-        on_device(given)
+        chat_on_device(given)
     assert refusal.value.param == param

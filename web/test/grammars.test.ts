@@ -121,6 +121,35 @@ describe("a worker that fails", { timeout: 60_000 }, () => {
     await grammars.end();
   });
 
+  test("compiles what nobody waits for: it is ended, and keeps no other request waiting", async () => {
+    // What it takes is more than this test has.
+    const grammars = bytes(600_000);
+    const way = await grammars.follow(schema);
+    for (const when of ["while it compiles", "before its turn"]) {
+      const left = new AbortController();
+      const hostile = [grammars.follow(HOSTILE, left.signal), grammars.follow(HOSTILE, left.signal)];
+      if (when === "while it compiles") await new Promise((resolve) => setTimeout(resolve, 300));
+      left.abort(new Error("left"));
+      for (const one of hostile) await expect(one).rejects.toThrow("left");
+      expect(await takes(grammars, schema, '"abc"')).toBe(true);
+    }
+    const allowed = await way.accept(code('"'));
+    expect(allows(allowed ?? new Uint32Array(9), code("a"))).toBe(true);
+    await grammars.end();
+  }, 30_000);
+
+  test("is at an answer that ends as it should: it is not ended for that", async () => {
+    const grammars = bytes();
+    const way = await grammars.follow(schema);
+    const next = way.accept(code('"'));
+    way.close();
+    await next;
+    const before = started;
+    expect(await takes(grammars, schema, '"abc"')).toBe(true);
+    expect(started).toBe(before);
+    await grammars.end();
+  });
+
   test("has a library that aborts: it says why, and the next request has another worker", async () => {
     const grammars = bytes();
     const missing: Grammar = { kind: "ebnf", text: 'root ::= "a" c' };

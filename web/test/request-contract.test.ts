@@ -3,9 +3,10 @@
 import { readFileSync } from "node:fs";
 import { describe, expect, test } from "vitest";
 import type { RequestError } from "../src/both/errors.js";
-import type { ChatCompletionRequest } from "../src/both/openai.js";
+import type { ChatCompletionRequest, CompletionRequest } from "../src/both/openai.js";
+import type { Prepared } from "../src/page/completions.js";
 import { grammarOf } from "../src/page/formats.js";
-import { prepareChat } from "../src/page/requests.js";
+import { prepareChat, prepareText } from "../src/page/requests.js";
 import { parseSampling } from "../src/worker/engine/sampling.js";
 import { checkCount } from "../src/worker/session.js";
 
@@ -14,23 +15,34 @@ interface Vectors {
   readonly taken: readonly object[];
 }
 
-const VECTORS = JSON.parse(
-  readFileSync(new URL("../../tests/vectors/requests/chat.json", import.meta.url), "utf8"),
-) as Vectors;
+const vectorsOf = (kind: string): Vectors =>
+  JSON.parse(readFileSync(new URL(`../../tests/vectors/requests/${kind}.json`, import.meta.url), "utf8"));
 
 /** The checks of both sides: names and kinds on the page, ranges beside the model. */
-function check(request: object): void {
-  const asked = { messages: [{ role: "user", content: "Hello" }], ...request } as ChatCompletionRequest;
-  const { options, logprobs } = prepareChat(asked, "sample", grammarOf);
-  checkCount(asked.n ?? 1);
+function check(prepared: Prepared, n: number | null | undefined): void {
+  const { options, logprobs } = prepared;
+  checkCount(n ?? 1);
   parseSampling(options, logprobs, 97);
 }
 
-describe("a chat request", () => {
-  test.each(VECTORS.refused)("is refused by name: $param in $request", ({ param, request }) => {
+const KINDS = {
+  chat: (request: object): void => {
+    const asked = { messages: [{ role: "user", content: "Hello" }], ...request } as ChatCompletionRequest;
+    check(prepareChat(asked, "sample", grammarOf), asked.n);
+  },
+  completions: (request: object): void => {
+    const asked = { prompt: "Hello", ...request } as CompletionRequest;
+    check(prepareText(asked, "sample", grammarOf), asked.n);
+  },
+};
+
+describe.each(["chat", "completions"] as const)("a request of %s", (kind) => {
+  const { refused, taken } = vectorsOf(kind);
+
+  test.each(refused)("is refused by name: $param in $request", ({ param, request }) => {
     let failure: RequestError | null = null;
     try {
-      check(request);
+      KINDS[kind](request);
     } catch (error) {
       failure = error as RequestError;
     }
@@ -38,5 +50,5 @@ describe("a chat request", () => {
     expect(["invalid-request", "unsupported"]).toContain(failure?.code);
   });
 
-  test.each(VECTORS.taken.map((request) => [request]))("is taken: %j", (request) => check(request));
+  test.each(taken.map((request) => [request]))("is taken: %j", (request) => KINDS[kind](request));
 });

@@ -212,6 +212,19 @@ describe("a plain request", () => {
     await expect(plain(fields)).rejects.toMatchObject({ name: "RequestError", param: name });
   });
 
+  test("with a format sends the worker its grammar, and with a wrong one is refused", async () => {
+    const { worker, engine: asked } = engine();
+    await asked.completions.create({ prompt: "a", response_format: { type: "regex", regex: "[0-9]" } });
+    expect(worker.asked[0]).toMatchObject({
+      prompt: { kind: "text", text: "a" },
+      grammar: { kind: "regex", text: "[0-9]" },
+    });
+    expect(worker.asked[0]?.options).not.toHaveProperty("response_format");
+    await expect(plain({ prompt: "a", response_format: { type: "regex" } })).rejects.toMatchObject({
+      param: "response_format",
+    });
+  });
+
   test("takes what asks for nothing", async () => {
     expect(await plain({ prompt: "", echo: false, suffix: null, best_of: 1 })).toMatchObject({
       choices: [{ text: "hi" }],

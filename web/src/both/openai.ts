@@ -128,6 +128,8 @@ export interface RequestOptions extends SamplingOptions {
   user?: string;
   /** How many answers to give. */
   n?: number | null;
+  /** What the answer must be; free text where it is left out. An answer that ends for its length is cut off. */
+  response_format?: ResponseFormat | null;
   /** End the stream with a chunk that holds the usage. */
   stream_options?: { include_usage?: boolean } | null;
   /** Ends the answer, which rejects with its reason. */
@@ -136,8 +138,6 @@ export interface RequestOptions extends SamplingOptions {
 
 export interface ChatCompletionRequest extends RequestOptions {
   messages: readonly MessageParam[];
-  /** What the answer must be; free text where it is left out. An answer that ends for its length is cut off. */
-  response_format?: ResponseFormat | null;
   /** Functions that the model may ask to be called. */
   tools?: readonly FunctionTool[] | null;
   tool_choice?: ToolChoice | null;

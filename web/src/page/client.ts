@@ -24,7 +24,7 @@ import { checkedMessages } from "./conversation.js";
 import { WorkerLink, type WorkerPort } from "./link.js";
 import { checkEngineOptions, checkProfileOptions } from "./options.js";
 import { CHAT, textShape } from "./replies.js";
-import { check, prepareChat, prepareText } from "./requests.js";
+import { check, prepareChat, prepareText, type ReadFormat } from "./requests.js";
 import { checkedCalling } from "./tools.js";
 
 export { WorkerLink, type WorkerPort };
@@ -202,10 +202,12 @@ export class Engine {
       if (request?.response_format == null && policy === "error") return prepareChat(request, name, noFormat);
       return this.#prepare(request, name, policy);
     };
+    const prepareOfText = (request: openai.CompletionRequest): Prepared | Promise<Prepared> =>
+      request?.response_format
+        ? readerOfFormats().then((read) => prepareText(request, name, read))
+        : prepareText(request, name, noFormat);
     this.chat = { completions: new Completions(source, name, "chatcmpl", () => CHAT, prepare) };
-    this.completions = new Completions(source, name, "cmpl", textShape, (request) =>
-      prepareText(request, name),
-    );
+    this.completions = new Completions(source, name, "cmpl", textShape, prepareOfText);
   }
 
   /**
@@ -273,9 +275,8 @@ export class Engine {
     name: string,
     policy: openai.ContextPolicy,
   ): Promise<Prepared> {
-    const hasFormat = request.response_format != null;
-    const formats = hasFormat ? await import("./formats.js").catch(unloaded("response_format")) : null;
-    const prepared = prepareChat(request, name, formats?.grammarOf ?? noFormat);
+    const read = request.response_format == null ? noFormat : await readerOfFormats();
+    const prepared = prepareChat(request, name, read);
     if (policy === "error") return prepared;
     const { fitContext } = await import("./context.js").catch(unloaded("context_policy"));
     const count = (prompt: Prompt): Promise<number> => this.#link.count(prompt);
@@ -311,6 +312,11 @@ export class Engine {
 /** Of a request that has none. */
 function noFormat(): null {
   return null;
+}
+
+async function readerOfFormats(): Promise<ReadFormat> {
+  const { grammarOf } = await import("./formats.js").catch(unloaded("response_format"));
+  return grammarOf;
 }
 
 /** RequestError for code that cannot be had now: offline, say. */

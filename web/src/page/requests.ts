@@ -4,6 +4,7 @@
  */
 
 import { RequestError } from "../both/errors.js";
+import { TOP_LOGPROBS } from "../both/format.js";
 import type { Grammar } from "../both/grammar.js";
 import type { ChatCompletionRequest, CompletionRequest } from "../both/openai.js";
 import type { Prepared } from "./completions.js";
@@ -21,6 +22,11 @@ export const NUMBER: Kind = ["a number", (value) => typeof value === "number"];
 export const FLAG: Kind = ["true or false", (value) => typeof value === "boolean"];
 const COUNT: Kind = ["a whole number, at least 1", (value) => Number.isInteger(value) && Number(value) >= 1];
 export const TEXT: Kind = ["a string", (value) => typeof value === "string"];
+/** How many alternatives to give. Here, for the worker knows them by their name in chats. */
+const RANKED: Kind = [
+  `a whole number, 0 to ${TOP_LOGPROBS}`,
+  (value) => Number.isInteger(value) && Number(value) >= 0 && Number(value) <= TOP_LOGPROBS,
+];
 const LIST: Kind = ["a list of at least one { role, content }", (value) => Array.isArray(value)];
 const SEED: Kind = ["a whole number", (value) => typeof value === "number" || typeof value === "bigint"];
 const STOP: Kind = [
@@ -71,6 +77,7 @@ const COMMON = {
   seed: SEED,
   stop: STOP,
   ignore_eos: FLAG,
+  response_format: FORMAT,
 };
 const CHAT = {
   ...COMMON,
@@ -80,12 +87,11 @@ const CHAT = {
   top_logprobs: NUMBER,
   continue_final_message: FLAG,
   context_policy: POLICY,
-  response_format: FORMAT,
   tools: TOOLS,
   tool_choice: CHOICE,
   parallel_tool_calls: FLAG,
 };
-const PLAIN = { ...COMMON, prompt: TEXT, logprobs: NUMBER };
+const PLAIN = { ...COMMON, prompt: TEXT, logprobs: RANKED };
 
 /** OpenAI's parameters that this engine lacks, with the values that ask for nothing. */
 const LACKING: Readonly<Record<string, readonly unknown[]>> = {
@@ -129,11 +135,17 @@ export function prepareChat(request: ChatCompletionRequest, model: string, read:
 }
 
 /** A plain request taken apart, as above. */
-export function prepareText(request: CompletionRequest, model: string): Prepared {
+export function prepareText(request: CompletionRequest, model: string, read: ReadFormat): Prepared {
   check(request, PLAIN, model);
-  const { prompt, logprobs, ...options } = request;
+  const { prompt, logprobs, response_format, ...options } = request;
   if (typeof prompt !== "string") throw new RequestError("prompt is missing: give a string", "prompt");
-  return { prompt: { kind: "text", text: prompt }, options, logprobs: logprobs ?? null };
+  const grammar = response_format == null ? null : read(response_format);
+  return {
+    prompt: { kind: "text", text: prompt },
+    options,
+    logprobs: logprobs ?? null,
+    ...(grammar && { grammar }),
+  };
 }
 
 /** Refuses unknown names, wrong types, and another model than the one that is loaded. */

@@ -14,8 +14,11 @@ export class Constraints {
     private readonly vocabulary: Vocabulary,
   ) {}
 
-  /** So many answers at the start of a grammar; the worker that follows it is started by the first. */
-  async follow(grammar: Grammar, count: number): Promise<Constraint[]> {
+  /**
+   * So many answers at the start of a grammar; the worker that follows it is started by the first. Rejects with
+   * the reason of `signal`, which ends a grammar that nobody waits for any more.
+   */
+  async follow(grammar: Grammar, count: number, signal: AbortSignal): Promise<Constraint[]> {
     this.#grammars ??= import("./grammars.js").then(
       ({ Grammars }) => new Grammars(this.start, this.vocabulary),
       (error) => {
@@ -26,8 +29,8 @@ export class Constraints {
       },
     );
     const followed = await this.#grammars;
-    const first = await followed.follow(grammar);
-    const others = Array.from({ length: count - 1 }, () => followed.follow(grammar));
+    const first = await followed.follow(grammar, signal);
+    const others = Array.from({ length: count - 1 }, () => followed.follow(grammar, signal));
     return [first, ...(await Promise.all(others))];
   }
 

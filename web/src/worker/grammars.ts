@@ -1,6 +1,6 @@
 /** Answers that match a grammar: the engine's side of the line to the worker that follows grammars. */
 
-import { RequestError } from "../both/errors.js";
+import { RequestError, throwIfAborted } from "../both/errors.js";
 import type { Grammar } from "../both/grammar.js";
 import { type Follow, inThread } from "../grammar/in-thread.js";
 import type { FromGrammars, GrammarPort, ToGrammars } from "../grammar/words.js";
@@ -11,6 +11,11 @@ export type StartGrammars = () => GrammarPort | Promise<Follow>;
 
 /** How long a grammar may take to compile, or a token to be followed. */
 const LIMIT_MS = 10_000;
+/**
+ * How long either may go on when its answer is not wanted any more. Most are done by then, and another worker
+ * would have to load the library and to compile the grammars of all other answers again.
+ */
+const LEFT_MS = 200;
 
 /** What the worker has to know of a model. */
 export interface Vocabulary {
@@ -25,6 +30,8 @@ export class Grammars {
   #line: Promise<Line> | null = null;
   #turn: Promise<unknown> = Promise.resolve();
   #nextId = 1;
+  /** Whose word the worker is at. */
+  #asked: { readonly way: Way; readonly line: Line } | null = null;
 
   constructor(
     private readonly start: StartGrammars | null,
@@ -32,10 +39,16 @@ export class Grammars {
     private readonly limitMs = LIMIT_MS,
   ) {}
 
-  /** One answer's way through a grammar. RequestError where the grammar cannot be followed. */
-  async follow(grammar: Grammar): Promise<Constraint> {
+  /**
+   * One answer's way through a grammar, which `signal` closes. RequestError where the grammar cannot be followed;
+   * the reason of `signal` where the answer is not wanted any more.
+   */
+  async follow(grammar: Grammar, signal?: AbortSignal): Promise<Constraint> {
+    throwIfAborted(signal);
     const way = new Way(this, grammar, this.#nextId++);
+    signal?.addEventListener("abort", () => way.close(), { once: true });
     const allowed = await this.next(way);
+    throwIfAborted(signal);
     if (!allowed) throw new RequestError("the grammar allows nothing but an empty answer", paramOf(grammar));
     return Object.assign(way, { allowed });
   }
@@ -52,7 +65,10 @@ export class Grammars {
     if (!this.start) throw cannotLoad(paramOf(way.grammar));
     this.#line ??= this.#open(this.start);
     const line = await this.#line;
+    if (way.closed) return null;
+    this.#asked = { way, line };
     const answer = await line.ask(way.word(line), this.limitMs);
+    this.#asked = null;
     switch (answer.type) {
       case "allowed":
         return answer.words;
@@ -65,6 +81,7 @@ export class Grammars {
         );
       case "late":
         await this.end();
+        if (way.closed) return null;
         throw new RequestError(
           `the ${kindOf(way.grammar)} took longer than ${this.limitMs / 1000} s to compile or to follow; ` +
             "make it simpler",
@@ -76,6 +93,11 @@ export class Grammars {
       default:
         return null;
     }
+  }
+
+  /** Nobody waits for the next word of a way any more. */
+  left(way: Way): void {
+    if (this.#asked?.way === way) this.#asked.line.hurry(LEFT_MS);
   }
 
   /** A worker that knows the vocabulary. Answers under way go on in it from their tokens. */
@@ -120,7 +142,9 @@ class Way implements Constraint {
   }
 
   close(): void {
+    if (this.closed) return;
     this.closed = true;
+    this.grammars.left(this);
     this.#line?.tell({ type: "close", id: this.id });
   }
 
@@ -137,6 +161,8 @@ class Way implements Constraint {
 /** The line to one worker. */
 class Line {
   #answer: (word: FromGrammars) => void = () => undefined;
+  /** Of the question under way: it is late that much later. */
+  #late: (ms: number) => void = () => undefined;
 
   constructor(private readonly port: GrammarPort) {
     port.listen((word) => this.#answer(word));
@@ -149,13 +175,23 @@ class Line {
   /** The worker's answer; "late" where it takes longer than `limitMs`. */
   ask(word: ToGrammars, limitMs?: number): Promise<FromGrammars | { readonly type: "late" }> {
     return new Promise((resolve) => {
-      const timer = limitMs === undefined ? undefined : setTimeout(() => resolve({ type: "late" }), limitMs);
+      let timer: ReturnType<typeof setTimeout> | undefined;
+      this.#late = (ms) => {
+        clearTimeout(timer);
+        timer = setTimeout(() => resolve({ type: "late" }), ms);
+      };
+      if (limitMs !== undefined) this.#late(limitMs);
       this.#answer = (answer) => {
         clearTimeout(timer);
         resolve(answer);
       };
       this.port.post(word);
     });
+  }
+
+  /** The question under way is late after `ms`, if it is not answered. */
+  hurry(ms: number): void {
+    this.#late(ms);
   }
 
   end(): void {

@@ -32,6 +32,14 @@ export interface SessionHooks extends ModelHooks {
   readonly onLost: (error: Error) => void;
 }
 
+/** What the page asked for and has no end of yet. */
+interface Asked {
+  /** One for each answer, once they have begun. */
+  readonly requests: Request[];
+  /** Ends what is done before they begin. */
+  readonly left: AbortController;
+}
+
 /** How many answers a request may ask for. */
 export function checkCount(n: number): void {
   if (!Number.isInteger(n) || n < 1 || n > MAX_CHOICES)
@@ -43,7 +51,7 @@ export class Session {
   readonly #core: EngineCore;
   readonly #prompts: Prompts;
   readonly #constraints: Constraints;
-  readonly #requests = new Map<number, Request[]>();
+  readonly #asked = new Map<number, Asked>();
   #loaded: Loaded;
   #last: AnswerStats | null = null;
   #reopened = 0;
@@ -141,7 +149,7 @@ export class Session {
       if (this.#loaded.executor.shape.embedding) await this.#refuse();
       const { model, sampling } = this.model.manifest;
       const params = parseSampling(options, logprobs, model.vocabSize, sampling);
-      this.#requests.set(id, []);
+      const { requests, left } = this.#ask(id);
       // What needs nothing more goes in the same turn: requests sent together meet in the first step.
       if (this.#prompts.chats.lacks(request.prompt)) await this.#prompts.chats.load();
       const asked = this.#prompts.asked(request.prompt, params.stop);
@@ -149,16 +157,12 @@ export class Session {
       const answer = new Answer(this.model.codec, asked, n, tell, (stats) => this.#ended(id, stats));
       const whole = asked.grammar && (await asked.grammar(grammar ?? null));
       const wanted = asked.grammar ? whole : grammar;
-      const constraints = wanted && this.#requests.has(id) ? await this.#constraints.follow(wanted, n) : [];
-      if (!this.#requests.has(id)) {
-        for (const constraint of constraints) constraint.close();
-        return;
-      }
+      const constraints = wanted ? await this.#constraints.follow(wanted, n, left.signal) : [];
+      if (left.signal.aborted) return;
       for (let i = 0; i < n; i++) {
         const seed = BigInt.asUintN(64, params.seed + BigInt(i));
         const constraint = constraints[i] ?? null;
-        const submitted = this.#core.submit(prompt, { ...params, seed }, answer.choice(i), constraint);
-        this.#requests.get(id)?.push(submitted);
+        requests.push(this.#core.submit(prompt, { ...params, seed }, answer.choice(i), constraint));
       }
       tell({ event: "accepted" });
     } catch (error) {
@@ -171,15 +175,14 @@ export class Session {
   async embed(id: number, inputs: EmbeddingInputs, tell: (event: AnswerEvent) => void): Promise<void> {
     try {
       if (!this.#loaded.executor.shape.embedding) await this.#refuse();
-      const requests: Request[] = [];
       const params = parseSampling({ max_tokens: 1 }, null, this.model.manifest.model.vocabSize);
-      this.#requests.set(id, requests);
+      const { requests, left } = this.#ask(id);
       const { embedAll } = await import("./embeddings.js");
-      if (!this.#requests.has(id)) return;
+      if (left.signal.aborted) return;
       const tokensOf = (text: string): number[] => this.#prompts.asked({ kind: "text", text }, []).tokens;
       const texts = inputs.map((one) => (typeof one === "string" ? tokensOf(one) : one));
       const vectors = await embedAll(this.#core, texts, this.#loaded.executor.shape, params, requests);
-      this.#requests.delete(id);
+      this.#asked.delete(id);
       tell({ event: "embedded", vectors, tokens: texts.reduce((sum, { length }) => sum + length, 0) });
     } catch (error) {
       this.abort(id);
@@ -193,9 +196,17 @@ export class Session {
     throw wrongTask(this.model.manifest.model);
   }
 
+  #ask(id: number): Asked {
+    const asked = { requests: [], left: new AbortController() };
+    this.#asked.set(id, asked);
+    return asked;
+  }
+
   abort(id: number): void {
-    for (const request of this.#requests.get(id) ?? []) this.#core.cancel(request);
-    this.#requests.delete(id);
+    const asked = this.#asked.get(id);
+    this.#asked.delete(id);
+    asked?.left.abort();
+    for (const request of asked?.requests ?? []) this.#core.cancel(request);
   }
 
   dispose(): void {
@@ -238,7 +249,7 @@ export class Session {
   #ended(id: number, stats: RequestStats | null): void {
     if (stats) this.#last = { ...stats, decodeTokensPerSecond: decodeRate(stats) };
     else this.abort(id);
-    this.#requests.delete(id);
+    this.#asked.delete(id);
   }
 }
 

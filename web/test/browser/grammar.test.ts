@@ -45,13 +45,29 @@ describe.skipIf(!CHROMIUM)("an answer with a format in Chromium", { timeout: 60_
         text("free", { max_tokens: 30 }),
         text("c", { response_format: { type: "regex", regex: "[0-9]{3}-[0-9]{4}" } }),
       ]);
+      const continued = await engine.completions.create({
+        ...{
+          prompt: "d",
+          max_tokens: 9,
+          temperature: 0,
+          response_format: { type: "regex", regex: "[0-9]{5}" },
+        },
+      });
       const features = engine.model.features;
       await engine.dispose();
-      return { first, second, number, features, free: [alone?.message.content, beside?.message.content] };
+      return {
+        first,
+        second,
+        number,
+        continued,
+        features,
+        free: [alone?.message.content, beside?.message.content],
+      };
     }, SCHEMA);
     expect(free[1]).toBe(free[0]);
     expect(made.features).toContain("json_schema");
     expect(made.number?.message.content).toMatch(/^\d{3}-\d{4}$/);
+    expect(made.continued.choices[0]?.text).toMatch(/^\d{5}$/);
     for (const choice of [made.first, made.second]) {
       expect(choice?.finish_reason).toBe("stop");
       const { name, legs, kind } = JSON.parse(choice?.message.content ?? "");
@@ -62,6 +78,36 @@ describe.skipIf(!CHROMIUM)("an answer with a format in Chromium", { timeout: 60_
       ]).toEqual([true, true, expect.arrayContaining([kind])]);
     }
   });
+
+  test("that nobody waits for any more holds up no other, though its grammar takes for ever", async () => {
+    at.artifact = toyArtifact({ chatTemplate: CHAT });
+    const made = await at.page.evaluate(async () => {
+      const engine = await nearfarPackage.createEngine("/toy/");
+      const ask = async (regex: string, signal?: AbortSignal) => {
+        const response_format = { type: "regex" as const, regex };
+        const messages = [{ role: "user" as const, content: "a" }];
+        const request = { messages, response_format, max_tokens: 20, ...(signal && { signal }) };
+        return (await engine.chat.completions.create(request)).choices[0]?.message.content;
+      };
+      await ask("[0-9]{3}");
+      const leave = async () => {
+        const left = new AbortController();
+        const asked = ask("(([a-z]{0,300}){0,300}){0,10}", left.signal);
+        await engine.stats();
+        await new Promise((resolve) => setTimeout(resolve, 300));
+        left.abort(new Error("left"));
+        return asked.then(
+          () => "answered",
+          ({ message }) => message,
+        );
+      };
+      const told = [await leave(), await leave(), await leave(), await leave(), await ask("[0-9]{4}")];
+      await engine.dispose();
+      return told;
+    });
+    expect(made).toEqual([...Array(4).fill("left"), expect.stringMatching(/^\d{4}$/)]);
+    // By its limit of time each would have ended after ten seconds.
+  }, 30_000);
 
   /** What becomes of a request with a format and of one without; and of the former once `mend` has been called. */
   async function failures(mend: () => void): Promise<readonly unknown[]> {
