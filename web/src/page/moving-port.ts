@@ -31,8 +31,16 @@ export class MovingPort implements WorkerPort {
   #loaded = false;
   #failure: ErrorRecord | null = null;
 
-  /** `onEnd`: the page is done with it. */
-  constructor(private readonly onEnd: () => void) {}
+  /** `onAsk`: the page has asked something. `onEnd`: it is done with it. */
+  constructor(
+    private readonly onAsk: () => void,
+    private readonly onEnd: () => void,
+  ) {}
+
+  /** Whether the page waits for the model, or for an answer. */
+  get isAwaited(): boolean {
+    return !this.#failure && (this.#open.size > 0 || (this.#load !== null && !this.#loaded));
+  }
 
   addEventListener(type: string, listener: (event: never) => void): void {
     if (type === "message") this.#tell = (data) => listener({ data } as never);
@@ -44,6 +52,11 @@ export class MovingPort implements WorkerPort {
   }
 
   postMessage(message: ToWorker): void {
+    this.#send(message);
+    this.onAsk();
+  }
+
+  #send(message: ToWorker): void {
     switch (message.type) {
       case "load":
         this.#load = message;
@@ -138,7 +151,8 @@ export class MovingPort implements WorkerPort {
   }
 
   #endBegun(): void {
-    const why = "The page that computed this answer was closed. Ask again: another one loads the model.";
+    const why =
+      "The page that computed this answer was closed or frozen. Ask again: another one loads the model.";
     const error = toErrorRecord(new DeviceError(why, { code: "device-lost" }));
     for (const [id, { begun }] of this.#open) {
       if (!begun) continue;

@@ -24,7 +24,7 @@ const COUNT: Kind = ["a whole number, at least 1", (value) => Number.isInteger(v
 export const TEXT: Kind = ["a string", (value) => typeof value === "string"];
 /** How many alternatives to give. Here, for the worker knows them by their name in chats. */
 const RANKED: Kind = [
-  `a whole number, 0 to ${TOP_LOGPROBS}`,
+  `0 to ${TOP_LOGPROBS}`,
   (value) => Number.isInteger(value) && Number(value) >= 0 && Number(value) <= TOP_LOGPROBS,
 ];
 const LIST: Kind = ["a list of at least one { role, content }", (value) => Array.isArray(value)];

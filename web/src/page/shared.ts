@@ -1,4 +1,5 @@
 import { startWorker, type WorkerPort } from "./client.js";
+import { Pulse } from "./pulse.js";
 
 /** Which of an origin's shared engines. */
 export interface SharedOptions {
@@ -9,7 +10,7 @@ export interface SharedOptions {
 /**
  * One engine for all pages of an origin that call this: what `createEngine` takes as `worker`. It is in a
  * SharedWorker of the package, or, where the browser has none, in the worker of one of the pages: when that page
- * is closed, another loads the model, and answers that had begun end with a DeviceError of the code
+ * is closed or frozen, another loads the model, and answers that had begun end with a DeviceError of the code
  * "device-lost". Where there are neither SharedWorkers nor locks (pages without https) each page has its own.
  */
 export function sharedEngine(options?: SharedOptions): Promise<WorkerPort>;
@@ -24,7 +25,8 @@ export function sharedEngine(given: MessagePort | SharedOptions = {}): WorkerPor
   // Bundlers look for this very expression, which holds beside worker.js alone.
   const worker = (): SharedWorker =>
     new SharedWorker(new URL("./worker.js", import.meta.url), { type: "module", name });
-  return import("./tabs.js").then(({ openShared }) => openShared(name, { worker, overPort, startWorker }));
+  const places = { worker, overPort, startWorker, Pulse };
+  return import("./tabs.js").then(({ openShared }) => openShared(name, places));
 }
 
 function overPort(port: MessagePort): WorkerPort {

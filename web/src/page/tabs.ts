@@ -6,11 +6,22 @@
 import { Share, type SharePort } from "../here/share.js";
 import type { StartWorker, WorkerPort } from "./client.js";
 import { MovingPort } from "./moving-port.js";
+import type { Pulse } from "./pulse.js";
+
+/**
+ * Seconds that the page which has the engine may say nothing while another waits for an answer: browsers freeze
+ * pages in the background with their workers, and a frozen page keeps its locks. It is the page's own thread that
+ * answers, however busy the engine's worker is.
+ */
+const SILENCE = 8;
+/** How long the page that takes over waits for a last word. */
+const LAST_WORD_MS = 1000;
 
 /** What pages say to each other: who has the engine, and that a line to it is open. */
 type Word =
   | { readonly type: "who leads" }
-  | { readonly type: "leads"; readonly leader: string }
+  /** `since`, in ms of the clock, grows with every page that leads: a frozen one does not know that it was. */
+  | { readonly type: "leads"; readonly leader: string; readonly since: number }
   | { readonly type: "hello"; readonly leader: string; readonly line: string };
 
 /** Where an engine can be. */
@@ -18,15 +29,17 @@ export interface Places {
   readonly worker: () => SharedWorker;
   readonly overPort: (port: MessagePort) => WorkerPort;
   readonly startWorker: StartWorker;
+  /** From there, where it is already: each file is a trip to the server. */
+  readonly Pulse: typeof Pulse;
 }
 
 export async function openShared(name: string, places: Places): Promise<WorkerPort> {
-  const { overPort, startWorker: start } = places;
+  const { overPort, startWorker } = places;
   const worker = openSharedWorker(places.worker);
   if (worker && (await starts(worker))) return overPort(worker.port);
   // Both are for pages of https and localhost alone.
-  if (!("locks" in navigator) || typeof BroadcastChannel !== "function") return start(undefined);
-  return new Tab(name, start).port;
+  if (!("locks" in navigator) || typeof BroadcastChannel !== "function") return startWorker(undefined);
+  return new Tab(name, places).port;
 }
 
 function openSharedWorker(open: () => SharedWorker): SharedWorker | null {
@@ -61,12 +74,23 @@ class Tab {
   #leave: () => void = () => undefined;
   #isOpen = true;
   #lines = 0;
+  /** Of the newest page that leads, as far as this one knows; and how often that was heard. */
+  #since = 0;
+  #heard = 0;
+  readonly #pulse: Pulse;
 
   constructor(
     private readonly name: string,
-    private readonly start: StartWorker,
+    private readonly places: Places,
   ) {
-    this.port = new MovingPort(() => this.#close());
+    this.port = new MovingPort(
+      () => this.#pulse.watch(),
+      () => this.#close(),
+    );
+    this.#pulse = new places.Pulse(SILENCE, () => !this.#share && this.port.isAwaited, {
+      ask: () => this.#say({ type: "who leads" }),
+      silent: () => void this.#depose(),
+    });
     this.#words = new BroadcastChannel(name);
     this.#words.addEventListener("message", ({ data }: MessageEvent<Word>) => this.#hear(data));
     globalThis.addEventListener("pagehide", this.#onHide);
@@ -84,27 +108,60 @@ class Tab {
     if (persisted && this.#isOpen) this.#join();
   };
 
-  #join(): void {
+  /** Leads once the lock is free, or with `steal` at once; follows until then. */
+  #join(steal = false): void {
     const waiting = new AbortController();
     this.#leader = null;
     this.#leave = () => waiting.abort();
-    const leading = (): Promise<void> => this.#lead();
-    // Rejects where it is left before it leads.
-    navigator.locks.request(this.name, { signal: waiting.signal }, leading).catch(() => undefined);
+    const options = steal ? { steal } : { signal: waiting.signal };
+    // Rejects where it is left before it leads, and where another page has taken the lock.
+    navigator.locks.request(this.name, options, () => this.#lead()).catch(() => this.#abdicate());
     this.#say({ type: "who leads" });
   }
 
   #hear(word: Word): void {
     switch (word.type) {
       case "who leads":
-        if (this.#share) this.#say({ type: "leads", leader: this.#id });
+        if (this.#share) this.#sayLeads();
         return;
       case "leads":
-        if (this.#leader !== word.leader && !this.#share && this.#isOpen) void this.#follow(word.leader);
+        this.#hearOf(word);
         return;
       case "hello":
         if (word.leader === this.#id && this.#share) this.#welcome(this.#share, word.line);
     }
+  }
+
+  #hearOf({ leader, since }: Extract<Word, { type: "leads" }>): void {
+    if (since < this.#since) {
+      if (this.#share) this.#sayLeads();
+      return;
+    }
+    this.#since = since;
+    this.#heard += 1;
+    this.#pulse.heard();
+    if (this.#share) this.#abdicate();
+    else if (this.#leader !== leader && this.#isOpen) void this.#follow(leader);
+  }
+
+  /** Takes the place of a page that says nothing. One page does so at a time, and hears first of one that has. */
+  async #depose(): Promise<void> {
+    await navigator.locks.request(`${this.name} heir`, { ifAvailable: true }, async (lock) => {
+      const heard = this.#heard;
+      this.#say({ type: "who leads" });
+      await new Promise((resolve) => setTimeout(resolve, LAST_WORD_MS));
+      if (!lock || heard !== this.#heard || this.#share || !this.#isOpen) return;
+      this.#leave();
+      this.#join(true);
+    });
+    this.#pulse.watch();
+  }
+
+  /** Another page leads by now; this one follows it. */
+  #abdicate(): void {
+    if (!this.#share) return;
+    this.#leave();
+    if (this.#isOpen) this.#join();
   }
 
   /** Opens a line to the page that leads, which sees by its lock whether this page lives. */
@@ -145,18 +202,19 @@ class Tab {
         if (!this.#isOpen) this.#words.close();
       };
       const share = new Share(
-        () => later(Promise.resolve(this.start(undefined))),
+        () => later(Promise.resolve(this.places.startWorker(undefined))),
         // The page may be done with the engine while others are not.
         () => this.#isOpen || leave(),
       );
       this.#share = share;
+      this.#since = Math.max(Date.now(), this.#since + 1);
       this.#leader = this.#id;
       this.#leave = leave;
       const { port1, port2 } = new MessageChannel();
       this.port.moveTo(port1, () => port1.close());
       port1.start();
       share.connect(port2 as SharePort);
-      this.#say({ type: "leads", leader: this.#id });
+      this.#sayLeads();
     });
   }
 
@@ -164,11 +222,16 @@ class Tab {
   #close(): void {
     if (!this.#isOpen) return;
     this.#isOpen = false;
+    this.#pulse.end();
     if (this.#share && !this.#share.isIdle) return;
     globalThis.removeEventListener("pagehide", this.#onHide);
     globalThis.removeEventListener("pageshow", this.#onShow);
     this.#leave();
     this.#words.close();
+  }
+
+  #sayLeads(): void {
+    this.#say({ type: "leads", leader: this.#id, since: this.#since });
   }
 
   #say(word: Word): void {

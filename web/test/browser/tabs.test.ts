@@ -150,6 +150,71 @@ describe.skipIf(!CHROMIUM)("sharedEngine() chooses where the engine is", { timeo
     expect(shards()).toBe(3);
   });
 
+  /**
+   * Holds the thread of a page, as browsers freeze those in the background, until it is let go: nothing comes of
+   * it, and its locks stay its own. Chromium's own way of asking for that does nothing where there is no window.
+   */
+  const freeze = async (page: Page): Promise<() => Promise<void>> => {
+    let letGo = (): void => undefined;
+    const held = new Promise<void>((resolve) => {
+      at.server.intercept = (path, response) => {
+        if (path !== "held") return false;
+        letGo = () => response.end();
+        resolve();
+        return true;
+      };
+    });
+    const thawed = page.evaluate(() => {
+      const request = new XMLHttpRequest();
+      request.open("GET", "/held", false);
+      request.send();
+    });
+    await held;
+    return () => {
+      letGo();
+      return thawed;
+    };
+  };
+
+  test("a page that is frozen is followed no longer, and follows when it is back", async () => {
+    const first = await another(true);
+    await open(first);
+    const [second, third] = [await another(true), await another(true)];
+    await Promise.all([open(second), open(third)]);
+    const thaw = await freeze(first);
+    const texts = ["z", "b"].map((prompt) => expectedText(prompt, 9));
+    expect(await Promise.all([ask(second, "z"), ask(third, "b")])).toEqual(texts);
+    const workers = [second, third].map((page) => page.workers().length);
+    expect(workers.sort()).toEqual([0, 1]);
+    const fourth = await another(true);
+    expect(await open(fourth)).toBe("toy");
+    await thaw();
+    expect(await ask(first, "c")).toBe(expectedText("c", 9));
+    expect(await launches(first)).toBe(await launches(second));
+    expect(first.workers().length).toBe(0);
+    expect(shards()).toBe(3);
+  });
+
+  test("a page whose thread or engine is busy keeps it", async () => {
+    const first = await another(true);
+    await open(first);
+    const second = await another(true);
+    await open(second);
+    const thaw = await freeze(first);
+    const answer = ask(second, "z");
+    await new Promise((resolve) => setTimeout(resolve, 3000));
+    await thaw();
+    expect(await answer).toBe(expectedText("z", 9));
+    // More silence of the worker than a page may keep.
+    const busy = first.workers()[0]?.evaluate(() => {
+      const end = performance.now() + 11_000;
+      while (performance.now() < end);
+    });
+    expect(await ask(second, "b")).toBe(expectedText("b", 9));
+    await busy;
+    expect([first.workers().length, second.workers().length]).toEqual([1, 0]);
+  });
+
   test("a page that crashes does not hold up the others", async () => {
     const first = await another(true);
     await open(first);

@@ -18,11 +18,16 @@ import { REFUSED, TRAPS, toyWasm } from "../support/toy-wasm.js";
 const REAL = process.env.NEARFAR_WASM_ARTIFACT ?? null;
 const REAL_TEXT = process.env.NEARFAR_WASM_TEXT ?? null;
 
+declare global {
+  var engine: nearfar.Engine;
+}
+
 /** What both browsers' drivers have of a page. */
 interface Tab {
   goto(url: string): Promise<unknown>;
   addScriptTag(tag: { type: string; content: string }): Promise<unknown>;
   evaluate<T, A>(code: (argument: A) => Promise<T>, argument: A): Promise<T>;
+  close(): Promise<void>;
 }
 
 interface Opened {
@@ -127,7 +132,7 @@ function harmless(count: number): string {
   }
 }
 
-describe.each(BROWSERS)("WebAssembly in %s", { timeout: 60_000 }, (_name, path, open) => {
+describe.each(BROWSERS)("WebAssembly in %s", { timeout: 60_000 }, (name, path, open) => {
   let browser: Opened;
   let server: StaticServer;
   let headers: Record<string, string> = {};
@@ -264,6 +269,43 @@ describe.each(BROWSERS)("WebAssembly in %s", { timeout: 60_000 }, (_name, path, 
       { prompt, type, script },
     );
     expect(text).toBe(expectedText(prompt, 20));
+  });
+
+  // Of Chromium, tabs.test.ts and share.test.ts have more.
+  test.skipIf(!path || name === "Chromium").each([
+    ["in a SharedWorker", false],
+    ["in one of the pages", true],
+  ])("sharedEngine() has one engine for several pages, %s", async (place, alone) => {
+    const prompt = harmless(20);
+    const open = async (): Promise<Tab> => {
+      const tab = await page({});
+      await tab.evaluate(
+        async ({ alone, name }) => {
+          if (alone) Reflect.deleteProperty(globalThis, "SharedWorker");
+          const worker = () => nearfarPackage.sharedEngine({ name });
+          globalThis.engine = await nearfarPackage.createEngine("/toy/", { worker });
+        },
+        { alone, name: place },
+      );
+      return tab;
+    };
+    const ask = (tab: Tab, more: object = {}): Promise<string | undefined> =>
+      tab.evaluate(async (request) => (await engine.completions.create(request)).choices[0]?.text, {
+        ...{ prompt, max_tokens: 20, temperature: 0 },
+        ...more,
+      });
+    const launches = (tab: Tab): Promise<number> =>
+      tab.evaluate(async () => (await engine.stats()).launches, null);
+
+    const first = await open();
+    const second = await open();
+    const text = expectedText(prompt, 20);
+    expect(await Promise.all([ask(first), ask(second)])).toEqual([text, text]);
+    expect(await launches(first)).toBe(await launches(second));
+    expect(await ask(second, { response_format: { type: "regex", regex: "[0-9]{3}" } })).toMatch(/^\d{3}$/);
+    await first.close();
+    expect(await ask(second)).toBe(text);
+    await second.close();
   });
 
   test.skipIf(!path || !REAL || REAL_TEXT === null)(
