@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nearfar.edge_runtime.artifact.finder import holds_artifacts
+from nearfar.edge_runtime.artifact.finder import find_artifacts, holds_artifacts
 from nearfar.edge_runtime.devices import AUTO, device, device_names, parse_device
 from nearfar.errors import NearfarError
 from nearfar.store.entries import Entry, Store, Wanted
-from nearfar.store.naming import mark_of, wanted_of
+from nearfar.store.naming import holds_checkpoint, mark_of, wanted_of
 
 if TYPE_CHECKING:
     from nearfar.build.source import BuildOptions
@@ -49,7 +49,8 @@ def artifacts_at(given: str, runner: Runner, build: Build, tell: Tell) -> Path:
     where it is not.
     """
     path = Path(given).expanduser()
-    if path.exists() and holds_artifacts(path):
+    if path.is_dir() and (holds_artifacts(path) or not holds_checkpoint(path)):
+        find_artifacts(path)  # says what is not there
         return path
     store = Store()
     entry = made(store, wanted_of(given, None, store), runner, build, tell)

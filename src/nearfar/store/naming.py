@@ -10,6 +10,8 @@ from nearfar.errors import StoreError
 from nearfar.store.entries import Store, Wanted
 from nearfar.store.known import KNOWN
 
+CHECKPOINTS = ("config.json", "mlc-chat-config.json", "*.safetensors", "*.gguf")
+"""Files that only a checkpoint has, among those of formats that a build takes."""
 HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+(:[\w./ -]+)?")
 
 
@@ -33,6 +35,11 @@ def wanted_of(given: str, quant: str | None, store: Store) -> Wanted:
         f"{given} is no path here, no model of the store (nearfar list), no hub id such as "
         f"HuggingFaceTB/SmolLM2-135M-Instruct, and none of the known names {', '.join(KNOWN)}"
     )
+
+
+def holds_checkpoint(folder: Path) -> bool:
+    """Whether it looks like one; what it lacks is told by who opens it."""
+    return any(any(folder.glob(pattern)) for pattern in CHECKPOINTS)
 
 
 def mark_of(source: str) -> str | None:
