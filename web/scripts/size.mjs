@@ -21,8 +21,8 @@ const TEXT = "src/worker/text/index.ts";
  * which the first request that asks for a format or has tools loads, or a model that marks its reasoning.
  */
 export const LIMITS = {
-  webgpu: 47_700,
-  wasm: 42_900,
+  webgpu: 47_750,
+  wasm: 42_950,
   text: 27_500,
   routing: 21_000,
   openai: 2_000,
