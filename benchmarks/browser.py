@@ -1,10 +1,13 @@
-"""Browser: SmolLM2-135M's shape with random weights, beside wllama (llama.cpp in WebAssembly), in one
-Chromium.
+"""Browser: SmolLM2-135M's shape with random weights, beside wllama (llama.cpp in WebAssembly) and
+Transformers.js (ONNX Runtime in WebAssembly), in one Chromium.
 
-Both runtimes answer the same 256-token prompt in fresh tabs, in turn, several times; the table shows medians
-and their ratio. A tab with an empty profile loads over the network (its requests, its bytes, and what the
-browser's processes have grown by after an answer), a second one in the same profile from what the first has
-kept. On a machine without a GPU, nearfar's webgpu runs on Chromium's software device.
+All runtimes answer the same 256-token prompt in fresh tabs, in turn, several times; the table shows medians,
+and how many times better the first is. All have the same weights: nearfar's own artifacts, a GGUF file of
+them (Q4_0), and what `nearfar build --target onnx` writes for Transformers.js. WebLLM is not among them: it
+needs a library that is compiled for the model, and a GPU with f16. A tab with an empty profile loads over the
+network (its requests, its bytes, and what the browser's processes have grown by after an answer), a second
+one in the same profile from what the first has kept. On a machine without a GPU, nearfar's webgpu runs on
+Chromium's software device.
 """
 
 import argparse
@@ -15,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +31,9 @@ from nearfar.page_server import PageServer, Site, open_server
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = Path(__file__).parent / "web"
+PACKAGES = ROOT / "web" / "node_modules"
+TARGETS = {"wasm": "wasm", "webgpu": "webgpu", "wllama": None, "transformers": "onnx"}
+"""The runtimes: what `nearfar build` writes for each. The first two are nearfar's."""
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SOFTWARE_DEVICE = ["--use-webgpu-adapter=swiftshader"]
 MEASURES = (
@@ -53,26 +59,17 @@ def folder(work: Path, quant: str, target: str) -> Path:
     return work / f"artifact-{quant}-{target}"
 
 
-def prepare(work: Path, quant: str, target: str) -> None:
-    """Write the checkpoint, the artifact and the GGUF file, where they are not there yet."""
-    checkpoint, artifact, model = work / "checkpoint", folder(work, quant, target), work / "model.gguf"
+def prepare(work: Path, quant: str, runtimes: Sequence[str]) -> None:
+    """Write the checkpoint, what each runtime loads, where it is not there yet, and install the peers."""
+    checkpoint, model = work / "checkpoint", work / "model.gguf"
     nearfar = [sys.executable, "-m", "nearfar"]
     if not checkpoint.exists():
         subprocess.run([*nearfar, "synth", "smollm2-135m", "-o", str(checkpoint)], check=True)
-    if not artifact.exists():
-        command = [
-            *nearfar,
-            "build",
-            str(checkpoint),
-            "--target",
-            target,
-            "--quant",
-            quant,
-            "-o",
-            str(artifact),
-        ]
-        subprocess.run(command, check=True)
-    if not model.exists():
+    for target in filter(None, (TARGETS[name] for name in runtimes)):
+        if not folder(work, quant, target).exists():
+            out = ["--quant", quant, "-o", str(folder(work, quant, target))]
+            subprocess.run([*nearfar, "build", str(checkpoint), "--target", target, *out], check=True)
+    if "wllama" in runtimes and not model.exists():
         sys.path.insert(0, str(ROOT))
         from benchmarks.peers.gguf_model import write_gguf
 
@@ -127,17 +124,22 @@ def browser_memory() -> int:
 
 
 @contextmanager
-def served(work: Path, quant: str, target: str) -> Iterator[tuple[str, Traffic]]:
+def served(work: Path, quant: str, runtimes: Sequence[str]) -> Iterator[tuple[str, Traffic]]:
     """All files under one origin, isolated, so that WebAssembly may use threads; gives the address."""
     with TemporaryDirectory() as temporary:
         site = Path(temporary)
         for name in ("index.html", "bench.js"):
             shutil.copy(HERE / name, site)
         shutil.copytree(ROOT / "web" / "dist", site / "nearfar")
-        shutil.copytree(HERE / "node_modules" / "@wllama" / "wllama" / "esm", site / "wllama")
-        shutil.copy(work / "model.gguf", site)
-        artifact = folder(work, quant, target) / target
-        with open_server("127.0.0.1", 0, Site(site, artifact, guarded=False)) as server:
+        if "wllama" in runtimes:
+            shutil.copytree(HERE / "node_modules" / "@wllama" / "wllama" / "esm", site / "wllama")
+            shutil.copy(work / "model.gguf", site)
+        if "transformers" in runtimes:
+            shutil.copytree(PACKAGES / "@huggingface" / "transformers" / "dist", site / "transformers")
+            shutil.copytree(PACKAGES / "onnxruntime-web" / "dist", site / "onnxruntime")
+        targets = filter(None, (TARGETS[name] for name in runtimes))
+        artifacts = {target: folder(work, quant, target) / target for target in targets}
+        with open_server("127.0.0.1", 0, Site(site, artifacts, guarded=False)) as server:
             thread = threading.Thread(target=server.serve_forever, daemon=True)
             thread.start()
             yield server.url, counting(server)
@@ -182,16 +184,20 @@ def medians(runs: list[dict[str, Any]]) -> dict[str, float | None]:
 
 
 def table(results: dict[str, list[dict[str, Any]]]) -> str:
-    """Medians beside each other, and how many times better nearfar is."""
-    ours, theirs = (medians(results[name]) for name in ("nearfar", "wllama"))
-    lines = [f"{'':22}{'nearfar':>12}{'wllama':>12}{'better by':>14}"]
-    for name in MEASURES:
-        a, b = ours[name], theirs[name]
-        cells = ["–" if value is None else f"{value:,.1f}" for value in (a, b)]
-        ratio = ""
-        if a and b:
-            ratio = f"{a / b if name in HIGHER_IS_BETTER else b / a:.2f} times"
-        lines.append(f"{name:22}{cells[0]:>12}{cells[1]:>12}{ratio:>14}")
+    """Medians beside each other, and how many times better the first runtime is than each other."""
+    found = {name: medians(runs) for name, runs in results.items()}
+    lines = [f"{'':22}" + "".join(f"{name:>20}" for name in found)]
+    for measure in MEASURES:
+        cells = []
+        ours: float | None = None
+        for place, values in enumerate(found.values()):
+            value = values[measure]
+            ours = value if place == 0 else ours
+            ratio = ""
+            if place and ours and value:
+                ratio = f" ({ours / value if measure in HIGHER_IS_BETTER else value / ours:.2f})"
+            cells.append(f"{'–' if value is None else f'{value:,.1f}'}{ratio}")
+        lines.append(f"{measure:22}" + "".join(f"{cell:>20}" for cell in cells))
     return "\n".join(lines)
 
 
@@ -204,8 +210,11 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=64, help="tokens to generate")
     parser.add_argument("--quant", default="q4")
-    parser.add_argument("--target", choices=("webgpu", "wasm"), default="webgpu", help="of nearfar")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of wllama and wasm")
+    parser.add_argument(
+        "--runtimes", nargs="+", choices=TARGETS, default=["wasm", "wllama", "transformers"],
+        help="which, the first being what the others are compared with; wasm and webgpu are nearfar's",
+    )  # fmt: skip
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="of all but webgpu")
     parser.add_argument("--gpu", action="store_true", help="use the machine's GPU, not the software device")
     parser.add_argument(
         "--work", type=Path, default=ROOT / "out" / "bench-browser", help="for the models made here"
@@ -215,10 +224,10 @@ def main() -> None:
     if CHROMIUM is None:
         raise SystemExit("error: needs Chromium (apt-get install chromium)")
     arguments.work.mkdir(parents=True, exist_ok=True)
-    prepare(arguments.work, arguments.quant, arguments.target)
+    prepare(arguments.work, arguments.quant, arguments.runtimes)
     flags = ["--no-sandbox", "--enable-unsafe-webgpu", *([] if arguments.gpu else SOFTWARE_DEVICE)]
-    results: dict[str, list[dict[str, Any]]] = {"nearfar": [], "wllama": []}
-    site = served(arguments.work, arguments.quant, arguments.target)
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in arguments.runtimes}
+    site = served(arguments.work, arguments.quant, arguments.runtimes)
     with site as (address, traffic), sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
         for run in range(arguments.runs):
@@ -227,8 +236,9 @@ def main() -> None:
                 # it cached.
                 text = (f"{run} the quick brown fox " * arguments.prompt_tokens)[: arguments.prompt_tokens]
                 options = {"prompt": text, "tokens": arguments.tokens, "threads": arguments.threads}
-                paths = {"artifact": "artifact/", "model": "model.gguf", "context": 2048}
-                runs.append(measure(browser, address, traffic, runtime, {**options, **paths}))
+                paths = {"artifact": f"artifact/{TARGETS[runtime]}/", "model": "model.gguf", "context": 2048}
+                page = "nearfar" if runtime in ("wasm", "webgpu") else runtime
+                runs.append(measure(browser, address, traffic, page, {**options, **paths}))
                 print(f"run {run + 1}, {runtime}: {runs[-1]}", file=sys.stderr, flush=True)
         browser.close()
     print(json.dumps(results, indent=2) if arguments.json else table(results))

@@ -1,4 +1,5 @@
-"""Writes what is generated from the format: constants and types for the browser, tables for docs/artifact.md.
+"""Writes what is generated from the format: constants and types for the browser, the keywords that its
+grammars keep to, tables for docs/artifact.md.
 
 python -m nearfar.format.generate            writes them
 python -m nearfar.format.generate --check    fails where a file is not what would be written
@@ -21,6 +22,7 @@ def generated(root: Path) -> dict[Path, str]:
     page = root / "docs" / "artifact.md"
     return {
         root / "web" / "src" / "both" / "format.ts": typescript.module(COMMAND),
+        root / "web" / "src" / "grammar" / "keywords.ts": typescript.keyword_module(COMMAND),
         page: tables.filled(page.read_text(encoding="utf-8")),
     }
 

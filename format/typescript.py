@@ -11,7 +11,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nearfar.format import adapters, buffers, consistency, kv, manifest, plans, sampler, seal, sizes
+from nearfar.format import adapters, buffers, consistency, keywords, kv, manifest, plans, sampler, seal, sizes
 from nearfar.format.attributes import meanings
 from nearfar.format.tables import snake
 
@@ -22,6 +22,13 @@ def module(command: str) -> str:
     """The whole of web/src/both/format.ts; `command` writes it."""
     head = f"// Written by `{command}` from nearfar.format: change it there.\n"
     return "\n".join([head, *_constants(), *_buffers(), interfaces(manifest.Manifest, plans.Plan)])
+
+
+def keyword_module(command: str) -> str:
+    """The whole of web/src/grammar/keywords.ts, likewise."""
+    head = f"// Written by `{command}` from nearfar.format.keywords: change it there.\n"
+    told = meanings(keywords)
+    return "\n".join([head, *(_constant(name, getattr(keywords, name), told[name]) for name in told)])
 
 
 def _constants() -> Iterator[str]:
@@ -72,7 +79,8 @@ def _camel(name: str) -> str:
 def _constant(name: str, value: object, doc: str) -> str:
     """An exported constant; objects and lists keep the types of what they hold."""
     narrow = "" if isinstance(value, str | int | float) else " as const"
-    return _block(f"export const {name} = {_literal(value)}{narrow};", doc)
+    around = f"export const {name} = {narrow};"
+    return _block(f"export const {name} = {_literal(value, room=WIDTH - len(around))}{narrow};", doc)
 
 
 def _block(code: str, doc: str) -> str:
@@ -85,20 +93,21 @@ def _comment(doc: str) -> str:
     return "/**\n" + textwrap.indent(textwrap.fill(doc, WIDTH - 3), " * ") + "\n */\n"
 
 
-def _literal(value: object, indent: str = "") -> str:
-    """A value, an entry of an object a line."""
+def _literal(value: object, indent: str = "", room: int = WIDTH) -> str:
+    """A value, an entry of an object a line; of a list too where that has not the room of a line."""
     if isinstance(value, str):
         return f'"{value}"'
+    inner = f"{indent}  "
     if isinstance(value, Mapping):
-        inner = f"{indent}  "
-        lines = (f"{inner}{_key(str(key))}: {_flat(item)},\n" for key, item in value.items())
+        rooms = {key: WIDTH - len(f"{inner}{_key(str(key))}: ,") for key in value}
+        items = {key: _literal(item, inner, rooms[key]) if isinstance(item, tuple) else _flat(item)
+                 for key, item in value.items()}  # fmt: skip
+        lines = (f"{inner}{_key(str(key))}: {item},\n" for key, item in items.items())
         return f"{{\n{''.join(lines)}{indent}}}"
-    if isinstance(value, Sequence) and value and isinstance(value[0], Mapping):
-        inner = f"{indent}  "
-        return f"[\n{''.join(f'{inner}{_flat(item)},{chr(10)}' for item in value)}{indent}]"
     flat = _flat(value)
-    if isinstance(value, Sequence) and len(flat) > WIDTH:
-        return f"[\n{''.join(f'{indent}  {_flat(item)},{chr(10)}' for item in value)}{indent}]"
+    of_objects = isinstance(value, Sequence) and value and isinstance(value[0], Mapping)
+    if isinstance(value, Sequence) and (of_objects or len(flat) > room):
+        return f"[\n{''.join(f'{inner}{_flat(item)},{chr(10)}' for item in value)}{indent}]"
     return flat
 
 

@@ -57,3 +57,42 @@ export async function wllama({ model, prompt, tokens, threads, context }) {
   const used = runtime.getNumThreads();
   return { load_ms, ready_ms, launches_per_token: null, device: `WebAssembly, ${used} threads`, ...result };
 }
+
+export async function transformers({ artifact, prompt, tokens, threads }) {
+  const { env, pipeline, BaseStreamer } = await import("./transformers/transformers.min.js");
+  const began = performance.now();
+  env.allowLocalModels = true;
+  env.allowRemoteModels = false;
+  const [, folder, name] = new URL(artifact, location.href).pathname.match(/^(.*\/)(.+)\/$/);
+  env.localModelPath = folder;
+  // Its default, the build with WebGPU, has no GatherBlockQuantized for the processor.
+  const ort = new URL("./onnxruntime/ort-wasm-simd-threaded", location.href).href;
+  env.backends.onnx.wasm.wasmPaths = { mjs: `${ort}.mjs`, wasm: `${ort}.wasm` };
+  env.backends.onnx.wasm.numThreads = threads;
+  const { model, tokenizer } = await pipeline("text-generation", name, { device: "wasm" });
+  const load_ms = performance.now() - began;
+  /** Every token counts from when it is handed on; the first that is put are the prompt's. */
+  class Clock extends BaseStreamer {
+    times = [];
+    put() {
+      this.times.push(performance.now());
+    }
+    end() {}
+  }
+  const generate = async (text, count) => {
+    const { input_ids, attention_mask } = tokenizer(text);
+    const clock = new Clock();
+    const asked = { max_new_tokens: count, min_new_tokens: count, do_sample: false, streamer: clock };
+    await model.generate({ inputs: input_ids, attention_mask, ...asked });
+    return { prompt_tokens: input_ids.dims[1], times: clock.times.slice(1) };
+  };
+  await generate("warm up", 4);
+  const ready_ms = performance.now() - began;
+  const started = performance.now();
+  const { prompt_tokens, times } = await generate(prompt, tokens);
+  const [first] = times;
+  const decode_tokens_per_s = ((times.length - 1) * 1000) / (times.at(-1) - first);
+  const measured = { ttft_ms: first - started, decode_tokens_per_s, tokens: times.length, prompt_tokens };
+  const device = `WebAssembly, ${env.backends.onnx.wasm.numThreads} threads`;
+  return { load_ms, ready_ms, launches_per_token: null, device, ...measured };
+}

@@ -13,38 +13,19 @@ from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any
 
-from nearfar.edge_runtime.grammars.typed import OF_TYPE, TYPES, Schema, TypedKeywords
+from nearfar.edge_runtime.grammars.typed import Schema, TypedKeywords
 from nearfar.errors import RequestError
-
-ANNOTATIONS = frozenset(
-    {
-        "title",
-        "description",
-        "default",
-        "examples",
-        "example",
-        "$comment",
-        "$schema",
-        "deprecated",
-        "readOnly",
-        "writeOnly",
-        "discriminator",
-        "nullable",
-        "contentMediaType",
-        "contentEncoding",
-        "contentSchema",
-        "externalDocs",
-        "xml",
-    }
+from nearfar.format.keywords import (
+    ANNOTATIONS,
+    DEFINITIONS,
+    MOST_COMPARED,
+    MOST_STEPS,
+    OF_TYPE,
+    STRUCTURE,
+    TYPES,
 )
-"""Keywords that forbid nothing, or (nullable) only allow more than is written."""
-STRUCTURE = frozenset({"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "$defs", "definitions"})
-DEFINITIONS = ("$defs", "definitions")
+
 LARGEST = 2**63
-MOST_COMPARED = 20_000
-"""Pairs of schemas: their number grows with the square of a oneOf, and again with every level below."""
-MOST_STEPS = 64
-"""Of a reference through others."""
 
 
 def narrowed(schema: Any, *, strict: bool, param: str) -> Schema:

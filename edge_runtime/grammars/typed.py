@@ -9,28 +9,9 @@ from typing import Any
 
 from nearfar.edge_runtime.grammars.patterns import slow, why_not
 from nearfar.errors import RequestError
+from nearfar.format.keywords import OF_TYPE, TYPES
 
 Schema = dict[str, Any]
-
-OF_TYPE: dict[str, tuple[str, ...]] = {
-    "string": ("minLength", "maxLength", "pattern", "format"),
-    "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
-    "object": (
-        "properties",
-        "required",
-        "additionalProperties",
-        "patternProperties",
-        "propertyNames",
-        "minProperties",
-        "maxProperties",
-        "unevaluatedProperties",
-    ),
-    "array": ("items", "prefixItems", "minItems", "maxItems", "uniqueItems", "unevaluatedItems"),
-}
-"""Keywords that are kept to, by the type that they speak of. All others but ANNOTATIONS and STRUCTURE are
-not.
-"""
-TYPES = ("string", "number", "integer", "object", "array", "boolean", "null")
 
 
 class TypedKeywords(ABC):

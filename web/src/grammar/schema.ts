@@ -7,46 +7,20 @@
  */
 
 import { RequestError } from "../both/errors.js";
-import { OF_TYPE, TYPES, TypedKeywords } from "./typed.js";
+import {
+  ANNOTATIONS,
+  DEFINITIONS,
+  MOST_COMPARED,
+  MOST_STEPS,
+  OF_TYPE,
+  STRUCTURE,
+  TYPES,
+} from "./keywords.js";
+import { TypedKeywords } from "./typed.js";
 import { isObject, isOf, type Schema, same, shown, tooLarge } from "./values.js";
 
-/** Keywords that forbid nothing, or (nullable) only allow more than is written. */
-const ANNOTATIONS = new Set([
-  "title",
-  "description",
-  "default",
-  "examples",
-  "example",
-  "$comment",
-  "$schema",
-  "deprecated",
-  "readOnly",
-  "writeOnly",
-  "discriminator",
-  "nullable",
-  "contentMediaType",
-  "contentEncoding",
-  "contentSchema",
-  "externalDocs",
-  "xml",
-]);
-const STRUCTURE = new Set([
-  "type",
-  "enum",
-  "const",
-  "anyOf",
-  "oneOf",
-  "allOf",
-  "$ref",
-  "$defs",
-  "definitions",
-]);
-const DEFINITIONS = ["$defs", "definitions"];
-const KEYWORDS = new Set([...STRUCTURE, ...Object.values(OF_TYPE).flat()]);
-/** Pairs of schemas: their number grows with the square of a oneOf, and again with every level below. */
-const MOST_COMPARED = 20_000;
-/** Of a reference through others. */
-const MOST_STEPS = 64;
+const WITHOUT_MEANING: ReadonlySet<string> = new Set(ANNOTATIONS);
+const KEYWORDS: ReadonlySet<string> = new Set([...STRUCTURE, ...Object.values(OF_TYPE).flat()]);
 /** Levels of a schema. */
 const MOST_LEVELS = 200;
 
@@ -112,7 +86,7 @@ class Walk extends TypedKeywords {
     this.#depth += 1;
     if (this.#depth > MOST_LEVELS) throw this.error("#", "it is nested too deeply; make it flatter");
     const known = Object.fromEntries(
-      Object.entries(schema).filter(([key]) => !ANNOTATIONS.has(key) && !key.startsWith("x-")),
+      Object.entries(schema).filter(([key]) => !WITHOUT_MEANING.has(key) && !key.startsWith("x-")),
     );
     if (place === "#") delete known.$id;
     const definitions: Schema = {};

@@ -1,29 +1,11 @@
 /** The keywords of a JSON schema that speak of one type, as a grammar keeps to them; see typed.py. */
 
 import type { RequestError } from "../both/errors.js";
+import { OF_TYPE, TYPES } from "./keywords.js";
 import { slow, whyNot } from "./patterns.js";
 import { allNumbers, counts, isObject, type Schema, shown } from "./values.js";
 
-/**
- * Keywords that are kept to, by the type that they speak of. All others but ANNOTATIONS and STRUCTURE are
- * not.
- */
-export const OF_TYPE: Readonly<Record<string, readonly string[]>> = {
-  string: ["minLength", "maxLength", "pattern", "format"],
-  number: ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"],
-  object: [
-    "properties",
-    "required",
-    "additionalProperties",
-    "patternProperties",
-    "propertyNames",
-    "minProperties",
-    "maxProperties",
-    "unevaluatedProperties",
-  ],
-  array: ["items", "prefixItems", "minItems", "maxItems", "uniqueItems", "unevaluatedItems"],
-};
-export const TYPES = ["string", "number", "integer", "object", "array", "boolean", "null"];
+const KEYS: Readonly<Record<string, readonly string[]>> = OF_TYPE;
 
 /** What a walk over a schema does with the keywords of one type; the walk itself is its subclass's. */
 export abstract class TypedKeywords {
@@ -43,12 +25,12 @@ export abstract class TypedKeywords {
 
   /** A schema of one or several types. Without a type it has those that its keywords speak of. */
   protected typed(known: Schema, place: string): Schema {
-    const spoken = Object.keys(OF_TYPE).filter((kind) => OF_TYPE[kind]?.some((key) => key in known));
+    const spoken = Object.keys(OF_TYPE).filter((kind) => KEYS[kind]?.some((key) => key in known));
     if (!("type" in known) && spoken.length === 0) return {};
     const types = "type" in known ? this.types(known.type, place) : spoken;
     const made: Schema = { type: types.length === 1 ? types[0] : types };
     for (const kind of types) {
-      const keys = OF_TYPE[kind === "integer" ? "number" : kind] ?? [];
+      const keys = KEYS[kind === "integer" ? "number" : kind] ?? [];
       const own = Object.fromEntries(keys.filter((key) => key in known).map((key) => [key, known[key]]));
       if (Object.keys(own).length > 0) Object.assign(made, this.#ofType(kind, own, place));
     }

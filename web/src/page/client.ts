@@ -314,9 +314,8 @@ function noFormat(): null {
   return null;
 }
 
-async function readerOfFormats(): Promise<ReadFormat> {
-  const { grammarOf } = await import("./formats.js").catch(unloaded("response_format"));
-  return grammarOf;
+function readerOfFormats(): Promise<ReadFormat> {
+  return import("./formats.js").then(({ grammarOf }) => grammarOf, unloaded("response_format"));
 }
 
 /** RequestError for code that cannot be had now: offline, say. */

@@ -204,9 +204,10 @@ export class Session {
 
   abort(id: number): void {
     const asked = this.#asked.get(id);
+    if (!asked) return;
     this.#asked.delete(id);
-    asked?.left.abort();
-    for (const request of asked?.requests ?? []) this.#core.cancel(request);
+    asked.left.abort();
+    for (const request of asked.requests) this.#core.cancel(request);
   }
 
   dispose(): void {
