@@ -3,9 +3,9 @@ calibrated quantizers of mlx_lm, and llama.cpp's types with and without its impo
 
 Every quantizer runs in a process of its own with one thread (benchmarks/peers/quantized.py), and every
 calibrated one with the text that comes with nearfar. What it gives is dequantized and runs in transformers,
-float32, over windows of 512 tokens without BOS: only the weights differ. Bytes are those of all weights as
-they are stored. Beside each row of a peer is the best row of nearfar with no more bytes; --fit asks nearfar
-for a model of just each peer's bytes, too.
+float32, over windows of 512 tokens without BOS: only the weights differ. Bytes are those of all matrices
+as they are stored; norms stay floats with every one. Beside each row of a peer is the best row of nearfar with
+no more bytes; --fit asks nearfar for a model of just each peer's bytes, too.
 
     python benchmarks/quality.py [--model DIR] [--text FILE] [--only WORD,...] [--llama-tools DIR]
 """
@@ -134,7 +134,7 @@ def measure(
     yield {
         "name": "checkpoint, float32",
         "perplexity": perplexity(network, parts),
-        "bytes": 4 * sum(value.numel() for value in before.values()),
+        "bytes": 4 * sum(value.numel() for value in before.values() if value.ndim == 2),
     }
 
     def measured(row: Row) -> dict[str, Any]:

@@ -84,4 +84,4 @@ def _read(model: Path, file: Path) -> Quantized:
         weight = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(shape)
         order = _order(name, dict(source.config), shape[0])
         weights[name] = weight if order is None else weight[order[0]]
-    return Quantized(weights, sum(tensor.n_bytes for tensor in tensors.values()))
+    return Quantized(weights, sum(tensor.n_bytes for tensor in tensors.values() if len(tensor.shape) == 2))

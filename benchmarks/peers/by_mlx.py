@@ -31,7 +31,8 @@ def make(model: Path, text: Path, method: str, **arguments: Any) -> Quantized:
     network.set_dtype(mx.float32)
     network = METHODS[method](network, config, _tokens(model, text), **arguments)
     network.set_dtype(mx.float16)
-    size = sum(value.nbytes for _, value in tree_flatten(network.parameters()))
+    # of matrices: a norm has one dimension, codes, scales and biases have two
+    size = sum(value.nbytes for _, value in tree_flatten(network.parameters()) if value.ndim == 2)
     return Quantized(_weights(network), size)
 
 

@@ -29,7 +29,6 @@ def make(
     weights, size = {}, 0
     for param in source.params:
         if not param.is_matrix:
-            size += 4 * param.n
             continue
         matrix = source.matrices[param.name]
         if not matrix.quantized:

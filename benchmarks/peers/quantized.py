@@ -26,7 +26,7 @@ from nearfar.build.calibration.text import SHIPPED
 @dataclass(frozen=True)
 class Quantized:
     """`weights`: float32 by transformers' names, those that the quantizer changed; `size`: bytes of all
-    weights of the model as they are stored, scales and norms included.
+    matrices of the model as they are stored, scales included; norms stay floats with every one.
     """
 
     weights: dict[str, np.ndarray]
