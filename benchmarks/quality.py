@@ -4,7 +4,7 @@ calibrated quantizers of mlx_lm, and llama.cpp's types with and without its impo
 Every quantizer runs in a process of its own with one thread (benchmarks/peers/quantized.py), and every
 calibrated one with the text that comes with nearfar. What it gives is dequantized and runs in transformers,
 float32, over windows of 512 tokens without BOS: only the weights differ. Bytes are those of all matrices
-as they are stored; norms stay floats with every one. Beside each row of a peer is the best row of nearfar with
+as they are stored; norms stay floats. Beside each row of a peer is the best row of nearfar with
 no more bytes; --fit asks nearfar for a model of just each peer's bytes, too.
 
     python benchmarks/quality.py [--model DIR] [--text FILE] [--only WORD,...] [--llama-tools DIR]
