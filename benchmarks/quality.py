@@ -19,11 +19,12 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
@@ -99,11 +100,11 @@ def perplexity(model: PreTrainedModel, parts: list[torch.Tensor]) -> float:
     return math.exp(total / count)
 
 
-def with_weights(model: PreTrainedModel, weights: dict[str, torch.Tensor]) -> None:
+def with_weights(model: PreTrainedModel, weights: Mapping[str, torch.Tensor | np.ndarray]) -> None:
     """Put the weights into the model (tied ones go in through the embedding)."""
     parameters = dict(model.named_parameters())
     for name, value in weights.items():
-        parameters[name].data.copy_(value)
+        parameters[name].data.copy_(torch.as_tensor(value))
 
 
 def quantized(row: Row, model: Path, folder: Path, limit: float) -> tuple[dict[str, Any], Path]:
