@@ -1,9 +1,13 @@
-"""Perplexity of the project's quantization, by --quality and with mixed bits (--bits), against MLX's
-(mx.quantize, as mlx_lm.convert -q), at the same size.
+"""Perplexity on held-out text at equal bytes: nearfar's --quant, --quality and --bits beside mx.quantize, the
+calibrated quantizers of mlx_lm, and llama.cpp's types with and without its importance matrix.
 
-Every model runs as its dequantized weights in transformers, float32, over windows of 512 tokens without BOS.
+Every quantizer runs in a process of its own with one thread (benchmarks/peers/quantized.py), and every
+calibrated one with the text that comes with nearfar. What it gives is dequantized and runs in transformers,
+float32, over windows of 512 tokens without BOS: only the weights differ. Bytes are those of all matrices
+as they are stored; norms stay floats. Beside each row of a peer is the best row of nearfar with
+no more bytes; --fit asks nearfar for a model of just each peer's bytes, too.
 
-    python benchmarks/quality.py [--model DIR] [--text FILE] [--limit-windows N] [--json FILE]
+    python benchmarks/quality.py [--model DIR] [--text FILE] [--only WORD,...] [--llama-tools DIR]
 """
 
 from __future__ import annotations
@@ -11,100 +15,76 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections.abc import Callable, Iterator
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
-from nearfar.build.calibration.quality import refined
-from nearfar.build.source import BuildOptions, Quality, open_source
-from nearfar.build.weights.container import Checkpoint
-from nearfar.build.weights.containers import open_checkpoint
-from nearfar.build.weights.quantize import Scheme, dequantize, quantize, to_float32
-from nearfar.targets.quantized import QuantTensor
-
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+HERE = Path(__file__).resolve().parent
+DATA = HERE.parents[1] / "shared" / "data"
 WINDOW = 512
-SCHEMES = "q8g64,q4g32,q4g64,q3g32,q3g64,q2g32,q2g64"
-
-Weights = dict[str, np.ndarray]
+OURS = "by_nearfar"
 
 
-def ours(checkpoint: Checkpoint, scheme: Scheme) -> Weights:
-    """Dequantized matrices of `--quality fast`; those whose width does not fit stay as they are."""
-    found = {}
-    for name, shape in checkpoint.shapes.items():
-        if len(shape) == 2 and scheme.fits(shape[1]):
-            found[name] = dequantize(quantize(checkpoint.read(name), scheme, name), scheme.group_size)
+@dataclass(frozen=True)
+class Row:
+    """A configuration: its name, the module of benchmarks/peers that makes it, and what that is told."""
+
+    name: str
+    maker: str
+    arguments: dict[str, Any]
+
+
+def rows(tools: str) -> list[Row]:
+    """All that is measured; `tools`: the folder of llama.cpp's."""
+    found = [
+        Row(f"nearfar {quality} q{bits} g{group}", OURS,
+            {"quality": quality, "quant": f"q{bits}", "group": group})
+        for bits in (2, 3, 4, 5) for group in (64, 32) for quality in ("fast", "good", "best")
+    ]  # fmt: skip
+    found += [
+        Row(f"nearfar best --bits {bits:g}", OURS, {"quality": "best", "bits": bits, "group": 64})
+        for bits in (2.75, 3.5, 4.5, 5.5)
+    ]
+    found += [
+        _mlx(f"mx.quantize q{bits} g{group}", "quantize", bits=bits, group=group)
+        for bits in (2, 3, 4, 5) for group in (64, 32)
+    ]  # fmt: skip
+    for bits in (2, 3, 4):
+        found += [
+            _mlx(f"mlx_lm dynamic_quant {bits}/{bits + 1} bits", "dynamic",
+                 low=bits, high=bits + 1, group=64, target=bits + 1.0),
+            _mlx(f"mlx_lm awq q{bits} g64", "awq", bits=bits, group=64),
+            _mlx(f"mlx_lm gptq q{bits} g64", "gptq", bits=bits, group=64, embedding=bits),
+            _mlx(f"mlx_lm dwq q{bits} g64", "dwq", bits=bits, group=64, rate=1e-6),
+            _mlx(f"mlx_lm dwq q{bits} g64, rate 1e-4", "dwq", bits=bits, group=64, rate=1e-4),
+        ]  # fmt: skip
+    for kind in ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K"):
+        for imatrix in (False, True):
+            name = f"llama.cpp {kind}{', imatrix' if imatrix else ''}"
+            found.append(Row(name, "by_llama_cpp", {"tools": tools, "type": kind, "imatrix": imatrix}))
     return found
 
 
-def calibrated(quality: Quality, mixed: bool = False) -> Callable[[Checkpoint, Scheme], Weights]:
-    """The same by `--quality good` or `best`, with the text that comes with nearfar. `mixed`: bits for each
-    matrix, all of them together as large as with the scheme's.
-    """
-
-    def found(checkpoint: Checkpoint, scheme: Scheme) -> Weights:
-        options = BuildOptions(
-            str(checkpoint.path),
-            Path(),
-            ("cpu",),
-            quant=None if mixed else scheme.name,
-            group_size=scheme.group_size,
-            quality=quality,
-            bits=scheme.bits + 32 / scheme.group_size if mixed else None,
-        )
-        source, solved = refined(options, open_source(options), lambda stage, done, total: None)
-        assert solved is not None
-        made: Weights = {}
-        for param in source.params:
-            if param.name not in source.matrices or not source.matrices[param.name].quantized:
-                continue
-            matrix = source.matrices[param.name]
-            for name in param.tensors:
-                codes = solved[name] if name in solved else _fast(checkpoint, name, matrix.bits, matrix.group)
-                made[name] = dequantize(codes, matrix.group)
-        return made
-
-    return found
+def _mlx(name: str, method: str, **arguments: Any) -> Row:
+    return Row(name, "by_mlx", {"method": method, **arguments})
 
 
-def _fast(checkpoint: Checkpoint, name: str, bits: int, group: int) -> QuantTensor:
-    return quantize(checkpoint.read(name), Scheme(bits, group), name)
-
-
-def mlx(checkpoint: Checkpoint, scheme: Scheme) -> Weights:
-    """Dequantized matrices of MLX's own quantizer, which `mlx_lm.convert -q` calls, on float16 weights:
-    the same size as ours.
-    """
-    import mlx.core as mx
-
-    found = {}
-    for name, shape in checkpoint.shapes.items():
-        if len(shape) == 2 and scheme.fits(shape[1]):
-            weight = mx.array(to_float32(checkpoint.read(name))).astype(mx.float16)
-            parts = mx.quantize(weight, group_size=scheme.group_size, bits=scheme.bits)
-            # in float32, as ours: the format's own error without that of float16 arithmetic
-            packed, scales, biases = parts
-            wide = mx.dequantize(
-                packed,
-                scales.astype(mx.float32),
-                biases.astype(mx.float32),
-                group_size=scheme.group_size,
-                bits=scheme.bits,
-            )
-            found[name] = np.array(wide)
-    return found
-
-
-def windows(checkpoint: Checkpoint, text: Path, limit: int | None) -> list[torch.Tensor]:
+def windows(model: Path, text: Path, limit: int | None) -> list[torch.Tensor]:
     """The text as token windows [1, WINDOW]; the last may be shorter."""
-    tokenizer = AutoTokenizer.from_pretrained(checkpoint.path)
+    tokenizer = AutoTokenizer.from_pretrained(model)
     ids = tokenizer(text.read_text(encoding="utf-8"), add_special_tokens=False, return_tensors="pt").input_ids
     return [window for window in ids.split(WINDOW, dim=1) if window.shape[1] > 1][:limit]
 
@@ -120,49 +100,87 @@ def perplexity(model: PreTrainedModel, parts: list[torch.Tensor]) -> float:
     return math.exp(total / count)
 
 
-def with_weights(model: PreTrainedModel, weights: Weights) -> None:
-    """Put the matrices into the model (tied ones go in through the embedding)."""
+def with_weights(model: PreTrainedModel, weights: Mapping[str, torch.Tensor | np.ndarray]) -> None:
+    """Put the weights into the model (tied ones go in through the embedding)."""
     parameters = dict(model.named_parameters())
     for name, value in weights.items():
-        parameters[name].data.copy_(torch.from_numpy(value))
+        parameters[name].data.copy_(torch.as_tensor(value))
 
 
-def squared_error(checkpoint: Checkpoint, weights: Weights) -> float:
-    """Sum of squared differences to the checkpoint over all quantized matrices."""
-    return sum(
-        float(((to_float32(checkpoint.read(name)) - value) ** 2).sum()) for name, value in weights.items()
-    )
+def quantized(row: Row, model: Path, folder: Path, limit: float) -> tuple[dict[str, Any], Path]:
+    """What the row's process says of itself, or `{"reason": …}`; and the file of the weights."""
+    output = folder / "weights.safetensors"
+    command = [sys.executable, "-m", "peers.quantized", row.maker, model, output, json.dumps(row.arguments)]
+    paths = [str(HERE), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
+    try:
+        done = subprocess.run(
+            [str(part) for part in command], env=os.environ | threads, capture_output=True, text=True,
+            timeout=limit,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return {"reason": f"not done in {limit / 60:g} minutes"}, output
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        return {"reason": said[-1]}, output
+    return json.loads(done.stdout.splitlines()[-1]), output
 
 
 def measure(
-    checkpoint: Checkpoint, parts: list[torch.Tensor], schemes: list[Scheme]
-) -> Iterator[dict[str, object]]:
-    """A record a configuration: quantizer, scheme, perplexity, squared error."""
-    model = AutoModelForCausalLM.from_pretrained(checkpoint.path, dtype=torch.float32).eval()
-    yield {"by": "checkpoint", "scheme": "f32", "group": None, "bits": 32.0,
-           "perplexity": perplexity(model, parts), "error": 0.0}  # fmt: skip
-    makers: list[tuple[str, Callable[[Checkpoint, Scheme], Weights]]] = [
-        ("fast", ours), ("good", calibrated("good")), ("best", calibrated("best")),
-        ("mixed", calibrated("best", mixed=True)), ("mlx", mlx),
-    ]  # fmt: skip
-    for scheme in track(schemes, "measuring", console=Console(stderr=True), transient=True):
-        for by, make in makers:
-            weights = make(checkpoint, scheme)
-            with_weights(model, weights)
-            yield {
-                "by": by,
-                "scheme": scheme.name,
-                "group": scheme.group_size,
-                "bits": scheme.bits + 32 / scheme.group_size,
-                "perplexity": perplexity(model, parts),
-                "error": squared_error(checkpoint, weights),
-            }
+    model: Path, parts: list[torch.Tensor], wanted: list[Row], fit: bool, limit: float
+) -> Iterator[dict[str, Any]]:
+    """A record a row, the checkpoint itself first."""
+    network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    before = {name: value.clone() for name, value in network.named_parameters()}
+    yield {
+        "name": "checkpoint, float32",
+        "perplexity": perplexity(network, parts),
+        "bytes": 4 * sum(value.numel() for value in before.values() if value.ndim == 2),
+    }
+
+    def measured(row: Row) -> dict[str, Any]:
+        with tempfile.TemporaryDirectory() as name:
+            record, weights = quantized(row, model, Path(name), limit)
+            if "reason" not in record:
+                with_weights(network, before | load_file(weights))
+                record["perplexity"] = perplexity(network, parts)
+        return {"name": row.name, "maker": row.maker, **record}
+
+    for row in track(wanted, "measuring", console=Console(stderr=True), transient=True):
+        record = measured(row)
+        yield record
+        if fit and row.maker != OURS and "reason" not in record:
+            arguments = {"quality": "best", "fit": record["bytes"], "group": 64}
+            yield measured(Row(f"nearfar best --fit {record['bytes']}", OURS, arguments))
 
 
-def named(text: str) -> tuple[str, int]:
-    """q4g64 as the arguments of Scheme.parse."""
-    scheme, _, group = text.partition("g")
-    return scheme, int(group)
+def show(records: list[dict[str, Any]], title: str) -> None:
+    """The table, by size, with nearfar's best of no more bytes beside each row of a peer."""
+    base = records[0]["perplexity"]
+    done = sorted((record for record in records if "reason" not in record), key=lambda one: one["bytes"])
+    table = Table(title=title)
+    for heading in ("", "MB", "perplexity", "over float32", "nearfar's, no larger", "minutes", "peak MB"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for record in done:
+        peer = record.get("maker") not in (None, OURS)
+        ours = [
+            other["perplexity"]
+            for other in done
+            if peer and other.get("maker") == OURS and other["bytes"] <= record["bytes"]
+        ]
+        table.add_row(
+            record["name"],
+            f"{record['bytes'] / 1e6:.3f}",
+            f"{record['perplexity']:.3f}",
+            f"{100 * (record['perplexity'] / base - 1):+.2f} %",
+            f"{min(ours):.3f}" if ours else "",
+            f"{record['seconds'] / 60:.2f}" if "seconds" in record else "",
+            f"{record['peak_mb']:.0f}" if "peak_mb" in record else "",
+        )
+    for record in records:
+        if "reason" in record:
+            table.add_row(record["name"], "", "", f"did not run: {record['reason']}")
+    Console(width=150).print(table)
 
 
 def main() -> None:
@@ -172,30 +190,35 @@ def main() -> None:
     )
     parser.add_argument("--model", type=Path, default=DATA / "models" / "classics-7M")
     parser.add_argument("--text", type=Path, default=DATA / "text" / "heldout.txt")
-    parser.add_argument("--schemes", default=SCHEMES, help="bits and group sizes, by default %(default)s")
+    parser.add_argument("--only", default="", help="rows whose names have one of these, separated by commas")
+    parser.add_argument("--llama-tools", default="", help="folder of llama-quantize and llama-imatrix")
+    parser.add_argument(
+        "--fit", action="store_true", help="nearfar at just the bytes of each peer's row, too"
+    )
     parser.add_argument("--limit-windows", type=int, default=None)
-    parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--limit-minutes", type=float, default=60, help="of a row, by default %(default)s")
+    parser.add_argument("--json", type=Path, default=None, help="kept after each row")
+    parser.add_argument("--show", type=Path, nargs="+", help="the table of files of --json, nothing measured")
     options = parser.parse_args()
-    checkpoint = open_checkpoint(options.model)
-    parts = windows(checkpoint, options.text, options.limit_windows)
-    schemes = [Scheme.parse(*named(text)) for text in options.schemes.split(",")]
-    records = list(measure(checkpoint, parts, schemes))
-    base = float(str(records[0]["perplexity"]))
-    table = Table(title=f"{checkpoint.name}, {len(parts)} windows of {WINDOW} tokens")
-    for heading in ("scheme", "group", "bits a weight", "by", "perplexity", "over f32", "squared error"):
-        table.add_column(heading, justify="right")
-    for record in records:
-        value = float(str(record["perplexity"]))
-        group = str(record["group"] or "")
-        over = f"{100 * (value / base - 1):+.3f} %"
-        error = f"{record['error']:.4f}"
-        table.add_row(
-            str(record["scheme"]), group, str(record["bits"]), str(record["by"]), f"{value:.4f}", over, error
+    if options.show:
+        reports = [json.loads(file.read_text(encoding="utf-8")) for file in options.show]
+        merged = {record["name"]: record for report in reports for record in report["results"]}
+        show(
+            list(merged.values()),
+            f"{reports[0]['model']}, {reports[0]['windows']} windows of {WINDOW} tokens",
         )
-    Console().print(table)
-    if options.json:
-        report = {"model": checkpoint.name, "windows": len(parts), "window": WINDOW, "results": records}
-        options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        return
+    torch.set_num_threads(1)
+    parts = windows(options.model, options.text, options.limit_windows)
+    words = options.only.split(",")
+    wanted = [row for row in rows(options.llama_tools) if any(word in row.name for word in words)]
+    records = []
+    for record in measure(options.model, parts, wanted, options.fit, 60 * options.limit_minutes):
+        records.append(record)
+        if options.json:
+            report = {"model": options.model.name, "windows": len(parts), "results": records}
+            options.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    show(records, f"{options.model.name}, {len(parts)} windows of {WINDOW} tokens")
 
 
 if __name__ == "__main__":

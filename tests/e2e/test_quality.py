@@ -33,7 +33,7 @@ def loss(out: Path) -> float:
     plain = open_checkpoint(shared_data(*MODEL))
     model = AutoModelForCausalLM.from_pretrained(plain.path, dtype=torch.float32).eval()
     with_weights(model, {name: packed.weights(name, 0, plain.shapes[name][0]) for name in packed.tensors})
-    return perplexity(model, windows(plain, shared_data("text", "heldout.txt"), 40))
+    return perplexity(model, windows(plain.path, shared_data("text", "heldout.txt"), 40))
 
 
 @pytest.fixture(scope="module")

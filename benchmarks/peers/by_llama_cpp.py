@@ -1,0 +1,87 @@
+"""llama.cpp's types, by its own llama-quantize, with or without what its llama-imatrix measures."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+from nearfar.build.weights.containers import open_checkpoint
+from nearfar.build.weights.gguf.names import pair_rows
+from nearfar.build.weights.quantize import to_float32
+from peers.gguf_model import _add_shape, _add_tokenizer, _head_dim
+from peers.llama_convert import gguf_name
+from peers.quantized import Quantized
+
+PAIRED = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+"""Matrices that a file of the llama architecture has with the two rows of a rotated pair side by side."""
+
+
+def make(model: Path, text: Path, tools: str, type: str, imatrix: bool) -> Quantized:
+    """`tools`: the folder of llama-quantize and llama-imatrix; `type`: such as Q4_K_M."""
+    for tool in ("llama-quantize", "llama-imatrix")[: 1 + imatrix]:
+        if not (Path(tools) / tool).exists():
+            raise SystemExit(
+                f"no {tool}: build it of llama.cpp's sources and give its folder with --llama-tools"
+            )
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        source, output = folder / "f32.gguf", folder / "quantized.gguf"
+        _write(model, source)
+        command = [f"{tools}/llama-quantize"]
+        if imatrix:
+            measured = folder / "imatrix.gguf"
+            _run([f"{tools}/llama-imatrix", "-m", source, "-f", text, "-o", measured, "-c", 512, "-t", 1])
+            command += ["--imatrix", str(measured)]
+        _run([*command, source, output, type, 1])
+        return _read(model, output)
+
+
+def _run(command: list[object]) -> None:
+    """SystemExit with the tool's last line where it fails."""
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        raise SystemExit((done.stderr or done.stdout).strip().splitlines()[-1])
+
+
+def _write(model: Path, output: Path) -> None:
+    """A llama checkpoint as a GGUF file in float32."""
+    source = open_checkpoint(model)
+    config = {**source.config, "rope_theta": source.config["rope_parameters"]["rope_theta"]}
+    writer = gguf.GGUFWriter(output, "llama")
+    _add_shape(writer, config)
+    _add_tokenizer(writer, config, json.loads(source.tokenizer_json))
+    for name in source.shapes:
+        weight = to_float32(source.read(name))
+        if rows := _order(name, config, len(weight)):
+            paired = np.empty_like(weight)
+            paired[rows[0]] = weight
+            weight = paired
+        writer.add_tensor(gguf_name(name), weight)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _order(name: str, config: dict[str, object], rows: int) -> tuple[np.ndarray] | None:
+    """Where the rows of q and k are in the file; None: where they are in the checkpoint."""
+    part = name.split(".")[-2]
+    return (pair_rows(0, rows, _head_dim(config)),) if part in PAIRED else None
+
+
+def _read(model: Path, file: Path) -> Quantized:
+    """The weights of a file, by the gguf package's own reading of its blocks."""
+    source = open_checkpoint(model)
+    tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(file).tensors}
+    weights = {}
+    for name, shape in source.shapes.items():
+        tensor = tensors[gguf_name(name)]
+        weight = gguf.dequantize(tensor.data, tensor.tensor_type).reshape(shape)
+        order = _order(name, dict(source.config), shape[0])
+        weights[name] = weight if order is None else weight[order[0]]
+    return Quantized(weights, sum(tensor.n_bytes for tensor in tensors.values() if len(tensor.shape) == 2))

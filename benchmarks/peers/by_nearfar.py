@@ -1,0 +1,45 @@
+"""nearfar's own quantization, as `nearfar build` does it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nearfar.build.calibration.allocation import size_of
+from nearfar.build.calibration.quality import refined
+from nearfar.build.source import BuildOptions, Quality, open_source
+from nearfar.build.weights.quantize import Scheme, dequantize, quantize
+from peers.quantized import Quantized
+
+
+def make(
+    model: Path,
+    text: Path,
+    quality: Quality,
+    group: int,
+    quant: str | None = None,
+    bits: float | None = None,
+    fit: int | None = None,
+) -> Quantized:
+    """`--quality`, `--group-size`, and one of `--quant`, `--bits` and `--fit`."""
+    options = BuildOptions(
+        str(model), Path(), ("cpu",), quant=quant, group_size=group, quality=quality, bits=bits, fit=fit,
+        calibrate=None if quality == "fast" else text,
+    )  # fmt: skip
+    source, solved = refined(options, open_source(options), lambda stage, done, total: None)
+    weights, size = {}, 0
+    for param in source.params:
+        if not param.is_matrix:
+            continue
+        matrix = source.matrices[param.name]
+        if not matrix.quantized:
+            size += matrix.n * matrix.k * matrix.bits // 8
+            continue
+        size += size_of(matrix, matrix.bits)
+        for name in param.tensors:
+            stored = (
+                solved[name]
+                if solved is not None and name in solved
+                else quantize(source.checkpoint.read(name), Scheme(matrix.bits, matrix.group), name)
+            )
+            weights[name] = dequantize(stored, matrix.group)
+    return Quantized(weights, size)
