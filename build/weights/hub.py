@@ -6,7 +6,6 @@ is said behind a colon, as for llama.cpp and Ollama: `owner/name:Q4_K_M`, or a f
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
@@ -14,6 +13,7 @@ from nearfar.build.weights.checkpoint import CONFIG_FILES, INDEX, TOKENIZER_FILE
 from nearfar.build.weights.gguf.container import stem_of
 from nearfar.build.weights.mlc_directory import MLC_FILES
 from nearfar.errors import CheckpointError
+from nearfar.hub_ids import HUB_ID
 
 PATTERNS = (
     "*.safetensors",
@@ -27,7 +27,6 @@ PATTERNS = (
     "LICENSE*",
     *MLC_FILES,
 )
-HUB_ID = re.compile(r"(?P<repository>\w[\w.-]*/[\w.-]+)(:(?P<wanted>[\w./ -]+))?")
 USUAL = ("Q4_K_M", "Q4_0", "Q8_0")
 """Of a repository's GGUF models, what is taken where nothing is said: the first of these that it has."""
 NO_MODEL = ("mmproj", "imatrix")

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from pathlib import Path
 
 from nearfar.errors import StoreError
+from nearfar.hub_ids import HUB_ID
 from nearfar.store.entries import Store, Wanted
 from nearfar.store.known import KNOWN
 
 CHECKPOINTS = ("config.json", "mlc-chat-config.json", "*.safetensors", "*.gguf")
 """Files that only a checkpoint has, among those of formats that a build takes."""
-HUB_ID = re.compile(r"\w[\w.-]*/[\w.-]+(:[\w./ -]+)?")
 
 
 def wanted_of(given: str, quant: str | None, store: Store) -> Wanted:
@@ -29,7 +28,7 @@ def wanted_of(given: str, quant: str | None, store: Store) -> Wanted:
         known = KNOWN[given.lower()]
         name = given.lower() if quant is None else f"{given.lower()}-{quant}"
         return Wanted(name, known.source, known.quant if quant is None else quant)
-    if HUB_ID.fullmatch(given) and not given.startswith("."):
+    if HUB_ID.fullmatch(given):
         return Wanted(_called(given.rpartition("/")[2], quant), given, quant)
     raise StoreError(
         f"{given} is no path here, no model of the store (nearfar list), no hub id such as "
