@@ -14,7 +14,7 @@ PYTHON_READY := $(VENV)/.ready
 NPM_READY    := $(if $(WEB),web/node_modules/.ready)
 WEB_READY    := $(if $(WEB),web/dist/.ready)
 
-.PHONY: help setup system demo test lint fuzz bench clean
+.PHONY: help setup system demo test lint fuzz bench docs clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
@@ -29,7 +29,7 @@ $(PYTHON_READY): pyproject.toml hatch_build.py | system
 	@scripts/check_python.sh "$(PYTHON)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet -e ".[build,edge,mlx,vulkan,onnx,server,limits,ray,routing,dev]"
+	$(BIN)/python -m pip install --quiet -e ".[build,edge,mlx,vulkan,onnx,server,limits,ray,routing,dev,docs]"
 	@touch $@
 
 $(NPM_READY): web/package.json web/package-lock.json | system
@@ -76,6 +76,12 @@ $(BENCH_READY): $(PYTHON_READY)
 
 bench: setup $(BENCH_READY) ## the scripts of benchmarks/, one after the other, beside their peers
 	@for script in benchmarks/*.py benchmarks/routing/*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
+
+docs: setup ## the documentation as a site, with the API references: out/site/index.html
+ifneq ($(WEB),)
+	cd web && npm run --silent docs
+endif
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
 
 clean: ## everything that was built or downloaded here
 	rm -rf $(VENV) out web/dist web/out web/LICENSE web/node_modules .mypy_cache .ruff_cache .pytest_cache

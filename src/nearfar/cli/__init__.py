@@ -65,7 +65,7 @@ class LazyGroup(typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names of all commands, in the order in which a user meets them."""
-        return list(self.table)
+        return [*self.table]  # "list" is a module of this package once its command was used
 
     def get_command(self, ctx: Any, name: str) -> Any:
         """What the list shows of a command."""

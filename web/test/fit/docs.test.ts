@@ -5,11 +5,13 @@ import ts from "typescript";
 import { expect, test } from "vitest";
 
 /**
- * The snippets of docs/clients.md against the declarations that the package would have, both as strictly as an
+ * The TypeScript of pages against the declarations that the package would have, both as strictly as an
  * app may check: exactOptionalPropertyTypes, without skipLibCheck.
  */
 const ROOT = fileURLToPath(new URL("../../", import.meta.url));
-const PAGE = readFileSync(join(ROOT, "docs/clients.md"), "utf8");
+const PAGES = ["docs/clients.md", "README.md", "../README.md", "../docs/web.md", "../docs/routing.md"].map(
+  (path) => readFileSync(join(ROOT, path), "utf8"),
+);
 const { exports } = JSON.parse(readFileSync(join(ROOT, "package.json"), "utf8")) as {
   exports: Record<string, { types?: string }>;
 };
@@ -63,7 +65,7 @@ function declarations(): Map<string, string> {
 
 test("the snippets and the declarations hold to the strictest checks", { timeout: 120_000 }, () => {
   const files = declarations();
-  const snippets = [...PAGE.matchAll(/^```(tsx?)\n(.*?)^```/gms)].map(
+  const snippets = PAGES.flatMap((page) => [...page.matchAll(/^```(tsx?)\n(.*?)^```/gms)]).map(
     ([, kind, text], at): [string, string] => [join(ROOT, `snippet-${at}.${kind}`), `${text}export {};\n`],
   );
   expect(snippets.length).toBeGreaterThan(5);

@@ -1,0 +1,257 @@
+"""What the documentation says of the repository is so: files, links, commands, options, names, extras."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import re
+import shlex
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from nearfar.cli import typer_app
+from tests.support import docs
+from tests.support.paths import ROOT
+
+PAGES = [pytest.param(page, id=page.name) for page in docs.pages()]
+OF_FILES = re.compile(r"[\w.*<>{},/-]+\.(?:py|ts|tsx|mjs|sh|md)|[\w.*<>{},-]+/(?:[\w.*<>{},/-]*/)?")
+NOT_OURS = ("Libraries/",)  # mlx-swift-lm's
+# Options and names of other people's programs that pages speak of.
+FOREIGN_OPTIONS = {
+    *("--enable-unsafe-webgpu", "--use-webgpu-adapter", "--no-sandbox", "--unstable-webgpu", "--allow-env"),
+    *("--allow-net", "--allow-read", "--allow-sys", "--set", "--require-hashes", "--gpus", "--help"),
+}
+FOREIGN_NAMES = {
+    *("PIP_INDEX_URL", "maxComputeWorkGroupSizeX", "ggml_gemv_q4_0_4x4_q8_0", "ggml_vec_dot_q4_0_q8_0"),
+    *("BaseConfiguration", "LlamaConfiguration", "ModelConfiguration", "importFunction", "dependentSchemas"),
+    *("model_q2", "model_q4", "model_quantized", "host_permissions"),
+}
+
+
+@cache
+def command_tree() -> Any:
+    """nearfar's commands, as click has them."""
+    return typer.main.get_command(typer_app) if isinstance(typer_app, typer.Typer) else typer_app
+
+
+def command_of(path: tuple[str, ...]) -> Any:
+    """The command of that path, its module imported; None where there is none."""
+    node, context = command_tree(), None
+    for name in path:
+        if not hasattr(node, "list_commands") or name not in node.list_commands(context):
+            return None
+        context = node.make_context(name, [name], parent=context, resilient_parsing=True)
+        node = node.resolve_command(context, [name])[1]
+    return node
+
+
+@cache
+def options_of(path: tuple[str, ...]) -> frozenset[str] | None:
+    """The options of a command; None where there is none."""
+    node = command_of(path)
+    if node is None:
+        return None
+    named = (name for parameter in node.params for name in (*parameter.opts, *parameter.secondary_opts))
+    return frozenset([*named, "--help"])
+
+
+@cache
+def all_options() -> frozenset[str]:
+    found: set[str] = set()
+    waiting: list[tuple[str, ...]] = [()]
+    while waiting:
+        path = waiting.pop()
+        found |= options_of(path) or set()
+        node = command_of(path)
+        if hasattr(node, "list_commands"):
+            waiting += [(*path, name) for name in node.list_commands(None)]
+    return frozenset(found)
+
+
+def commands(page: docs.Page) -> Iterator[list[str]]:
+    """What follows `nearfar` wherever a page writes the command."""
+    lines = [
+        line for text in page.fences("sh", "bash", "") for line in text.replace("\\\n", " ").splitlines()
+    ]
+    for line in [*lines, *page.spans()]:
+        # "MODEL|URL…" and "[--bits 4.5|--fit 700MB]" of a synopsis are words apart.
+        plain = re.sub(r"\s#.*$|[|\[\]]", " ", line)
+        found = re.match(
+            r"(?:\$ )?(?:[A-Z_]+=\S+ )*(?:\S*/bin/|docker run .* )?nearfar (?=[a-z-])(.*)", plain
+        )
+        if found:
+            lexer = shlex.shlex(found[1], posix=True, punctuation_chars="&;>")
+            lexer.whitespace_split, lexer.quotes = True, "\"'"
+            try:
+                words = list(lexer)
+            except ValueError:  # an apostrophe in prose
+                words = found[1].split()
+            ends = next((at for at, word in enumerate(words) if set(word) <= set("&;>")), len(words))
+            yield words[:ends]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_and_option_is_one(page: docs.Page) -> None:
+    wrong = []
+    for words in commands(page):
+        path: tuple[str, ...] = ()
+        for word in words:
+            if command_of((*path, word)) is None:
+                break
+            path = (*path, word)
+        known = options_of(path)
+        named = [word.split("=")[0].rstrip("….,;") for word in words if word.startswith("--")]
+        if not path and not words[0].startswith("-"):
+            wrong.append(f"nearfar {words[0]}: no such command")
+        wrong += [f"nearfar {' '.join(path)} {name}" for name in named if known and name not in known]
+    loose = [word for span in page.spans() for word in re.findall(r"(?<![\w-])--[a-z][\w-]+", span)]
+    wrong += [word for word in loose if word not in all_options() | FOREIGN_OPTIONS and not in_sources(word)]
+    assert not wrong, f"{page.name}: {wrong}"
+
+
+def in_sources(option: str) -> bool:
+    """Whether scripts of ours have the option: argparse's, or a tool's that they call."""
+    return any(option in text for text in scripts())
+
+
+@cache
+def scripts() -> tuple[str, ...]:
+    found = [name for name in docs.files() if name.startswith(("benchmarks/", "examples/", "scripts/"))]
+    return tuple((ROOT / name).read_text() for name in found if name.endswith((".py", ".sh")))
+
+
+@pytest.mark.parametrize("page", [*PAGES, *(pytest.param(page, id=page.name) for page in docs.decisions())])
+def test_every_link_leads_somewhere(page: docs.Page) -> None:
+    wrong = []
+    for link in page.links():
+        path, _, anchor = link.partition("#")
+        target = ((ROOT / page.name).parent / path).resolve() if path else ROOT / page.name
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            wrong.append(link)
+    assert not wrong, f"{page.name}: {wrong}"
+
+
+def anchors(path: Path) -> set[str]:
+    """Those of a page."""
+    return docs.page(path.relative_to(ROOT).as_posix()).anchors()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_file_is_there(page: docs.Page) -> None:
+    """Files and folders in inline code; a path may leave its beginning out ("cpu/pool.py")."""
+    tops = {name.split("/")[0] for name in docs.files() if "/" in name}
+    wrong = []
+    for span in page.spans():
+        if not OF_FILES.fullmatch(span) or span.startswith(("/", *NOT_OURS)):
+            continue
+        named = span.endswith((".py", ".ts", ".tsx", ".mjs", ".sh", ".md"))
+        if (named or span.split("/")[0] in tops) and not docs.exists(span) and not made(span):
+            wrong.append(span)
+    assert not wrong, f"{page.name}: {wrong}"
+
+
+def made(path: str) -> bool:
+    """Whether a path is of what a build makes or a reader writes, by the first folder or a name alone."""
+    return path.split("/")[0] in ("out", "onnx", "model", "models", "dist", "page", "public") or path in (
+        "main.js", "main.ts", "worker.ts", "README.md",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_name_of_code_is_in_the_code(page: docs.Page) -> None:
+    """`CamelCase`, `snake_case`, `call()` and `NEARFAR_VARIABLE` of inline code stand in the code."""
+    wrong = []
+    for span in page.spans():
+        names = re.findall(r"NEARFAR_[A-Z_]+", span)
+        if re.fullmatch(r"[\w.]+(?:\(.*\))?", span):
+            called = span.split("(")[0]
+            if "(" in span or re.search(r"_|[a-z][A-Z]|^[A-Z][a-z]\w*[A-Z]", called):
+                names += re.findall(r"[A-Za-z_]\w*", called)
+        wrong += [name for name in names if name not in docs.words() | FOREIGN_NAMES]
+    assert not wrong, f"{page.name}: {sorted(set(wrong))}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_imports_modules_and_extras_exist(page: docs.Page) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    exports = json.loads((ROOT / "web" / "package.json").read_text())["exports"]
+    wrong = []
+    for named in re.findall(r"(?:nearfar|\.)\[([a-z,]+)\]", page.text):
+        wrong += [f"extra {name}" for name in named.split(",") if name not in extras]
+    for entry in re.findall(r"[\"'`](nearfar(?:/[a-z./-]+)?)[\"'`]", page.text):
+        if f".{entry.removeprefix('nearfar')}" not in exports and not (ROOT / "src" / entry).exists():
+            wrong.append(entry)
+    for text in page.fences("python"):
+        for node in ast.walk(parsed(text)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "nearfar":
+                module = importlib.import_module(str(node.module))
+                wrong += [alias.name for alias in node.names if not hasattr(module, alias.name)]
+    for name in re.findall(r"`(nearfar(?:\.\w+)+)`", page.text):
+        if not resolves(name):
+            wrong.append(name)
+    assert not wrong, f"{page.name}: {wrong}"
+
+
+def parsed(text: str) -> ast.Module:
+    """The tree of a snippet; one that is no Python, such as a signature alone, says nothing."""
+    try:
+        return ast.parse(text)
+    except SyntaxError:
+        return ast.Module([], [])
+
+
+def resolves(dotted: str) -> bool:
+    """Whether a dotted name is a module, or a name in one."""
+    parts = dotted.split(".")
+    for end in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:end]))
+        except ModuleNotFoundError:
+            continue
+        for name in parts[end:]:
+            if not hasattr(found, name):
+                return False
+            found = getattr(found, name)
+        return True
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_make_target_and_npm_script_exists(page: docs.Page) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    package = json.loads((ROOT / "web" / "package.json").read_text())["scripts"]
+    code = "\n".join([*page.fences("sh", "bash", ""), *page.spans()])
+    wrong = [
+        f"make {name}" for name in re.findall(r"^make ([a-z]+)\b", code, re.MULTILINE) if name not in targets
+    ]
+    scripts_named = re.findall(r"\bnpm run (?:--silent )?([\w:]+)", code)
+    wrong += [f"npm run {name}" for name in scripts_named if name not in package]
+    assert not wrong, f"{page.name}: {wrong}"
+
+
+def test_the_readme_is_short_and_shows_pictures() -> None:
+    readme = docs.page("README.md")
+    assert len(readme.text.splitlines()) <= 150
+    assert sum(link.endswith((".png", ".svg", ".webp")) for link in readme.links()) >= 2
+
+
+def test_every_model_file_is_in_the_table_of_models() -> None:
+    """`step/models/*.py` are the architectures; the page of models names each."""
+    told = docs.page("docs/models.md").text
+    from nearfar.step.models import architectures
+
+    assert [name for name in architectures() if f"`{name}`" not in told] == []
+
+
+def test_every_target_is_in_the_table_of_targets() -> None:
+    from nearfar.targets import target_names
+
+    targets = docs.page("docs/targets.md").text
+    assert [name for name in target_names() if f"| `{name}` |" not in targets] == []
