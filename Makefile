@@ -81,7 +81,7 @@ docs: setup ## the documentation as a site, with the API references: out/site/in
 ifneq ($(WEB),)
 	cd web && npm run --silent docs
 endif
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean: ## everything that was built or downloaded here
 	rm -rf $(VENV) out web/dist web/out web/LICENSE web/node_modules .mypy_cache .ruff_cache .pytest_cache

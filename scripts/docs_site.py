@@ -25,6 +25,17 @@ PUBLIC = ("nearfar.edge_runtime", "nearfar.routing", "nearfar.errors")
 """Packages whose names are the Python interface: those of `__all__`, or the classes of a module without."""
 
 
+def on_config(config: Any) -> Any:
+    """Pages without a line in the navigation stand at its end, the decisions among them: none is lost."""
+    told = set(re.findall(r"[\w./-]+\.md", str(config.nav)))
+    pages = {path.relative_to(ROOT).as_posix() for pattern in PAGES for path in ROOT.glob(pattern)}
+    untold = sorted(name for name in pages - told if name.endswith(".md"))
+    decisions = [name for name in untold if name.startswith("docs/decisions/")]
+    config.nav[-1]["Change"].append({"Decisions": decisions})
+    config.nav += [{"More": more}] if (more := [name for name in untold if name not in decisions]) else []
+    return config
+
+
 def on_files(files: Files, config: Any) -> Files:
     """The pages by their paths in the repository, and the reference; what the theme brings stays."""
     kept = [file for file in files if file.src_dir != config.docs_dir]

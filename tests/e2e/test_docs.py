@@ -111,7 +111,7 @@ def test_the_commands_of_a_page_run(name: str, folder: Path) -> None:
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     """`make docs`, strictly: no link of a page leads nowhere, no page is missing from the navigation."""
     pytest.importorskip("mkdocs")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     reference = (tmp_path / "reference" / "python.html").read_text()
