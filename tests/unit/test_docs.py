@@ -31,7 +31,7 @@ FOREIGN_OPTIONS = {
 FOREIGN_NAMES = {
     *("PIP_INDEX_URL", "maxComputeWorkGroupSizeX", "ggml_gemv_q4_0_4x4_q8_0", "ggml_vec_dot_q4_0_q8_0"),
     *("BaseConfiguration", "LlamaConfiguration", "ModelConfiguration", "importFunction", "dependentSchemas"),
-    *("model_q2", "model_q4", "model_quantized", "host_permissions"),
+    *("model_q2", "model_q4", "model_quantized", "host_permissions", "MESA_SHADER_CACHE_DIR"),
 }
 
 
