@@ -148,16 +148,20 @@ def test_steps_without_memory_become_smaller_and_the_text_stays(
 
 
 def test_an_engine_that_is_ready_compiles_nothing_for_an_answer(rig: Rig) -> None:
-    """And what was run to make it so is in no answer."""
+    """And what was run to make it so is in no answer. Of webgpu, which has no cache of its own and takes
+    longer, for the tokens alone.
+    """
     told: list[Progress] = []
     golden = shared_data("models", "stories260K", "golden_greedy.txt").read_text(encoding="utf-8")
-    with rig.load(ready="all", progress=told.append) as engine:
+    everything = rig.device == "vulkan"
+    with rig.load(ready="all" if everything else "decode", progress=told.append) as engine:
         assert told[-1].phase == "ready"
-        assert {"kernels", "warming"} <= {event.phase for event in told}
+        assert "warming" in {event.phase for event in told}
         compiled = list(rig.compiled)
         told.clear()
         assert engine.completions.create("", max_tokens=199, temperature=0).choices[0].text == golden
-        assert len(list(engine.generate([1, *(5 + number % 200 for number in range(100))], SHORT))) == 4
+        if everything:
+            assert len(list(engine.generate([1, *(5 + number % 200 for number in range(100))], SHORT))) == 4
         assert rig.compiled == compiled
         assert {event.phase for event in told} == {"prompt"}
 

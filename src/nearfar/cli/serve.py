@@ -178,7 +178,11 @@ def serve(
         str, _option("Logs", "--log-level", "debug, info, warning, error.")
     ] = DEFAULTS.log_level,
 ) -> None:
-    """Serve a model to many clients at once, through OpenAI's interface."""
+    """Serve a model to many clients at once, through OpenAI's interface.
+
+    It listens while it loads: /ready says what it waits for. NEARFAR_READY=decode loads sooner, and compiles
+    a GPU's kernels of a prompt's length when there is one.
+    """
     if log_format not in ("text", "json"):
         raise RequestError(f"--log-format must be text or json, not {log_format!r}")
     chosen = next((kind for kind in KINDS if kind == engine), None)
