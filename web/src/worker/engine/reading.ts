@@ -11,12 +11,15 @@ export class Reading {
   /** The step has been read; its tokens are not told yet. */
   after(step: Step, requests: readonly Request[]): void {
     for (const chunk of step.chunks) if (chunk) chunk.request.read = chunk.start + chunk.count;
-    const begun = requests.filter(({ read, prompt, hasToken }) => {
-      return !hasToken && read > 0 && read < prompt.length;
-    });
-    const total = sum(begun.map(({ prompt }) => prompt.length));
+    let [read, total] = [0, 0];
+    for (const request of requests) {
+      const { length } = request.prompt;
+      if (request.hasToken || request.read === 0 || request.read >= length) continue;
+      read += request.read;
+      total += length;
+    }
     if (total === 0) this.end();
-    else this.tell?.(sum(begun.map(({ read }) => read)), total);
+    else this.tell?.(read, total);
     this.#total = total;
   }
 
@@ -25,8 +28,4 @@ export class Reading {
     if (this.#total > 0) this.tell?.(this.#total, this.#total);
     this.#total = 0;
   }
-}
-
-function sum(numbers: readonly number[]): number {
-  return numbers.reduce((before, number) => before + number, 0);
 }
