@@ -81,7 +81,13 @@ class DrainingServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See uvicorn; then say where the server is."""
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except SystemExit as error:  # uvicorn's way to say so; its log has the system's reason
+            at = f"{self.config.host}:{self.config.port}"
+            raise NearfarError(
+                f"the server cannot listen at {at}: is another one there? --port takes another, 0 a free one"
+            ) from error
         if self.started:
             log.info("listening at %s; the model is loaded now", self._url())
 
@@ -190,7 +196,8 @@ async def _run(
     try:
         while not server.started and not serving.done():
             await asyncio.sleep(LOOK)
-        engine = await _unless(serving, _open(models, options, opening.tell))
+        if server.started:
+            engine = await _unless(serving, _open(models, options, opening.tell))
         if engine is None:
             return
         audit = AuditLog(options.audit, options.audit_text) if options.audit is not None else None

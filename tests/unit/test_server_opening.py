@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from nearfar.edge_runtime.progress import Progress, Tell
-from nearfar.errors import CheckpointError
+from nearfar.errors import CheckpointError, NearfarError
 from nearfar.fallback_server import serve
 from nearfar.fallback_server.engines.base import Engine
 from nearfar.fallback_server.serve import ServeOptions
@@ -131,3 +131,16 @@ async def test_a_load_that_fails_ends_the_server_with_its_error(
         await asyncio.wait_for(running, PATIENCE)
     with pytest.raises(httpx.ConnectError):
         await client.get("/health")
+
+
+async def test_a_port_that_is_taken_is_told_before_anything_is_loaded(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    loading = Loading(tmp_path)
+    port = client.base_url.port
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        with pytest.raises(NearfarError, match=rf"cannot listen at 127\.0\.0\.1:{port}.*--port"):
+            await asyncio.wait_for(serving(client, monkeypatch, loading), PATIENCE)
+    assert not loading.begun.is_set()
