@@ -9,15 +9,26 @@ if TYPE_CHECKING:
     from nearfar.edge_runtime.openai.api import AsyncEngine
     from nearfar.edge_runtime.openai.stream import AsyncStream
     from nearfar.edge_runtime.openai.sync import Engine, Stream
+    from nearfar.edge_runtime.progress import Progress
     from nearfar.edge_runtime.snapshots import Snapshot
 
-__all__ = ["Artifact", "AsyncEngine", "AsyncStream", "Engine", "SamplingParams", "Snapshot", "Stream"]
+__all__ = [
+    "Artifact",
+    "AsyncEngine",
+    "AsyncStream",
+    "Engine",
+    "Progress",
+    "SamplingParams",
+    "Snapshot",
+    "Stream",
+]
 
 _HOMES = {
     "Artifact": "artifact.reader",
     "AsyncEngine": "openai.api",
     "AsyncStream": "openai.stream",
     "Engine": "openai.sync",
+    "Progress": "progress",
     "SamplingParams": "engine.sampling_params",
     "Snapshot": "snapshots",
     "Stream": "openai.sync",

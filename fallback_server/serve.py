@@ -7,23 +7,27 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import uvicorn
+from starlette.types import ASGIApp
 
+from nearfar.edge_runtime.progress import Progress, Tell
 from nearfar.errors import NearfarError, RequestError
 from nearfar.fallback_server.engines.base import Engine
 from nearfar.fallback_server.engines.opening import EngineOptions, Kind, open_engine
 from nearfar.fallback_server.http.app import AppOptions, create_app
+from nearfar.fallback_server.http.calls import Service
 from nearfar.fallback_server.http.connections import protocol
 from nearfar.fallback_server.http.counts import OwnCounts
 from nearfar.fallback_server.http.keys import KeyStore
 from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.fallback_server.http.logs import AuditLog, set_up
+from nearfar.fallback_server.http.opening import Opening
 from nearfar.fallback_server.http.shared_counts import SharedCounts, open_store
 from nearfar.fallback_server.http.tracing import Tracer
 from nearfar.fallback_server.ray_engine.cluster import open_on_ray
@@ -32,6 +36,8 @@ from nearfar.hosts import answered_hosts, is_local
 
 log = logging.getLogger(__name__)
 
+LOOK = 0.01
+"""Seconds between two looks at whether it listens."""
 GRACE = 2.0
 """Seconds after the drain for streams to send their last event."""
 
@@ -68,22 +74,38 @@ class DrainingServer(uvicorn.Server):
     What is left then gets an error event, not a cut connection.
     """
 
-    def __init__(self, config: uvicorn.Config, engine: Engine, drain: float, keys: KeyStore | None) -> None:
+    def __init__(self, config: uvicorn.Config, drain: float, keys: KeyStore | None) -> None:
         super().__init__(config)
-        self._engine, self._drain, self._keys = engine, drain, keys
+        self._service: Service | None = None
+        self._drain, self._keys = drain, keys
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See uvicorn; then say where the server is."""
-        await super().startup(sockets)
+        try:
+            await super().startup(sockets)
+        except SystemExit as error:  # uvicorn's way to say so; its log has the system's reason
+            at = f"{self.config.host}:{self.config.port}"
+            raise NearfarError(
+                f"the server cannot listen at {at}: is another one there? --port takes another, 0 a free one"
+            ) from error
         if self.started:
-            print(_welcome(self._url(), self._engine, self._keys is not None), flush=True)
+            log.info("listening at %s; the model is loaded now", self._url())
+
+    def ready(self, service: Service) -> None:
+        """The engine is there: requests are answered from now on, and at the end it is drained."""
+        self._service = service
+        if not self.should_exit:
+            print(_welcome(self._url(), service.engine, self._keys is not None), flush=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """See uvicorn."""
-        service = self.config.app.state.service  # type: ignore[union-attr]
+        service = self._service
+        if service is None:
+            await super().shutdown(sockets)
+            return
         service.draining = True
         log.info("draining %d requests, at most %g s", service.admission.requests, self._drain)
-        closing = asyncio.create_task(self._engine.close(self._drain))
+        closing = asyncio.create_task(service.engine.close(self._drain))
         await super().shutdown(sockets)
         with suppress(NearfarError):
             await closing
@@ -122,11 +144,11 @@ class DrainingServer(uvicorn.Server):
         return f"{'https' if config.is_ssl else 'http'}://{host}:{port}"
 
 
-def serve(models: tuple[str, ...], options: ServeOptions) -> None:
-    """Serve until SIGTERM or Ctrl-C."""
+def serve(models: tuple[str, ...], options: ServeOptions, tell: Tell | None = None) -> None:
+    """Serve until SIGTERM or Ctrl-C. `tell` is told what the server waits for before it is ready."""
     keys = check_access(options)
     set_up(options.log_format, options.log_level)
-    asyncio.run(_main(models, options, keys))
+    asyncio.run(_main(models, options, keys, tell))
 
 
 def check_access(options: ServeOptions) -> KeyStore | None:
@@ -145,52 +167,93 @@ def check_access(options: ServeOptions) -> KeyStore | None:
     return keys
 
 
-async def _main(models: tuple[str, ...], options: ServeOptions, keys: KeyStore | None) -> None:
+async def _main(
+    models: tuple[str, ...], options: ServeOptions, keys: KeyStore | None, tell: Tell | None
+) -> None:
     counts = None
     if options.limits_store is not None:
         counts = await open_store(options.limits_store, OwnCounts(options.limits.fronts))
     try:
-        await _run(models, options, keys, counts)
+        await _run(models, options, keys, counts, tell)
     finally:
         if counts is not None:
             await counts.close()
 
 
 async def _run(
-    models: tuple[str, ...], options: ServeOptions, keys: KeyStore | None, counts: SharedCounts | None
+    models: tuple[str, ...],
+    options: ServeOptions,
+    keys: KeyStore | None,
+    counts: SharedCounts | None,
+    tell: Tell | None,
 ) -> None:
-    engine = await _open(models, options)
+    """Listen, then load: whoever asks meanwhile is told what there is to wait for."""
+    hosts = answered_hosts(options.host, options.hosts)
+    opening = Opening(hosts, tell)
+    server = DrainingServer(_configured(opening, options), options.drain, keys)
+    serving = asyncio.create_task(server.serve())
+    engine = None
     try:
+        while not server.started and not serving.done():
+            await asyncio.sleep(LOOK)
+        if server.started:
+            engine = await _unless(serving, _open(models, options, opening.tell))
+        if engine is None:
+            return
         audit = AuditLog(options.audit, options.audit_text) if options.audit is not None else None
-        hosts = answered_hosts(options.host, options.hosts)
         made = AppOptions(options.limits, keys, audit, options.cors, hosts, Tracer.from_environment(), counts)
         app = create_app(engine, made)
-        config = uvicorn.Config(
-            app,
-            host=options.host,
-            port=options.port,
-            log_config=None,
-            access_log=False,
-            http=protocol(options.limits),
-            loop="asyncio",
-            lifespan="on",
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=int(options.drain + GRACE + 0.999),
-            h11_max_incomplete_event_size=options.limits.header_bytes,
-            ssl_certfile=options.tls_cert,
-            ssl_keyfile=options.tls_key,
-            ssl_ca_certs=str(options.tls_client_ca) if options.tls_client_ca else None,
-            ssl_cert_reqs=2 if options.tls_client_ca else 0,
-        )
-        await DrainingServer(config, engine, options.drain, keys).serve()
+        async with app.router.lifespan_context(app):
+            opening.tell(Progress("ready"))
+            opening.app = app
+            server.ready(app.state.service)
+            await serving
     finally:
-        await engine.close()
+        opening.tell(Progress("ready"))
+        server.should_exit = True
+        await serving
+        if engine is not None:
+            await engine.close()
 
 
-async def _open(models: tuple[str, ...], options: ServeOptions) -> Engine:
+async def _unless(over: asyncio.Task[None], loading: Coroutine[Any, Any, Engine]) -> Engine | None:
+    """The engine, unless the server is told to end before it is there."""
+    opened = asyncio.create_task(loading)
+    try:
+        await asyncio.wait([over, opened], return_when=asyncio.FIRST_COMPLETED)
+        if opened.done():
+            return opened.result()
+        return None
+    finally:
+        if not opened.done():
+            opened.cancel()
+            await asyncio.wait([opened])
+
+
+def _configured(app: ASGIApp, options: ServeOptions) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        host=options.host,
+        port=options.port,
+        log_config=None,
+        access_log=False,
+        http=protocol(options.limits),
+        loop="asyncio",
+        lifespan="off",  # the app's begins when there is one
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=int(options.drain + GRACE + 0.999),
+        h11_max_incomplete_event_size=options.limits.header_bytes,
+        ssl_certfile=options.tls_cert,
+        ssl_keyfile=options.tls_key,
+        ssl_ca_certs=str(options.tls_client_ca) if options.tls_client_ca else None,
+        ssl_cert_reqs=2 if options.tls_client_ca else 0,
+    )
+
+
+async def _open(models: tuple[str, ...], options: ServeOptions, tell: Tell) -> Engine:
     if options.ray is None:
-        return await open_engine(models, options.engine, options.engines)
+        return await open_engine(models, options.engine, options.engines, tell)
     if len(models) != 1:
         raise RequestError(f"--ray runs replicas of one model, not of {len(models)}")
     return await open_on_ray(models[0], options.engine, options.engines, options.ray)

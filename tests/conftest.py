@@ -17,6 +17,9 @@ from tests.support.artifacts import Built
 # again.
 os.environ.setdefault("NEARFAR_TRUST", "1")
 
+# A processor that plays a GPU takes its time for kernels: tests wait for those of their own requests only.
+os.environ.setdefault("NEARFAR_READY", "no")
+
 # Compiled kernels are shared by all tests of a session, and with NEARFAR_TEST_ARTIFACTS by the next session,
 # but never with the user: a test may alter what compiles them.
 if "NEARFAR_KERNEL_CACHE" not in os.environ:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,14 +18,13 @@ from pathlib import Path, PurePosixPath
 from typing import cast
 
 from nearfar import strict_json
-from nearfar.edge_runtime.artifact.folders import cache_folder, read_cache, write_cache
+from nearfar.edge_runtime.artifact.folders import cache_folder, read_cache, trim_cache, write_cache
 from nearfar.format.manifest import Program, plain, record
 
 FOLDER = "NEARFAR_KERNEL_CACHE"
 """The environment's variable that names another folder."""
 LIMIT = 1 << 30  # bytes; a program of a model of a billion parameters takes about one million
 _SUFFIX = ".program"
-_ABANDONED = 3600  # seconds after which nobody is writing a file any more
 _HEADER = 8  # bytes that say how long the record is
 
 
@@ -106,27 +104,7 @@ class KernelCache:
     def put(self, key: str, program: Compiled) -> None:
         """Keep a program, and give up those unused for longest where that is too much."""
         write_cache(self._file(key), program.to_bytes(key))
-        self._trim(keep=self._file(key))
+        trim_cache(self.folder, _SUFFIX, self._limit, keep=self._file(key))
 
     def _file(self, key: str) -> Path:
         return self.folder / f"{key}{_SUFFIX}"
-
-    def _trim(self, keep: Path) -> None:
-        """Other processes may do the same, and files may go meanwhile."""
-        there: list[tuple[float, int, Path]] = []
-        with contextlib.suppress(OSError), os.scandir(self.folder) as entries:
-            for entry in entries:
-                with contextlib.suppress(OSError):
-                    state = entry.stat()
-                    there.append((state.st_mtime, state.st_size, Path(entry.path)))
-        programs = sorted(each for each in there if each[2].suffix == _SUFFIX)
-        old = time.time() - _ABANDONED
-        given_up = [path for used, _, path in there if path.suffix != _SUFFIX and used < old]
-        over = sum(size for _, size, _ in programs) - self._limit
-        for _, size, path in programs:
-            if over > 0 and path != keep:
-                given_up.append(path)
-                over -= size
-        for path in given_up:
-            with contextlib.suppress(OSError):
-                path.unlink()

@@ -7,9 +7,11 @@ import hashlib
 import os
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 DIGEST_BYTES = 32
+_ABANDONED = 3600  # seconds after which nobody is writing a file any more
 HOME = "NEARFAR_HOME"
 """The environment's variable for a folder that everything lies in instead."""
 
@@ -58,6 +60,31 @@ def write_cache(file: Path, content: bytes) -> None:
         except BaseException:  # Ctrl-C leaves nothing either
             Path(aside).unlink(missing_ok=True)
             raise
+
+
+def trim_cache(folder: Path, suffix: str, most: int, keep: Path) -> None:
+    """Remove those of the files with a suffix that were not used (by their time) for longest, until all have
+    at most so many bytes together, but not `keep`; and what a writer left half-written long ago.
+
+    Other processes may do the same, and files may go meanwhile; what cannot be removed is no error.
+    """
+    there: list[tuple[float, int, Path]] = []
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                state = entry.stat()
+                there.append((state.st_mtime, state.st_size, Path(entry.path)))
+    whole = sorted(each for each in there if each[2].suffix == suffix)
+    old = time.time() - _ABANDONED
+    given_up = [path for used, _, path in there if path.suffix != suffix and used < old]
+    over = sum(size for _, size, _ in whole) - most
+    for _, size, path in whole:
+        if over > 0 and path != keep:
+            given_up.append(path)
+            over -= size
+    for path in given_up:
+        with contextlib.suppress(OSError):
+            path.unlink()
 
 
 def _local(variable: str, below_home: str) -> Path:

@@ -25,6 +25,7 @@ from nearfar.edge_runtime.devices import (
 )
 from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.edge_runtime.executors.base import Executor
+from nearfar.edge_runtime.progress import Teller
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import ArtifactError, DeviceError, RequestError
 from nearfar.format.manifest import Program
@@ -32,9 +33,15 @@ from nearfar.format.manifest import Program
 DEFAULTS = LoadOptions()
 
 
-def load(path: Path, options: LoadOptions = DEFAULTS) -> tuple[EngineCore, TextCodec]:
-    """Open the artifact that suits the device, check it, put it on the device."""
-    artifact, chosen = checked(path, options)
+def load(
+    path: Path, options: LoadOptions = DEFAULTS, tell: Teller | None = None
+) -> tuple[EngineCore, TextCodec]:
+    """Open the artifact that suits the device, check it, put it on the device; its kernels may be yet to
+    compile.
+    """
+    tell = tell or Teller(None)
+    artifact, chosen = checked(path, options, tell)
+    tell("loading")
     codec = TextCodec.open(artifact)
     found = chosen.probe(parse_device(options.device)[1])
     own = options.kv_bits if not chosen.kv_bits else None
@@ -54,7 +61,7 @@ def load(path: Path, options: LoadOptions = DEFAULTS) -> tuple[EngineCore, TextC
 
     if options.program is None:
         executor, program, choice = open_best(
-            artifact, programs, found.adapter, chosen, open_one, lambda each: plan(each).context
+            artifact, programs, found.adapter, chosen, open_one, lambda each: plan(each).context, tell
         )
     else:
         program, choice = programs[0], Choice(programs[0].name, "pinned")
@@ -68,14 +75,16 @@ def load(path: Path, options: LoadOptions = DEFAULTS) -> tuple[EngineCore, TextC
     return core, codec
 
 
-def checked(path: Path, options: LoadOptions) -> tuple[Artifact, Device]:
+def checked(path: Path, options: LoadOptions, tell: Teller | None = None) -> tuple[Artifact, Device]:
     """The artifact that suits the device, whole and trusted, and the device."""
+    tell = tell or Teller(None)
+    tell("checking")
     if options.threads is not None and options.threads < 1:
         raise RequestError(f"threads must be at least 1, not {options.threads}", "threads")
     artifact, chosen = choose(path, options.device)
     _check_able(options, artifact.target, chosen)
     if options.verify:
-        artifact.verify()
+        artifact.verify(partial(tell, "checking"))
     check_trust(artifact, options.trust)
     return artifact, chosen
 

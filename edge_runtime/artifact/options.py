@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TypedDict
+import os
+from dataclasses import dataclass, field
+from typing import TypedDict, cast, get_args
+
+from nearfar.edge_runtime.progress import Ready
+from nearfar.errors import RequestError
+
+VARIABLE = "NEARFAR_READY"
 
 
 @dataclass(frozen=True)
@@ -34,6 +40,21 @@ class LoadOptions:
     """Check every call with the driver's validation layer, where it has one; slow."""
     trust: bool = False
     """Run the native code of an artifact that was not built here, now and later (docs/artifact.md)."""
+    ready: Ready = field(default_factory=lambda: _ready(os.environ.get(VARIABLE) or "all"))
+    """Of a GPU's kernels, what is compiled and has run once when the load is done: "all", so that no answer
+    waits for a compiler; "decode", so that none waits after its first token; "no": what an answer asks for
+    is compiled while it waits. Default: the environment's NEARFAR_READY, else "all".
+    """
+
+    def __post_init__(self) -> None:
+        _ready(self.ready)
+
+
+def _ready(given: str) -> Ready:
+    for known in get_args(Ready):
+        if given == known:
+            return cast(Ready, known)
+    raise RequestError(f"ready ({VARIABLE}) must be all, decode or no, not {given!r}", "ready")
 
 
 class LoadKeywords(TypedDict, total=False):
@@ -48,3 +69,4 @@ class LoadKeywords(TypedDict, total=False):
     program: str | None
     debug: bool
     trust: bool
+    ready: Ready

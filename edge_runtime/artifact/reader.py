@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -62,10 +62,20 @@ class Artifact:
             raise ArtifactError(f"{file} cannot be read ({error}). Copy the artifact again") from error
         return cls(root, *read(text, str(file)))
 
-    def verify(self) -> None:
-        """Check size and SHA-256 of every file, and what plans say; names each that is missing or wrong."""
+    def verify(self, told: Callable[[int, int], None] = lambda done, total: None) -> None:
+        """Check size and SHA-256 of every file, and what plans say; names each that is missing or wrong.
+
+        `told`: how many bytes of how many have been read.
+        """
+        files = list(self._files())
+        done, total = 0, sum(expected.bytes or 0 for expected in files)
+        problems = []
         with ThreadPoolExecutor(4) as pool:
-            problems = [problem for problem in pool.map(self._check, self._files()) if problem]
+            for expected, problem in zip(files, pool.map(self._check, files), strict=True):
+                done += expected.bytes or 0
+                told(done, total)
+                if problem:
+                    problems.append(problem)
         problems += [f"{file} is not listed in manifest.json: remove it" for file in self._unlisted()]
         if problems:
             raise ArtifactError(

@@ -15,6 +15,7 @@ from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.artifact.variants import Candidate, Choice, Kind, Why, compare, line_up
 from nearfar.edge_runtime.devices import Device, Settings
 from nearfar.edge_runtime.executors.base import Executor
+from nearfar.edge_runtime.progress import Teller
 from nearfar.errors import DeviceLost
 from nearfar.format.adapters import Adapter, class_of
 from nearfar.format.manifest import Manifest, Program, Requires
@@ -44,6 +45,7 @@ def open_best(
     device: Device,
     open_one: Open,
     context: Context,
+    tell: Teller | None = None,
 ) -> tuple[Executor, Program, Choice]:
     """An executor of the program that suits the adapter best, of those that it can run."""
     device_class = None if adapter is None else class_of(adapter)
@@ -59,6 +61,8 @@ def open_best(
         if choice is not None:
             chosen = next(program for program in finalists if program.name == choice.program)
             return open_one(chosen), chosen, choice
+        if tell is not None:
+            tell("trying")
         tried = _try_all(artifact, finalists, device, kept, open_one, context, failed)
         if tried is not None:
             return tried

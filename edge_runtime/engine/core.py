@@ -18,10 +18,13 @@ from nearfar.edge_runtime.cache import SequenceTable
 from nearfar.edge_runtime.engine.device_thread import DeviceThread, InFlight, NoRoom
 from nearfar.edge_runtime.engine.generation import Generation, event_of
 from nearfar.edge_runtime.engine.kernel_wait import KernelWait
+from nearfar.edge_runtime.engine.reading import Reading
 from nearfar.edge_runtime.engine.requests import Constraint, FinishReason, Request
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.engine.scheduler import Limits, Scheduler
 from nearfar.edge_runtime.engine.steps import Done, Run, StepBuilder
+from nearfar.edge_runtime.engine.warming import of_decode, run_each
+from nearfar.edge_runtime.progress import Ready, Teller
 from nearfar.errors import DeviceError, DeviceLost, NearfarError, OutOfMemory, RequestError
 from nearfar.format.manifest import Manifest, Program
 from nearfar.format.sizes import MAX_STEP
@@ -93,6 +96,9 @@ class EngineCore:
         self._builder = self._new_builder()
         self._compiled: set[Run] = set()  # runs that need not be asked about any more
         self.compiling = KernelWait()
+        self.reading = Reading()
+        self.warming: Callable[[int, int], None] = lambda done, total: None
+        """Told how many of how many plans have run once."""
         self._lost_in_a_row = 0
         self.epoch = 0
         """How often a step has failed: what the cache held before is gone."""
@@ -102,6 +108,37 @@ class EngineCore:
         self._process = os.getpid()
         self.steps = 0
         self._device = DeviceThread(executor, self._begin, reopen, pipelined)
+
+    def tell(self, teller: Teller) -> None:
+        """Tell from now on what answers wait for: kernels, and prompts that are read."""
+        self.compiling.tell = partial(teller, "kernels")
+        self.reading.tell = partial(teller, "prompt")
+        self.warming = partial(teller, "warming")
+
+    async def make_ready(self, wanted: Ready) -> None:
+        """Compile kernels and run them once, so that no answer waits for a compiler, be it the driver's at
+        the first use: "all", "decode" (those after the first token) or "no" kernels. Raises what came of it;
+        large steps without memory are given up, as they would be later.
+        """
+        while wanted != "no" and self._device.pipelined:  # what computes inside `run` has compiled kernels
+            try:
+                await self._warm_up(wanted == "all")
+                return
+            except NoRoom as error:
+                self._end_epoch()
+                if not self._device.reopens or not self._shrinks(error.size, error.reason):
+                    raise error.reason from error
+
+    async def _warm_up(self, everything: bool) -> None:
+        every = self._wanted_runs()
+        runs = every if everything else of_decode(every)
+        self.compiling.expect(await self._device.missing(runs))  # all begin, so that no thread stands idle
+        for name, size in runs:
+            while (name, size) not in self._compiled and (name != "step" or size <= self.largest_step):
+                await self._prepare(size if name == "step" else self.largest_step, [(name, size)])
+        self.compiling.end()
+        fit = [(name, size) for name, size in runs if name != "step" or size <= self.largest_step]
+        await run_each(fit, self._builder, self._device, self.warming)
 
     @property
     def executor(self) -> Executor:
@@ -251,7 +288,9 @@ class EngineCore:
             if step:
                 self.steps += 1
                 self.scheduler.queue(step)
+                self._tell_reading()
             elif before is None:
+                self._tell_reading()
                 return
             before, read = await self._device.turn(step, work, before)
             for done in read:
@@ -313,9 +352,21 @@ class EngineCore:
         """Runs in the thread of the device: the initial writes, and kernels that steps will want."""
         for write in self._builder.initial():
             executor.write(write.buffer, write.data, write.row)
-        for name, size in self._builder.every_run():
-            if name != "step" or size <= self.largest_step:  # not what there was no memory for
-                executor.prepare(name, size, later=True)
+        for name, size in self._wanted_runs():
+            executor.prepare(name, size, later=True)
+
+    def _wanted_runs(self) -> list[Run]:
+        """All but what there was no memory for."""
+        return [
+            (name, size)
+            for name, size in self._builder.every_run()
+            if name != "step" or size <= self.largest_step
+        ]
+
+    def _tell_reading(self, sampled: Seq[Request] = ()) -> None:
+        """How much of the prompts is read; `sampled` get their token now."""
+        running = self.scheduler.running
+        self.reading.update(r for r in running if not r.first and r not in sampled)
 
     def _emit(self, done: Done) -> None:
         """Publish what a step computed, and give each of its requests its token."""
@@ -324,6 +375,7 @@ class EngineCore:
             if request.number in done.refused and not request.done:
                 self._refuse(request, done.refused[request.number])
         self.scheduler.publish(done.step)
+        self._tell_reading(sampled)  # before a token comes of it
         for row, request in enumerate(sampled):
             if request.done:
                 continue
@@ -353,6 +405,7 @@ class EngineCore:
         """End every request with an error."""
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             self.scheduler.remove(request)
+        self._tell_reading()
         for generation in list(self._generations.values()):
             known = isinstance(error, NearfarError)
             generation.put(

@@ -57,7 +57,9 @@ class DeviceThread:
         self.executor = executor
         self.failed: Exception | None = None
         """What the executor raised; set and cleared in the thread."""
-        self._begin, self._reopen, self._pipelined = begin, reopen, pipelined
+        self.pipelined = pipelined
+        """Whether a step is queued before the one before it is read."""
+        self._begin, self._reopen = begin, reopen
         self._begun = False
         self._copies: deque[Copy] = deque()  # pages to be copied before whatever comes next
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="nearfar-executor")
@@ -147,7 +149,7 @@ class DeviceThread:
                 flying = (step, launch(self.executor, work)) if step and work else None
                 if before:
                     read.append((*before, before[1].read()))
-                if flying and not self._pipelined:
+                if flying and not self.pipelined:
                     read.append((*flying, flying[1].read()))
                     flying = None
         except (OutOfMemory, MemoryError) as error:

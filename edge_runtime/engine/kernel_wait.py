@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -19,9 +19,13 @@ class KernelWait:
         """
         self._awaited: set[Future[Any]] = set()  # with those that have come since
 
+    def expect(self, kernels: Iterable[Future[Any]]) -> None:
+        """These will be waited for, too: they count from now on."""
+        self._awaited.update(kernels)
+
     async def wait(self, kernels: Sequence[Future[Any]]) -> None:
         """Wait until one of the kernels is compiled, and raise what came of it."""
-        self._awaited.update(kernels)
+        self.expect(kernels)
         if self.tell is not None:
             self.tell(sum(kernel.done() for kernel in self._awaited), len(self._awaited))
         loop, one_is_done = asyncio.get_running_loop(), asyncio.Event()

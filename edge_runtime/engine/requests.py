@@ -103,6 +103,8 @@ class Request:
     sequence: Sequence | None = None
     queued: int = 0
     pending: int = 0
+    read: int = 0
+    """Positions that have been computed, and that the host knows of."""
     done: bool = False
     number: int = field(default_factory=lambda: next(_numbers))
     cached_tokens: int = 0

@@ -209,6 +209,7 @@ class Scheduler:
         for chunk in step.chunks:
             if chunk is not None and chunk.request.sequence is not None:
                 self.table.publish(chunk.request.sequence, chunk.start + chunk.count)
+                chunk.request.read = chunk.start + chunk.count
 
     def record(self, request: Request) -> None:
         """Tell the cache the tokens that are known and queued."""

@@ -175,6 +175,20 @@ class StepBuilder:
         longest = max(map(len, self._sizes.values()))
         return [(n, self._sizes[n][i]) for i in range(longest) for n in names if i < len(self._sizes[n])]
 
+    def idle(self, run: Run) -> tuple[Step, StepWork]:
+        """A step of padding that runs a function of a bucket; what it computes is nobody's."""
+        name, size = run
+        step = Step(size if name == "step" else self._sizes["step"][0], (), 0, ())
+        work = self.build(step)
+        if name != "step":
+            ints, floats = _no_sampling()
+            work.writes += [Write("sample_i32", ints), Write("sample_f32", floats)]
+            work.sampled = 1
+            work.sampler = "sample" if name == "sample" else "greedy"
+            work.sampler_size = self._size(work.sampler, 1) if name == "logprobs" else size
+            work.logprobs_size = size if name == "logprobs" else 0
+        return step, work
+
     def _rows(self, step: Step) -> list[Write]:
         tokens = np.zeros(step.size, np.int32)
         positions = np.full(step.size, -1, np.int32)
@@ -238,8 +252,7 @@ class StepBuilder:
         work.sampler = "greedy" if "greedy" in sizes else "sample"
         work.sampler_size = sizes[work.sampler]
         work.logprobs_size = sizes.get("logprobs", 0)
-        ints, floats = np.zeros((MAX_ROWS, COLUMNS), np.int32), np.zeros((MAX_ROWS, COLUMNS), np.float32)
-        ints[:, SampleI32.SLOT] = ints[:, SampleI32.FEED] = -1
+        ints, floats = _no_sampling()
         for index, chunk in enumerate(c for c in step.chunks if c is not None and c.samples):
             request, params = chunk.request, chunk.request.params
             assert request.sequence is not None
@@ -322,6 +335,13 @@ def launch(executor: Executor, work: StepWork) -> Launched:
     chosen = executor.fetch("logprob", work.sampled)
     ids, values = executor.fetch("top_ids", work.sampled), executor.fetch("top_logprobs", work.sampled)
     return Launched(lambda: Sampled(tokens(), chosen(), ids(), values()), refused)
+
+
+def _no_sampling() -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """Rows of the sampler's parameters that belong to no request."""
+    ints, floats = np.zeros((MAX_ROWS, COLUMNS), np.int32), np.zeros((MAX_ROWS, COLUMNS), np.float32)
+    ints[:, SampleI32.SLOT] = ints[:, SampleI32.FEED] = -1
+    return ints, floats
 
 
 def _embedded(rows: Array) -> Sampled:

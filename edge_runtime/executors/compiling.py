@@ -32,11 +32,16 @@ class Compiler(Generic[Made]):
     """Turns kernels into pipelines in threads, which end when there is nothing left to do.
 
     `make` is called in those threads, several at a time; with one name of those kernels whose content is the
-    same.
+    same. `rest` is called in one of them where nothing is left to do.
     """
 
-    def __init__(self, make: Callable[[str, Kernel], Made], threads: int | None = None) -> None:
-        self._make = make
+    def __init__(
+        self,
+        make: Callable[[str, Kernel], Made],
+        threads: int | None = None,
+        rest: Callable[[], None] | None = None,
+    ) -> None:
+        self._make, self._rest = make, rest
         self._threads = threads or min(usable_cores(), MOST_THREADS)
         self._lock = threading.Lock()
         self._futures: dict[Content, Future[Made]] = {}
@@ -89,17 +94,26 @@ class Compiler(Generic[Made]):
         return future
 
     def _work(self) -> None:
+        rested = self._rest is None
         while True:
             with self._lock:
                 if self._closed or not (self._wanted or self._later):
-                    self._running.discard(threading.current_thread())
-                    return
-                name, kernel = (self._wanted or self._later).popleft()
-                future = self._futures[content(kernel)]
-                if future.done() or future.running():
-                    continue
-                future.set_running_or_notify_cancel()
+                    if rested or self._closed or len(self._running) > 1:
+                        self._running.discard(threading.current_thread())
+                        return
+                    found = None
+                else:
+                    name, kernel = (self._wanted or self._later).popleft()
+                    found = self._futures[content(kernel)]
+                    if found.done() or found.running():
+                        continue
+                    found.set_running_or_notify_cancel()
+            if found is None:  # and look again: more may have come meanwhile
+                assert self._rest is not None
+                self._rest()
+                rested = True
+                continue
             try:
-                future.set_result(self._make(name, kernel))
+                found.set_result(self._make(name, kernel))
             except BaseException as error:
-                future.set_exception(error)
+                found.set_exception(error)

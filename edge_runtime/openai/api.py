@@ -19,6 +19,7 @@ from nearfar.edge_runtime.openai.chat import Chat
 from nearfar.edge_runtime.openai.completions import Completions
 from nearfar.edge_runtime.openai.context import ContextPolicy, check_policy
 from nearfar.edge_runtime.openai.embeddings import Embeddings
+from nearfar.edge_runtime.progress import Tell, Teller
 from nearfar.edge_runtime.snapshots import Progress, Snapshot
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.format.manifest import Manifest
@@ -42,7 +43,12 @@ class AsyncEngine:
 
     @classmethod
     async def load(
-        cls, path: str | Path, *, context_policy: ContextPolicy = "error", **options: Unpack[LoadKeywords]
+        cls,
+        path: str | Path,
+        *,
+        context_policy: ContextPolicy = "error",
+        progress: Tell | None = None,
+        **options: Unpack[LoadKeywords],
     ) -> AsyncEngine:
         """Load an artifact, or the best target of a directory of artifacts. The options are those of
         LoadOptions.
@@ -59,10 +65,23 @@ class AsyncEngine:
         `context_policy`: what becomes of conversations that do not fit the context: "error",
         "truncate-oldest" (whole turns go, the oldest first; the system prompt stays), or a function that is
         given an Overflow and gives the messages that are left.
+
+        `ready`: "all" (the default): no answer waits for a compiler; "decode", "no": the load is done sooner
+        (see LoadOptions.ready). `progress`: told of what the load is at, and later of what answers wait for,
+        from other threads (see Progress).
         """
         check_policy(context_policy)
-        loaded = await asyncio.to_thread(load, Path(path), LoadOptions(**options))
-        return cls(*loaded, context_policy=context_policy)
+        wanted, tell = LoadOptions(**options), Teller(progress)
+        core, codec = await asyncio.to_thread(load, Path(path), wanted, tell)
+        core.tell(tell)
+        try:
+            await core.make_ready(wanted.ready)
+            made = cls(core, codec, context_policy=context_policy)
+        except BaseException:
+            await core.close()
+            raise
+        tell("ready")
+        return made
 
     @property
     def manifest(self) -> Manifest:

@@ -24,6 +24,7 @@ from nearfar.edge_runtime.openai.records import (
     CreateEmbeddingResponse,
 )
 from nearfar.edge_runtime.openai.stream import AsyncStream
+from nearfar.edge_runtime.progress import Tell
 from nearfar.edge_runtime.snapshots import Progress, Snapshot
 from nearfar.errors import DeviceError
 from nearfar.format.manifest import Manifest
@@ -139,10 +140,16 @@ class Engine:
 
     @classmethod
     def load(
-        cls, path: str | Path, *, context_policy: ContextPolicy = "error", **options: Unpack[LoadKeywords]
+        cls,
+        path: str | Path,
+        *,
+        context_policy: ContextPolicy = "error",
+        progress: Tell | None = None,
+        **options: Unpack[LoadKeywords],
     ) -> Engine:
         """See AsyncEngine.load."""
-        return cls(_run_apart(AsyncEngine.load(path, context_policy=context_policy, **options)))
+        loading = AsyncEngine.load(path, context_policy=context_policy, progress=progress, **options)
+        return cls(_run_apart(loading))
 
     @property
     def manifest(self) -> Manifest:

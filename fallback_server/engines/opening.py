@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nearfar.edge_runtime.artifact.finder import holds_artifacts
+from nearfar.edge_runtime.progress import Tell, Teller
 from nearfar.errors import CheckpointError, RequestError
 from nearfar.fallback_server.backend import GRAMMAR_SECONDS, Backend
 from nearfar.fallback_server.engines.base import Engine
@@ -57,8 +59,11 @@ def guess(models: Seq[str]) -> Kind:
     return "artifact" if holds_artifacts(Path(models[0])) else "torch"
 
 
-async def open_engine(models: Seq[str], kind: Kind, options: EngineOptions) -> Engine:
-    """Load a model, or connect to where it runs."""
+async def open_engine(
+    models: Seq[str], kind: Kind, options: EngineOptions, tell: Tell | None = None
+) -> Engine:
+    """Load a model, or connect to where it runs; `tell` is told what that is at."""
+    telling = Teller(tell)
     if kind not in KINDS:
         raise RequestError(f"engine must be one of {', '.join(KINDS)}, not {kind!r}", "engine")
     kind = guess(models) if kind == "auto" else kind
@@ -67,8 +72,13 @@ async def open_engine(models: Seq[str], kind: Kind, options: EngineOptions) -> E
         return await UpstreamEngine.connect(models, options.upstream, options.names)
     if len(models) != 1:
         raise RequestError(f"the engine {kind} serves one model, not {len(models)}")
+    if kind == "torch" and not Path(models[0]).is_dir():
+        telling("downloading")
+        await asyncio.to_thread(_checkpoint, models[0])
     source = text_source(models[0], kind, options)
-    backend = await open_backend(models[0], kind, options)
+    telling("starting")
+    backend = await open_backend(models[0], kind, options, tell)
+    telling("starting")
     engine = LocalEngine(
         backend, source.directory, source.bos, options.text, options.names, here=True, answers=source.answers
     )
@@ -99,10 +109,10 @@ def text_source(model: str, kind: Kind, options: EngineOptions) -> TextSource:
     return TextSource(path, _bos(path))
 
 
-async def open_backend(model: str, kind: Kind, options: EngineOptions) -> Backend:
+async def open_backend(model: str, kind: Kind, options: EngineOptions, tell: Tell | None = None) -> Backend:
     """Load a model that runs here: token ids in, token events out. `kind` is torch or artifact."""
     _check_program(kind, options)
-    return await (_artifact(Path(model), options) if kind == "artifact" else _torch(model, options))
+    return await (_artifact(Path(model), options, tell) if kind == "artifact" else _torch(model, options))
 
 
 def _check_program(kind: Kind, options: EngineOptions) -> None:
@@ -120,13 +130,14 @@ def _check_program(kind: Kind, options: EngineOptions) -> None:
         )
 
 
-async def _artifact(path: Path, options: EngineOptions) -> Backend:
+async def _artifact(path: Path, options: EngineOptions, tell: Tell | None) -> Backend:
     from nearfar.edge_runtime import AsyncEngine
     from nearfar.fallback_server.engines.artifact import ArtifactBackend
     from nearfar.fallback_server.grammars import GrammarService
 
     edge = await AsyncEngine.load(
         path,
+        progress=tell,
         device=options.device,
         threads=options.threads,
         kv_memory=options.kv_memory,
@@ -146,7 +157,7 @@ async def _torch(source: str, options: EngineOptions) -> Backend:
     from nearfar.edge_runtime.artifact.budget import parse_size
 
     try:
-        client: Any = import_module("nearfar.fallback_server.torch_engine.client")
+        client: Any = await asyncio.to_thread(import_module, "nearfar.fallback_server.torch_engine.client")
         chosen: Any = import_module("nearfar.fallback_server.torch_engine.options")
     except ModuleNotFoundError as error:
         raise RequestError(f"--engine torch needs {error.name}: pip install 'nearfar[server]'") from error

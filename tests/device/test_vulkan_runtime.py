@@ -354,7 +354,8 @@ def test_the_pipeline_cache_is_kept_and_a_damaged_one_ignored(
     artifact: Artifact, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "cache.bin"
-    monkeypatch.setattr("nearfar.edge_runtime.executors.vulkan.pipelines.cache_file", lambda _identity: file)
+    home = "nearfar.edge_runtime.executors.vulkan.pipelines.cache_file"
+    monkeypatch.setattr(home, lambda _identity, _kernels: file)
     for damage in (None, b"nonsense", b""):
         if damage is not None:
             file.write_bytes(damage)

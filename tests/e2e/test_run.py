@@ -63,7 +63,7 @@ def test_bad_requests(stories: Path, arguments: list[str], message: str) -> None
     done = nearfar("run", stories, *arguments)
     assert done.returncode == 1
     assert done.stdout == b""
-    assert done.stderr.decode().startswith("error: ")
+    assert "\nerror: " in "\n" + done.stderr.decode()  # after what it waited for, on a busy machine
     assert message in done.stderr.decode()
 
 

@@ -136,8 +136,8 @@ def test_options_have_one_home() -> None:
     assert set(LoadKeywords.__annotations__) == set(fields)
     for command in (run, chat):
         given = {name: parameter.default for name, parameter in inspect.signature(command).parameters.items()}
-        assert {name: given[name] for name in fields if name != "verify"} == {
-            n: d for n, d in fields.items() if n != "verify"
+        assert {name: given[name] for name in fields if name not in ("verify", "ready")} == {
+            n: d for n, d in fields.items() if n not in ("verify", "ready")
         }
     with pytest.raises(TypeError, match="colour"):
         LoadOptions(colour="red")  # type: ignore[call-arg]

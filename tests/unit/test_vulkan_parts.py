@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from nearfar.edge_runtime.executors.vulkan.device import Gpu, MemoryType, select
 from nearfar.errors import DeviceError, RequestError
 from nearfar.format.manifest import parse
 from tests.support import tiny
+from tests.unit.test_compiling import kernel
 
 GIB = 1 << 30
 
@@ -122,12 +124,29 @@ def test_the_pipeline_cache_is_written_whole_and_ignored_where_damaged(tmp_path:
     folders.write_cache(Path("/proc/none/cache.bin"), b"x")  # a place that cannot be written to is no error
 
 
-def test_pipelines_of_two_drivers_are_kept_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_pipelines_of_two_drivers_and_of_other_kernels_are_kept_apart(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    one, other = pipelines.cache_file("device-driver1"), pipelines.cache_file("device-driver2")
-    assert one != other
+    a, b, c = (kernel(name)[1] for name in "abc")
+    one = pipelines.cache_file("device-driver1", [a, b])
     assert one.parent == tmp_path / "nearfar" / "vulkan"
+    assert one == pipelines.cache_file("device-driver1", [b, a]), "however the manifest orders them"
+    others = {pipelines.cache_file("device-driver2", [a, b]), pipelines.cache_file("device-driver1", [a, c])}
+    assert len({one, *others}) == 3
+
+
+def test_of_many_artifacts_pipelines_those_unused_for_longest_go(tmp_path: Path) -> None:
+    files = [tmp_path / f"{name}.bin" for name in "abcd"]
+    for at, file in enumerate(files):
+        folders.write_cache(file, bytes(100))
+        os.utime(file, (at, at))
+    os.utime(files[0])
+    folders.trim_cache(tmp_path, ".bin", 300, keep=files[1])
+    assert sorted(tmp_path.iterdir()) == [files[0], files[1]]
+    folders.trim_cache(tmp_path, ".bin", 1, keep=files[1])
+    assert list(tmp_path.iterdir()) == [files[1]], "what was just written stays"
 
 
 def gpu(index: int, name: str) -> Gpu:

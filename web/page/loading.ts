@@ -21,6 +21,9 @@ export class Loading {
       case "kernels":
         this.#showKernels(progress);
         return;
+      case "prompt":
+        this.#showPrompt(progress);
+        return;
       case "trying":
         this.#tell("Finding out what runs best on this GPU", `Trying ${progress.program}`);
         return;
@@ -55,6 +58,11 @@ export class Loading {
     const state = this.state();
     if (state === "answering") this.#stats.textContent = text || "Reading the prompt";
     else if (state === "loading") element("loading-kernels", HTMLParagraphElement).textContent = text;
+  }
+
+  #showPrompt({ read, total }: Extract<LoadProgress, { phase: "prompt" }>): void {
+    if (this.state() === "answering" && read < total)
+      this.#stats.textContent = `Reading the prompt: ${read} of ${total} tokens`;
   }
 
   #tell(label: string, details: string): void {

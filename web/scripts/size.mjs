@@ -21,8 +21,8 @@ const TEXT = "src/worker/text/index.ts";
  * which the first request that asks for a format or has tools loads, or a model that marks its reasoning.
  */
 export const LIMITS = {
-  webgpu: 47_800,
-  wasm: 43_000,
+  webgpu: 48_100,
+  wasm: 43_300,
   text: 27_500,
   routing: 21_000,
   openai: 2_000,

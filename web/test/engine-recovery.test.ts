@@ -54,11 +54,19 @@ function prompt(length: number, salt = 1): number[] {
   return Array.from({ length }, (_, i) => (Math.imul(i + 1, 2654435761 + salt * 40503) >>> 7) % 97);
 }
 
-function generate(core: EngineCore, tokens: number[], options: SamplingOptions = {}): Promise<number[]> {
+function generate(
+  core: EngineCore,
+  tokens: number[],
+  options: SamplingOptions = {},
+  heard: (token: number) => void = () => undefined,
+): Promise<number[]> {
   return new Promise((resolve, reject) => {
     const answer: number[] = [];
     core.submit(tokens, parseSampling({ temperature: 0, max_tokens: COUNT, ...options }, null, 97), {
-      token: (token) => answer.push(token) > 0,
+      token: (token) => {
+        heard(token);
+        return answer.push(token) > 0;
+      },
       finish: () => resolve(answer),
       fail: reject,
     });
@@ -246,6 +254,26 @@ describe("kernels that a request waits for", () => {
     expect(compiled).toBe(total);
     told.length = 0;
     expect(await run(core)).toEqual(EXPECTED);
+    expect(told).toEqual([]);
+  });
+});
+
+describe("a prompt that takes more than a step", () => {
+  test("is told of while it is read, and is read when its first token comes", async () => {
+    const told: [number, number][] = [];
+    const { core } = engine([], { onReading: (read, total) => told.push([read, total]) });
+    const tokens = prompt(70);
+    const seen: number[] = [];
+    const expected = await generate(core, tokens, {}, () => seen.push(told.length));
+    expect(told.length).toBeGreaterThan(1);
+    expect(told.at(-1)).toEqual([70, 70]);
+    for (const [read, total] of told.slice(0, -1)) {
+      expect(total).toBe(70);
+      expect(read).toBeLessThan(70);
+    }
+    expect(seen[0]).toBe(told.length);
+    told.length = 0;
+    expect(await generate(core, tokens)).toEqual(expected); // what is left of it takes a step
     expect(told).toEqual([]);
   });
 });

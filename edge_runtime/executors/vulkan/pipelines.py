@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from nearfar.edge_runtime.artifact.folders import cache_folder, read_cache, write_cache
+from nearfar.edge_runtime.artifact.folders import cache_folder, read_cache, trim_cache, write_cache
 from nearfar.edge_runtime.artifact.reader import Artifact
-from nearfar.edge_runtime.executors.compiling import Compiler
+from nearfar.edge_runtime.executors.compiling import Compiler, content
 from nearfar.edge_runtime.executors.vulkan.binding import guard, require_vulkan
 from nearfar.edge_runtime.executors.vulkan.blocks import Region
 from nearfar.edge_runtime.executors.vulkan.commands import Dispatch
@@ -23,8 +25,8 @@ from nearfar.format.plans import Launch
 
 STORAGE_BUFFER = 7
 COMPUTE = 0x20
-CACHE_BYTES = 64 << 20
-"""A cache larger than this begins anew: what artifacts of long ago left there is never taken out of it."""
+CACHE_BYTES = 256 << 20
+"""Of all files of pipelines together: beyond it, those that were not used for longest go."""
 
 
 class Pipelines:
@@ -39,13 +41,13 @@ class Pipelines:
         self._program = program
         self._regions = regions
         self._layouts: dict[int, tuple[Any, Any]] = {}
-        self._compiler: Compiler[Any] = Compiler(self._compile)
+        self._compiler: Compiler[Any] = Compiler(self._compile, rest=self._save_cache)
         self._sets: dict[tuple[str, ...], Any] = {}
         self._pools: list[Any] = []
-        self._file = cache_file(device.gpu.identity)
+        self._file = cache_file(device.gpu.identity, program.kernels.values())
         self._cached = read_cache(self._file)
-        if len(self._cached) > CACHE_BYTES:
-            self._cached = b""
+        with contextlib.suppress(OSError):
+            os.utime(self._file)  # it is used now: see trim_cache
         with guard(device.gpu.name, "reading its pipeline cache"):
             self._cache = self._create_cache(self._cached)
 
@@ -74,12 +76,10 @@ class Pipelines:
         return [self._dispatch(launch, pipelines[launch.kernel]) for launch in launches]
 
     def close(self) -> None:
-        """Keep the cache for the next time, and free everything."""
+        """Free everything. The cache was kept for the next time when the last kernel was compiled."""
         vk, device = self._vk, self._device.handle
         self._compiler.close()
-        made = self._compiler.made()
-        self._save_cache(bool(made))
-        for pipeline in made:
+        for pipeline in self._compiler.made():
             vk.vkDestroyPipeline(device, pipeline, None)
         for pool in self._pools:
             vk.vkDestroyDescriptorPool(device, pool, None)
@@ -196,19 +196,26 @@ class Pipelines:
         information = vk.VkPipelineCacheCreateInfo(initialDataSize=len(data), pInitialData=held)
         return vk.vkCreatePipelineCache(self._device.handle, information, None)
 
-    def _save_cache(self, compiled: bool) -> None:
-        """Only where kernels were compiled that it did not have."""
+    def _save_cache(self) -> None:
+        """In a thread, once kernels were compiled: a process that is killed later loses nothing."""
         vk, lib = self._vk, self._vk.lib
         size = vk.ffi.new("size_t*")
-        if not compiled or lib.vkGetPipelineCacheData(self._device.handle, self._cache, size, vk.ffi.NULL):
+        if lib.vkGetPipelineCacheData(self._device.handle, self._cache, size, vk.ffi.NULL):
             return
         data = np.empty(size[0], np.uint8)
         result = lib.vkGetPipelineCacheData(self._device.handle, self._cache, size, vk.ffi.from_buffer(data))
         content = data[: size[0]].tobytes()
         if result == 0 and content and content != self._cached:
+            self._cached = content
             write_cache(self._file, content)
+            trim_cache(self._file.parent, self._file.suffix, CACHE_BYTES, keep=self._file)
 
 
-def cache_file(identity: str) -> Path:
-    """Where the pipelines of a device and driver are kept: in the user's cache folder."""
-    return cache_folder() / "vulkan" / f"{hashlib.sha256(identity.encode()).hexdigest()[:32]}.bin"
+def cache_file(identity: str, kernels: Iterable[Kernel]) -> Path:
+    """Where the pipelines of these kernels on a device and driver are kept: in the user's cache folder.
+
+    Artifacts of the same kernels (a rebuild with other weights) share it.
+    """
+    compiled = sorted(repr(content(kernel)) for kernel in kernels)
+    key = hashlib.sha256("\n".join([identity, *compiled]).encode()).hexdigest()[:32]
+    return cache_folder() / "vulkan" / f"{key}.bin"

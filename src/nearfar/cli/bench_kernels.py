@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +11,7 @@ from rich.console import Console
 
 from nearfar.cli.bench_table import plot, view
 from nearfar.cli.options import LOAD, DeviceName, KvBits, Precision, ProgramName, Threads, Trust
+from nearfar.cli.progress import waiting
 from nearfar.edge_runtime.artifact.options import LoadOptions
 from nearfar.edge_runtime.profiling.measure import ProfileOptions, profile
 from nearfar.errors import RequestError
@@ -73,8 +73,7 @@ def kernels(
     for path in (as_json, as_plot):
         if path is not None and not path.parent.is_dir():
             raise RequestError(f"{path.parent} is no folder", "json" if path is as_json else "plot")
-    errors = Console(stderr=True)
-    with errors.status("timing …") if errors.is_terminal else contextlib.nullcontext():
+    with waiting("compiling and timing kernels"):
         load = LoadOptions(
             device=device, threads=threads, precision=precision, program=program, kv_bits=kv_bits, trust=trust
         )

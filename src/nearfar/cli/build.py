@@ -11,8 +11,8 @@ from typing import Annotated, cast
 import typer
 from rich.console import Console
 
-from nearfar.cli.bars import Bars
 from nearfar.cli.carried import carried_lines
+from nearfar.cli.progress import Bars
 from nearfar.errors import BuildError
 
 

@@ -29,10 +29,10 @@ from nearfar.cli.options import (
     Trust,
     load_engine,
     load_snapshot,
-    progress_bar,
     report,
     sampling,
 )
+from nearfar.cli.progress import bytes_bar
 from nearfar.cli.run import answer, complete
 from nearfar.edge_runtime import Engine, Snapshot
 from nearfar.edge_runtime.artifact.budget import show_size
@@ -81,7 +81,7 @@ def save(
     with load_engine(
         artifact, device=device, threads=threads, kv_memory=kv_memory, kv_bits=kv_bits, trust=trust
     ) as engine:
-        with progress_bar(f"saving {output.name}") as progress:
+        with bytes_bar(f"saving {output.name}") as progress:
             made = engine.save_cache(output, force=force, progress=progress, **source)
         print(f"{output}: {_facts(made)}", file=sys.stderr)
 

@@ -5,24 +5,20 @@ Defaults are those of SamplingParams and LoadOptions.
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Unpack
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
-from rich.progress import Progress as Bar
-from rich.status import Status
 
+from nearfar.cli.progress import Shown, bytes_bar
 from nearfar.edge_runtime import Engine, SamplingParams, Snapshot
 from nearfar.edge_runtime.artifact.options import LoadKeywords, LoadOptions
 from nearfar.edge_runtime.devices import device_choices, kv_bits_choices
 from nearfar.edge_runtime.engine.requests import RequestStats
 from nearfar.edge_runtime.openai.parameters import CommonParams
-from nearfar.edge_runtime.snapshots import Progress
 from nearfar.errors import RequestError
 from nearfar.strict_json import loads
 
@@ -161,52 +157,19 @@ def response_format(json_object: bool, schema: Path | None) -> CommonParams:
 
 
 def load_engine(artifact: Path, **options: Unpack[LoadKeywords]) -> Engine:
-    """Load, showing that something happens where somebody looks."""
-    console = Console(stderr=True)
-    with (
-        console.status(f"loading {artifact.resolve().name} …")
-        if console.is_terminal
-        else contextlib.nullcontext()
-    ):
-        engine = Engine.load(artifact, **options)
-    if console.is_terminal:
-        engine.asynchronous.core.compiling.tell = _Compiling(console)
-    return engine
-
-
-class _Compiling:
-    """Shows how many of the kernels are compiled that an answer waits for."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._status: Status | None = None
-
-    def __call__(self, done: int, total: int) -> None:
-        if done < total:
-            text = f"compiling kernels, {done} of {total} …"
-            if self._status is None:
-                self._status = self._console.status(text)
-                self._status.start()
-            self._status.update(text)
-        elif self._status is not None:
-            self._status.stop()
-            self._status = None
+    """Load, and show what is waited for, then and later."""
+    shown = Shown(Console(stderr=True))
+    try:
+        return Engine.load(artifact, progress=shown, **options)
+    except BaseException:
+        shown.end()
+        raise
 
 
 def load_snapshot(engine: Engine, file: Path) -> Snapshot:
-    """Put a snapshot into the engine's cache, showing progress where somebody looks."""
-    with progress_bar(f"loading {file.name}") as progress:
+    """Put a snapshot into the engine's cache, showing progress."""
+    with bytes_bar(f"loading {file.name}") as progress:
         return engine.load_cache(file, progress=progress)
-
-
-@contextlib.contextmanager
-def progress_bar(title: str) -> Iterator[Progress]:
-    """A bar on stderr for what takes more than a moment; nothing where nobody looks."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Bar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def describe(stats: RequestStats) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
+from nearfar.cli.progress import Shown
 from nearfar.edge_runtime.devices import device_choices, kv_bits_choices
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.local import TextOptions
@@ -175,7 +178,11 @@ def serve(
         str, _option("Logs", "--log-level", "debug, info, warning, error.")
     ] = DEFAULTS.log_level,
 ) -> None:
-    """Serve a model to many clients at once, through OpenAI's interface."""
+    """Serve a model to many clients at once, through OpenAI's interface.
+
+    It listens while it loads: /ready says what it waits for. NEARFAR_READY=decode loads sooner, and compiles
+    a GPU's kernels of a prompt's length when there is one.
+    """
     if log_format not in ("text", "json"):
         raise RequestError(f"--log-format must be text or json, not {log_format!r}")
     chosen = next((kind for kind in KINDS if kind == engine), None)
@@ -239,7 +246,9 @@ def serve(
         engines=engines,
         ray=on_ray if ray else None,
     )
-    run(tuple(map(kept, model)), options)
+    log = logging.getLogger("nearfar.serve")
+    shown = Shown(Console(stderr=True), lambda text: log.info("waiting for the model: %s", text))
+    run(tuple(map(kept, model)), options, shown)
 
 
 serve.__doc__ = f"{serve.__doc__}\n\nThe key for upstream servers is read from {KEY_VARIABLE}."

@@ -7,8 +7,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Table
+
+from nearfar.cli.progress import bytes_bar
 
 
 def synth(
@@ -29,18 +30,8 @@ def synth(
         raise typer.BadParameter(
             "name a shape and the directory to write: nearfar synth SHAPE -o DIR (--list shows them)"
         )
-    columns = (
-        "{task.description}",
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"writing {shape}", total=None)
-        synth_checkpoint(
-            shape, output, seed, lambda done, total: progress.update(task, completed=done, total=total)
-        )
+    with bytes_bar(f"writing {shape}") as told:
+        synth_checkpoint(shape, output, seed, told)
     typer.echo(f"wrote {shape} with random weights (seed {seed}) to {output}")
 
 

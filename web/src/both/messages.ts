@@ -97,6 +97,11 @@ export type LoadStep =
    */
   | { readonly phase: "kernels"; readonly compiled: number; readonly total: number }
   | { readonly phase: "ready" }
+  /**
+   * After "ready": tokens read of the prompts that take more than a step, the cached ones among them; all of
+   * them, before a token comes, when none is read any more.
+   */
+  | { readonly phase: "prompt"; readonly read: number; readonly total: number }
   /** After "ready": the GPU was lost, or had no memory for a step, and is opened anew, with the weights. */
   | { readonly phase: "reopening" }
   /** That is done, and answers go on; there may be less room for a context than before. */

@@ -79,6 +79,7 @@ export class Session {
       onLost,
       modelContext: manifest.model.contextLength,
       onCompiling: (compiled, total) => onProgress({ phase: "kernels", compiled, total }),
+      onReading: (read, total) => onProgress({ phase: "prompt", read, total }),
     });
   }
 

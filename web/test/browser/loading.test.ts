@@ -80,6 +80,36 @@ describe.skipIf(!CHROMIUM)("loading in Chromium", { timeout: 60_000 }, () => {
     expect(kernels.at(-1)).toMatchObject({ compiled: kernels.at(-1)?.total });
   });
 
+  test("a model that is ready on a GPU has no kernels to compile for an answer", async () => {
+    // Chromium's device in software, which says that it is something else.
+    const unknown = '{ vendor: "", architecture: "", device: "", description: "unknown" }';
+    const before = `Object.defineProperty(GPUAdapter.prototype, "info", { get: () => (${unknown}) });\n`;
+    await at.page.route("**/worker.js", async (route) => {
+      const response = await route.fetch();
+      await route.fulfill({ response, body: before + (await response.text()) });
+    });
+    const [atLoad, later, prompts] = await at.page.evaluate(async () => {
+      let told: LoadProgress[] = [];
+      const engine = await nearfarPackage.createEngine("/toy/", { onProgress: (step) => told.push(step) });
+      const kernels = (): LoadProgress[] => told.filter(({ phase }) => phase === "kernels");
+      const first = kernels();
+      told = [];
+      for (const prompt of ["q", "q".repeat(20), "q".repeat(90)])
+        for (const temperature of [0, 1])
+          await engine.completions.create({ prompt, max_tokens: 3, temperature, logprobs: 2 });
+      await engine.dispose();
+      return [first, kernels(), told.filter(({ phase }) => phase === "prompt")] as const;
+    });
+    await at.page.unroute("**/worker.js");
+    const kernels = [...at.artifact.files.keys()].filter((file) => file.startsWith("kernels/")).length;
+    expect(atLoad.at(-1)).toMatchObject({ compiled: kernels, total: kernels });
+    expect(later).toEqual([]);
+    // Of the longest prompt, which takes two steps: the first time it is not in the cache.
+    const [{ read, total } = { read: 0, total: 0 }, last] = prompts as { read: number; total: number }[];
+    expect([read > 0, read < total]).toEqual([true, true]);
+    expect(last).toMatchObject({ read: total, total });
+  });
+
   test("a pack that is not the manifest's is refused, and so is one that holds another file", async () => {
     const attempt = (): Promise<string> =>
       at.page.evaluate(async () => {

@@ -4,6 +4,7 @@ import { SequenceTable } from "../cache/sequence-table.js";
 import type { Backend, HostArray } from "./backend.js";
 import { deviceError, NoRoom, notFinite, tooLong } from "./faults.js";
 import { type Flight, Launches, logprobsOf, type Run } from "./launches.js";
+import { Reading } from "./reading.js";
 import { type Constraint, Request, type RequestListener, type TokenLogprobs } from "./request.js";
 import type { SamplingParams } from "./sampling.js";
 import { type Bucket, Scheduler, type Step } from "./scheduler.js";
@@ -35,6 +36,8 @@ export interface EngineHooks {
    * How many of how many kernels are compiled that requests wait for; all of them when nobody waits any more.
    */
   readonly onCompiling?: (compiled: number, total: number) => void;
+  /** Tokens read of prompts that take more than a step; all of them when none is read any more. */
+  readonly onReading?: (read: number, total: number) => void;
 }
 
 /**
@@ -57,6 +60,7 @@ export class EngineCore {
   #lostInARow = 0;
   /** Kernels that requests wait for, with those that have come since. */
   #awaited = 0;
+  readonly #reading: Reading;
 
   constructor(
     backend: Backend,
@@ -67,6 +71,7 @@ export class EngineCore {
     this.#endTokens = new Set(endTokens);
     [this.#table, this.#scheduler] = partsFor(backend, hooks.modelContext);
     this.#launches = new Launches(backend);
+    this.#reading = new Reading(hooks.onReading);
   }
 
   /** Rows of the largest step it takes: fewer than the artifact has where there was no memory for them. */
@@ -190,6 +195,7 @@ export class EngineCore {
         await this.#prepare(...unready);
       } else {
         this.#endCompiling();
+        this.#reading.end();
         // In the same turn as the last look for work, so that no request comes in between unseen.
         this.#running = false;
         return;
@@ -200,6 +206,7 @@ export class EngineCore {
   /** What becomes of the requests after a step has failed. */
   #recover(error: DeviceError | NoRoom): void {
     this.#endCompiling();
+    this.#reading.end();
     const unopened = this.#broken;
     this.#broken = true;
     const cause = error instanceof NoRoom ? error.reason : error;
@@ -335,7 +342,7 @@ export class EngineCore {
       // Before its pages are entered: what this step computed of it is worth nothing.
       if (!request.done && (sampled?.[row] ?? NOT_FINITE) < 0) this.#fail(request, notFinite(request));
     });
-    this.#scheduler.read(step);
+    this.#wasRead(step);
     step.sampled.forEach((request, row) => {
       if (request.done) return;
       const token = sampled?.[row] ?? NOT_FINITE;
@@ -344,9 +351,14 @@ export class EngineCore {
     });
   }
 
+  #wasRead(step: Step): void {
+    this.#scheduler.read(step);
+    this.#reading.after(step, this.#scheduler.requests());
+  }
+
   /** Each request of a step gets its row, and has ended: it is the state of its last token. */
   #embedded(step: Step, rows: HostArray | undefined, width: number): void {
-    this.#scheduler.read(step);
+    this.#wasRead(step);
     step.sampled.forEach((request, row) => {
       request.pending -= 1;
       if (request.done) return;

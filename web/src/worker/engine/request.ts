@@ -50,6 +50,8 @@ export class Request {
   sequence: CachedSequence | null = null;
   queued = 0;
   pending = 0;
+  /** Positions whose step the host has read. */
+  read = 0;
   done = false;
   /** What a constrained request may be given next; null until that is known, and it waits. */
   allowed: Uint32Array<ArrayBuffer> | null;
@@ -85,6 +87,11 @@ export class Request {
   /** Whether as many tokens are on their way as may be generated. */
   get exhausted(): boolean {
     return this.generated >= this.limit;
+  }
+
+  /** Whether a token of it has been read. */
+  get hasToken(): boolean {
+    return this.#first > 0;
   }
 
   /** Whether it waits for what its constraint allows. */

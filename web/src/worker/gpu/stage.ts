@@ -190,18 +190,25 @@ export class Stage implements TrialStage<Executor> {
     return compiling;
   }
 
-  /** A GPU compiles all at leisure; a processor would take the answer's time. */
+  /**
+   * What the load waits for. A GPU compiles all in a second or two, so that no answer waits for a compiler; a
+   * processor that plays one takes minutes, and compiles what every answer needs. Of the others, one that fails
+   * fails the answer that asks for it.
+   */
   #compileAll({ kernels, pipelines, plans }: Code): Promise<void>[] {
-    const { onKernels } = this.options;
+    const { onKernels, software } = this.options;
     const decode = new Set([...firstOf(plans.step), ...firstOf(plans.greedy)].map(({ kernel }) => kernel));
+    const others = software ? [] : kernels.filter((kernel) => !decode.has(kernel));
+    const total = decode.size + others.length;
     let compiled = 0;
-    const compiling = [...decode].map(async (kernel) => {
-      await pipelines.compile(kernel);
-      onKernels?.(++compiled, decode.size);
-    });
-    if (!this.options.software)
-      for (const kernel of kernels) pipelines.compile(kernel, true).catch(() => undefined);
-    return compiling;
+    const told = async (compiling: Promise<void>): Promise<void> => {
+      await compiling;
+      onKernels?.(++compiled, total);
+    };
+    return [
+      ...[...decode].map((kernel) => told(pipelines.compile(kernel))),
+      ...others.map((kernel) => told(pipelines.compile(kernel, true).catch(() => undefined))),
+    ];
   }
 
   #codeOf(program: Program): Promise<Code> {

@@ -1,0 +1,31 @@
+"""How much of the prompts is read that somebody waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from nearfar.edge_runtime.engine.requests import Request
+
+
+class Reading:
+    """Tells how many tokens are read of how many: of all requests that wait for their first token."""
+
+    def __init__(self) -> None:
+        self.tell: Callable[[int, int], None] | None = None
+        """Told tokens read and tokens in all, those from the cache included; the last time as many as there
+        are.
+        """
+        self._told = (0, 0)
+
+    def update(self, requests: Iterable[Request]) -> None:
+        """These are admitted and have no token yet."""
+        waiting = list(requests)
+        done = sum(max(request.read, request.cached_tokens) for request in waiting)
+        total = sum(len(request.prompt) for request in waiting)
+        before, self._told = self._told, (done, total)
+        if self.tell is None or before == self._told:
+            return
+        if total:
+            self.tell(done, total)
+        else:
+            self.tell(before[1], before[1])

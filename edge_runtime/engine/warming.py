@@ -1,0 +1,30 @@
+"""Runs plans once before anybody asks: some drivers finish compiling a kernel only at its first launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from nearfar.edge_runtime.engine.device_thread import DeviceThread
+from nearfar.edge_runtime.engine.steps import Run, StepBuilder
+
+
+def of_decode(runs: Sequence[Run]) -> list[Run]:
+    """Those that each token after the first takes, where one request runs; `runs` have the small ones in
+    front.
+    """
+    smallest: dict[str, int] = {}
+    for name, size in runs:
+        smallest.setdefault(name, size)
+    return [(name, size) for name, size in smallest.items() if name != "logprobs"]
+
+
+async def run_each(
+    runs: Sequence[Run], builder: StepBuilder, device: DeviceThread, tell: Callable[[int, int], None]
+) -> None:
+    """Run each over rows of padding, which leaves nothing behind; `tell` is told how many of how many."""
+    for at, run in enumerate(runs):
+        tell(at, len(runs))
+        step, work = builder.idle(run)
+        flying, _ = await device.turn(step, work, None)
+        await device.turn(None, None, flying)
+    tell(len(runs), len(runs))

@@ -1,0 +1,176 @@
+"""What a command shows while somebody waits: nothing of what is quick, a line that goes on a terminal, plain
+lines elsewhere.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import pty
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from nearfar.cli import options, progress
+from nearfar.cli.progress import Bars, Shown, bytes_bar, waiting
+from nearfar.edge_runtime.progress import Progress
+from tests.support.artifacts import Built
+
+PATIENCE = 60
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every wait counts as a long one."""
+    for name in ("MOMENT", "FIRST", "EVERY"):
+        monkeypatch.setattr(progress, name, 0.0)
+    monkeypatch.setattr(progress, "LOOK", 0.001)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def piped() -> tuple[Console, Callable[[], str]]:
+    file = io.StringIO()
+    return Console(file=file), file.getvalue
+
+
+def terminal() -> tuple[Console, Callable[[], str]]:
+    file = io.StringIO()
+    return Console(file=file, force_terminal=True, width=100, color_system=None), file.getvalue
+
+
+def test_what_is_over_in_a_moment_shows_nothing() -> None:
+    for console, text in (piped(), terminal()):
+        with Shown(console) as shown:
+            shown(Progress("checking", 0, 100))
+            shown(Progress("kernels", 1, 8))
+            shown(Progress("kernels", 8, 8))
+            time.sleep(3 * progress.LOOK)
+        assert text() == ""
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_pipe_gets_plain_lines_and_each_says_how_far_it_is() -> None:
+    console, text = piped()
+    shown = Shown(console)
+    shown(Progress("kernels", 3, 57))
+    until(lambda: "compiling kernels, 3 of 57 …\n" in text())
+    shown(Progress("prompt", 1024, 20480))
+    until(lambda: "reading the prompt, 1,024 of 20,480 tokens …\n" in text())
+    shown(Progress("prompt", 20480, 20480))
+    before = text()
+    time.sleep(0.05)
+    assert text() == before
+    assert "\x1b" not in before
+    assert "\r" not in before
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_terminal_gets_one_line_that_is_gone_before_the_answer_comes() -> None:
+    console, text = terminal()
+    shown = Shown(console)
+    shown(Progress("prompt", 256, 2048))
+    until(lambda: "reading the prompt, 256 of 2,048 tokens" in text())
+    shown(Progress("prompt", 2048, 2048))
+    assert text().endswith("\x1b[2K"), "the line is erased"
+    assert text().count("\x1b[?25l") == text().count("\x1b[?25h"), "the cursor is there again"
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_terminal_that_cannot_change_a_line_gets_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    console, text = terminal()
+    with Shown(console) as shown:
+        shown(Progress("loading"))
+        until(lambda: "loading the weights …\n" in text())
+    assert "\x1b" not in text()
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_build_and_bytes_in_a_pipe_say_how_far_they_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    console, text = piped()
+    with Bars(console) as bars:
+        bars.report("compiling", 3, 14)
+        until(lambda: "compiling, 3 of 14 …" in text())
+    seen = ""
+
+    def saw(line: str) -> bool:
+        nonlocal seen
+        seen += capsys.readouterr().err
+        return line in seen
+
+    with bytes_bar("saving x.snap") as told:
+        told(5_000_000, 20_000_000)
+        until(lambda: saw("saving x.snap, 5 of 20 MB …"))
+    with waiting("compiling and timing kernels"):
+        until(lambda: saw("compiling and timing kernels …"))
+
+
+@pytest.mark.usefixtures("quick")
+def test_lines_may_go_to_a_log(caplog: pytest.LogCaptureFixture) -> None:
+    console, text = terminal()
+    log = logging.getLogger("test")
+    with (
+        caplog.at_level(logging.INFO),
+        Shown(console, lambda line: log.info("waiting for: %s", line)) as shown,
+    ):
+        shown(Progress("kernels", 0, 8))
+        until(lambda: "waiting for: compiling kernels, 0 of 8" in caplog.text)
+    assert text() == ""
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_load_and_a_prompt_that_take_long_are_shown(
+    built: Built, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with options.load_engine(built("stories260K", "none") / "cpu", threads=1, kv_memory="8MB") as engine:
+        assert "checking the files" in capsys.readouterr().err
+        prompts = ([1, *(5 + (number + first) % 200 for number in range(500))] for first in range(200))
+
+        def seen() -> bool:
+            with engine.generate(next(prompts)) as stream:
+                next(iter(stream))
+            return "reading the prompt" in capsys.readouterr().err
+
+        until(seen)
+    with pytest.raises(Exception, match="no such"):
+        options.load_engine(Path("no such artifact"), threads=1)
+    capsys.readouterr()
+    time.sleep(0.05)
+    assert capsys.readouterr().err == ""
+
+
+@pytest.fixture
+def tty() -> Iterator[tuple[int, int]]:
+    ours, theirs = pty.openpty()
+    yield ours, theirs
+    for each in (ours, theirs):
+        os.close(each)
+
+
+def test_colours_are_left_out_where_nobody_wants_them(tty: tuple[int, int]) -> None:
+    """NO_COLOR on a real terminal: the line moves, and has no colours."""
+    ours, theirs = tty
+    code = (
+        "import time; from nearfar.cli import progress; progress.MOMENT = 0\n"
+        "with progress.waiting('compiling'): time.sleep(0.5)"
+    )
+    environment = {**os.environ, "NO_COLOR": "1", "TERM": "xterm-256color"}
+    subprocess.run([sys.executable, "-c", code], stderr=theirs, env=environment, check=True, timeout=PATIENCE)
+    seen = os.read(ours, 65536).decode()
+    assert "compiling" in seen
+    assert "\x1b[3" not in seen
+    assert "\x1b[38" not in seen

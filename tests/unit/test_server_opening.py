@@ -1,0 +1,146 @@
+"""`nearfar serve` while its model is loaded: it listens already, and says what there is to wait for."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+
+from nearfar.edge_runtime.progress import Progress, Tell
+from nearfar.errors import CheckpointError, NearfarError
+from nearfar.fallback_server import serve
+from nearfar.fallback_server.engines.base import Engine
+from nearfar.fallback_server.serve import ServeOptions
+from tests.support.servers import MODEL, tiny_engine
+
+PATIENCE = 60
+
+
+class Loading:
+    """A load that takes until the test says so."""
+
+    def __init__(self, folder: Path, error: Exception | None = None) -> None:
+        self.begun, self.gate = asyncio.Event(), asyncio.Event()
+        self.tell: Tell | None = None
+        self.closed = False
+        self._folder, self._error = folder, error
+
+    async def open(self, models: Sequence[str], kind: str, options: object, tell: Tell) -> Engine:
+        self.tell = tell
+        tell(Progress("kernels", 3, 57))
+        self.begun.set()
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.closed = True
+            raise
+        if self._error is not None:
+            raise self._error
+        return await tiny_engine(self._folder)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+@pytest.fixture
+def client() -> httpx.AsyncClient:
+    return httpx.AsyncClient(base_url=f"http://127.0.0.1:{free_port()}", timeout=PATIENCE)
+
+
+def serving(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, loading: Loading, tell: Tell | None = None
+) -> asyncio.Task[None]:
+    monkeypatch.setattr(serve, "open_engine", loading.open)
+    assert client.base_url.port is not None
+    options = ServeOptions(port=client.base_url.port)
+    return asyncio.create_task(serve._main(("model",), options, None, tell))
+
+
+async def test_it_listens_while_it_loads_and_says_what_it_waits_for(
+    client: httpx.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    loading, told = Loading(tmp_path), list[Progress]()
+    running = serving(client, monkeypatch, loading, told.append)
+    await asyncio.wait_for(loading.begun.wait(), PATIENCE)
+    health, ready = await client.get("/health"), await client.get("/ready")
+    assert (health.status_code, ready.status_code) == (200, 503)
+    assert health.json() == ready.json()
+    assert ready.json() == {
+        "status": "loading",
+        "waiting_for": "compiling kernels, 3 of 57",
+        "phase": "kernels",
+        "done": 3,
+        "total": 57,
+    }
+    assert ready.headers["retry-after"] == "2"
+    body = {"model": MODEL, "prompt": [5], "max_tokens": 2}
+    refused = await client.post("/v1/completions", json=body)
+    assert refused.status_code == 503
+    assert refused.headers["retry-after"] == "2"
+    assert refused.json()["error"]["code"] == "loading"
+    assert "compiling kernels, 3 of 57" in refused.json()["error"]["message"]
+    named = await client.get("/ready", headers={"host": "elsewhere.example"})
+    assert named.status_code == 421
+    assert "serves" not in capsys.readouterr().out
+    loading.gate.set()
+    while (ready := await client.get("/ready")).json()["status"] == "loading":
+        await asyncio.sleep(0.01)
+    assert ready.json() == {"status": "ready"}
+    assert (await client.get("/health")).json() == {"status": "ok"}
+    assert (await client.post("/v1/completions", json=body)).status_code == 200
+    assert f"nearfar serves {MODEL} at {client.base_url}"[:-1] in capsys.readouterr().out
+    assert told[-1].over
+    assert loading.tell is not None
+    loading.tell(Progress("prompt", 256, 2048))  # of a request: the server is not waiting any more
+    assert told[-1].over
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(running, PATIENCE)
+
+
+async def test_sigterm_ends_a_server_that_still_loads(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    loading = Loading(tmp_path)
+    running = serving(client, monkeypatch, loading)
+    await asyncio.wait_for(loading.begun.wait(), PATIENCE)
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait_for(running, PATIENCE)
+    assert loading.closed
+
+
+async def test_a_load_that_fails_ends_the_server_with_its_error(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    loading = Loading(tmp_path, CheckpointError("config.json cannot be read"))
+    running = serving(client, monkeypatch, loading)
+    await asyncio.wait_for(loading.begun.wait(), PATIENCE)
+    loading.gate.set()
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        await asyncio.wait_for(running, PATIENCE)
+    with pytest.raises(httpx.ConnectError):
+        await client.get("/health")
+
+
+async def test_a_port_that_is_taken_is_told_before_anything_is_loaded(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    loading = Loading(tmp_path)
+    port = client.base_url.port
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        with pytest.raises(NearfarError, match=rf"cannot listen at 127\.0\.0\.1:{port}.*--port"):
+            await asyncio.wait_for(serving(client, monkeypatch, loading), PATIENCE)
+    assert not loading.begun.is_set()
