@@ -17,6 +17,7 @@ from nearfar.cli.session import commands
 from nearfar.cli.session.commands import COMMANDS, parsed
 from nearfar.cli.session.input import Lines
 from nearfar.cli.session.markdown import MarkdownStream, closed
+from nearfar.cli.session.screen import Screen
 from nearfar.cli.session.session import Session
 from nearfar.cli.session.settings import SETTINGS
 from nearfar.edge_runtime import AsyncEngine, Engine
@@ -266,6 +267,45 @@ def test_markdown_piece_by_piece_is_the_whole_once(lines: int) -> None:
     assert "https://example.org/x" in said
     assert "**" not in said
     assert "```" not in said
+
+
+class Tty(io.TextIOWrapper):
+    """A terminal as far as anybody asks."""
+
+    def isatty(self) -> bool:
+        return True
+
+    @property
+    def text(self) -> str:
+        assert isinstance(self.buffer, io.BytesIO)
+        return self.buffer.getvalue().decode()
+
+
+def write(screen: Screen) -> None:
+    with screen:
+        screen.think("Hm.\x1b[2J")
+        screen.write("One\x1b]0;title\x07 ")
+        screen.write("two")
+
+
+def test_a_terminal_gets_no_orders_and_a_last_line_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, aside = Tty(io.BytesIO(), encoding="utf-8"), Tty(io.BytesIO(), encoding="utf-8")
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr("sys.stderr", aside)
+    monkeypatch.setenv("TERM", "dumb")
+    write(Screen())
+    assert out.text == "One]0;title two\n"
+    aside.flush()
+    assert aside.text.startswith("Hm.[2J")
+
+
+def test_a_pipe_gets_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, aside = io.BytesIO(), io.StringIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(out, encoding="utf-8"))
+    monkeypatch.setattr("sys.stderr", aside)
+    write(Screen(markdown=True))
+    assert out.getvalue().decode() == "One\x1b]0;title\x07 two"
+    assert aside.getvalue() == ""
 
 
 def test_lines_of_the_text_stay_lines() -> None:
