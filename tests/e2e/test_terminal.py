@@ -164,6 +164,21 @@ def test_ctrl_c_is_130(model: Path, tmp_path: Path) -> None:
         assert terminal.raw.endswith(b"\r\n")
 
 
+@pytest.mark.parametrize("command", ["run", "chat"])
+def test_a_reader_may_have_seen_enough(command: str, model: Path) -> None:
+    words = [sys.executable, "-m", "nearfar", command, str(model), "--temperature", "0"]
+    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"Hello\n")
+    process.stdin.close()
+    process.stdout.read(1)
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    assert process.wait(60) == 0
+
+
 def test_top_needs_a_terminal() -> None:
     done = nearfar("top", "http://127.0.0.1:1")
     assert done.returncode == 1

@@ -8,7 +8,7 @@ from typing import Annotated, cast
 import typer
 from rich.console import Console
 
-from nearfar.cli.drawing import is_terminal
+from nearfar.cli.drawing import is_terminal, while_read
 from nearfar.cli.models import Model, artifacts_of
 from nearfar.cli.options import (
     DEFAULTS,
@@ -105,7 +105,8 @@ def chat(
             stats,
             stoppable=person(),
         )
-        converse(session, reader(history))
+        with while_read():
+            converse(session, reader(history))
     if session.failed and not session.stoppable:
         raise typer.Exit(1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -11,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from nearfar.cli.as_json import JsonAnswer
+from nearfar.cli.drawing import while_read
 from nearfar.cli.models import Model, artifacts_of
 from nearfar.cli.options import (
     DEFAULTS,
@@ -116,16 +116,14 @@ def run(
     with load_engine(artifacts_of(model, device), **options) as engine:
         if cache is not None:
             load_snapshot(engine, cache)
-        try:
+        timings = None
+        with while_read():
             if json:
                 timings = print_json(engine, text if raw else conversation(text, system), params, stream)
             elif raw:
                 timings = complete(engine, text, params)
             else:
                 timings = answer(engine, conversation(text, system), params, markdown)
-        except BrokenPipeError:  # the reader has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return
         if stats and timings:
             report(engine, timings[0])
         if cache is not None and timings and not timings[0].cached_tokens:
