@@ -86,6 +86,7 @@ def test_an_answer_that_is_stopped_stays(model: Path, tmp_path: Path) -> None:
     with Terminal("chat", model, "--no-history", "--temperature", "0", home=tmp_path) as terminal:
         terminal.until("a question, or /help")
         terminal.send("Hello\r")
+        terminal.until("› Hello")
         terminal.until(lambda text: len(text.rpartition("› Hello")[2].split()) > 3)
         terminal.send("\x03")
         terminal.until(lambda text: asked(text, 2))
