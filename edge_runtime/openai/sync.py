@@ -89,13 +89,14 @@ class Stream(Generic[Item]):
     def __init__(self, loop: Loop, items: AsyncIterator[Item], close: Coroutine[Any, Any, None]) -> None:
         self._loop = loop
         self._items = items
+        self._turn = asyncio.Lock()
         self._close: Coroutine[Any, Any, None] | None = close
 
     def __iter__(self) -> Iterator[Item]:
         try:
             while True:
                 try:
-                    yield self._loop.run(_next(self._items))
+                    yield self._loop.run(self._next())
                 except StopAsyncIteration:
                     return
         finally:
@@ -107,7 +108,18 @@ class Stream(Generic[Item]):
         if close is not None and self._loop.forked:  # the request is the parent's
             close.close()
         elif close is not None:
-            self._loop.run(close)
+            self._loop.run(self._after_next(close))
+
+    async def _next(self) -> Item:
+        async with self._turn:
+            return await anext(self._items)
+
+    async def _after_next(self, close: Coroutine[Any, Any, None]) -> None:
+        """Close once the item has ended that Ctrl-C interrupted the wait for: cancelling takes its time, and
+        a generator that still runs cannot be closed.
+        """
+        async with self._turn:
+            await close
 
     def __enter__(self) -> Self:
         return self
@@ -284,10 +296,6 @@ class _Embeddings:
                 input, model=model, dimensions=dimensions, encoding_format=encoding_format, user=user
             )
         )
-
-
-async def _next(items: AsyncIterator[Item]) -> Item:
-    return await anext(items)
 
 
 def _run_apart(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -95,8 +95,8 @@ def test_the_command_line_takes_a_schema(lab: Lab, tmp_path: Path) -> None:
         return subprocess.run([*command, *map(str, options)], capture_output=True, text=True, timeout=60)
 
     jsonschema.validate(json.loads(run("--schema", schema).stdout), SCHEMA)
-    assert run("--json", "--max-tokens", "8").stdout.startswith("{")
-    both = run("--json", "--schema", schema)
+    assert run("--json-object", "--max-tokens", "8").stdout.startswith("{")
+    both = run("--json-object", "--schema", schema)
     assert (both.returncode, "not both" in both.stderr) == (1, True)
     schema.write_text("{")
     assert "is not JSON" in run("--schema", schema).stderr

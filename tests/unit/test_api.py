@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+import os
+import signal
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 
 from nearfar.edge_runtime import AsyncEngine, Engine
+from nearfar.edge_runtime.openai.sync import Loop, Stream
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import DeviceError, RequestError
 from tests.support import tiny
@@ -265,3 +269,24 @@ def test_threads_share_an_engine(sync_engine: Engine) -> None:
     alone = [ask(index) for index in range(6)]
     with ThreadPoolExecutor(6) as pool:
         assert list(pool.map(ask, range(6))) == alone
+
+
+async def slow_to_end() -> AsyncGenerator[int, None]:
+    """Takes a while to be cancelled, as a step on its way does."""
+    yield 1
+    try:
+        await asyncio.sleep(60)
+    finally:
+        await asyncio.sleep(0.3)
+
+
+def test_ctrl_c_ends_a_stream_whose_item_is_on_its_way() -> None:
+    loop, items = Loop(), slow_to_end()
+    stream = Stream(loop, items, items.aclose())
+
+    def press(_: int) -> None:
+        threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+
+    with pytest.raises(KeyboardInterrupt), stream:
+        list(map(press, stream))
+    loop.stop()

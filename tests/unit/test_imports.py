@@ -62,6 +62,13 @@ def test_launches_are_timed_without_compiler_or_server() -> None:
     run("tvm,torch,httpx,fastapi,wgpu,vulkan,mlx,matplotlib", code)
 
 
+def test_a_terminal_needs_no_server() -> None:
+    run(
+        "tvm,torch,transformers,fastapi,starlette,pydantic,uvicorn,httpx,prometheus_client",
+        "import nearfar.cli.run, nearfar.cli.chat, nearfar.cli.session.editor",
+    )
+
+
 def test_a_checkpoint_is_opened_and_checked_without_tvm(checkpoint: Path, tmp_path: Path) -> None:
     code = """
 from pathlib import Path

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import typer
 from rich.console import Console
+from typer.completion import completion_init  # type: ignore[attr-defined]  # there since typer 0.4
 
 from nearfar import __version__
 from nearfar.errors import NearfarError
@@ -35,7 +36,10 @@ COMMANDS = {
     "bench": "Measure: load on a server; what each kernel of a step costs.",
     "route": "Device or cloud: how hard prompts are, what was decided.",
     "synth": "Write a checkpoint of a published shape with random weights.",
+    "completion": "Print what lets bash, zsh or fish complete commands.",
 }
+
+PROGRAM = "nearfar"
 
 EXTRAS = {
     "tvm": "build",
@@ -127,8 +131,9 @@ def _main(version: bool = typer.Option(False, "--version", help="Show the versio
 
 def app() -> None:
     """Entry point: errors meant for the user become one message and exit code 1; Ctrl-C is 130."""
+    completion_init()
     try:
-        typer_app()
+        typer_app(prog_name=PROGRAM)
     except NearfarError as error:
         Console(stderr=True, soft_wrap=True, highlight=False).print(
             f"[bold red]error:[/] {_plain(str(error))}"

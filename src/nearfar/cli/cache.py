@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
 
 import typer
 
+from nearfar.cli.messages import read_messages, read_text
 from nearfar.cli.options import (
     DEFAULTS,
     LOAD,
@@ -52,7 +52,7 @@ cache = typer.Typer(
 class Source(TypedDict):
     """What a snapshot is made from, as Engine.save_cache takes it."""
 
-    messages: NotRequired[list[Mapping[str, Any]]]
+    messages: NotRequired[Sequence[Mapping[str, Any]]]
     prompt: NotRequired[str]
 
 
@@ -141,36 +141,13 @@ def _source(
         )
     if raw and given[0] in ("--system", "--messages"):
         raise RequestError(f"{given[0]} needs the chat template, which --raw leaves out", given[0][2:])
-    text = _read(file) if file is not None else system if system is not None else prompt
+    text = read_text(file) if file is not None else system if system is not None else prompt
     if messages is not None:
-        return {"messages": _messages(messages)}
+        return {"messages": read_messages(messages)}
     assert text is not None
     if raw:
         return {"prompt": text}
     return {"messages": [{"role": "user" if prompt is not None else "system", "content": text}]}
-
-
-def _messages(path: Path) -> list[Mapping[str, Any]]:
-    try:
-        found = json.loads(_read(path))
-    except ValueError as error:
-        raise RequestError(f"{path} is not JSON: {error}", "messages") from error
-    if not isinstance(found, list):
-        raise RequestError(
-            f"{path} must hold a list of messages such as {{'role': 'system', 'content': '…'}}", "messages"
-        )
-    return found
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise RequestError(f"cannot read {path}: {error.strerror}", "file") from error
-    except UnicodeDecodeError as error:
-        raise RequestError(
-            f"{path} is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}", "file"
-        ) from error
 
 
 def _go_on(

@@ -8,10 +8,25 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from nearfar.store.entries import Store
+from nearfar.store.known import KNOWN
 from nearfar.store.making import Build, Tell, artifacts_at, for_device
 
 if TYPE_CHECKING:
     from nearfar.build.source import BuildOptions
+
+
+def named(incomplete: str) -> list[str]:
+    """Names that a word may become: of the store, and the known ones."""
+    found = {*there(incomplete), *KNOWN}
+    return sorted(name for name in found if name.startswith(incomplete))
+
+
+def there(incomplete: str) -> list[str]:
+    """Names of the store that a word may become."""
+    names = {entry.wanted.name for entry in Store().entries()}
+    return sorted(name for name in names if name.startswith(incomplete))
+
 
 Model = Annotated[
     str,
@@ -19,9 +34,13 @@ Model = Annotated[
         help="An artifact, or the directory that `nearfar build` wrote; a checkpoint, a hub id or a name of "
         "the store (`nearfar list`), which is built into the store where it is not there yet.",
         show_default=False,
+        autocompletion=named,
     ),
 ]
-Name = Annotated[str, typer.Argument(help="Its name in the store (nearfar list).", show_default=False)]
+Name = Annotated[
+    str,
+    typer.Argument(help="Its name in the store (nearfar list).", show_default=False, autocompletion=there),
+]
 
 
 def artifacts_of(given: str, device: str) -> Path:

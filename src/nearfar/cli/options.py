@@ -16,7 +16,7 @@ from rich.console import Console
 from nearfar.cli.progress import Shown, bytes_bar
 from nearfar.edge_runtime import Engine, SamplingParams, Snapshot
 from nearfar.edge_runtime.artifact.options import LoadKeywords, LoadOptions
-from nearfar.edge_runtime.devices import device_choices, kv_bits_choices
+from nearfar.edge_runtime.devices import AUTO, device_choices, device_names, kv_bits_choices
 from nearfar.edge_runtime.engine.requests import RequestStats
 from nearfar.edge_runtime.openai.parameters import CommonParams
 from nearfar.errors import RequestError
@@ -71,7 +71,16 @@ Policy = Annotated[
     ),
 ]
 System = Annotated[str | None, typer.Option(help="System prompt.")]
-DeviceName = Annotated[str, typer.Option("--device", help=f"{device_choices()}.")]
+DeviceName = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        help=f"{device_choices()}.",
+        autocompletion=lambda incomplete: [
+            name for name in (AUTO, *device_names()) if name.startswith(incomplete)
+        ],
+    ),
+]
 Precision = Annotated[
     str | None,
     typer.Option(help="f16 or f32, where the artifact has both. Default: the best that the device has."),
@@ -109,7 +118,9 @@ Cache = Annotated[
     Path | None,
     typer.Option(help="A snapshot (nearfar cache save): what the prompt begins with is not computed again."),
 ]
-Json = Annotated[bool, typer.Option("--json", help="The answer is a JSON object.")]
+JsonObject = Annotated[
+    bool, typer.Option("--json-object", help="Hold the answer to a JSON object, whatever is in it.")
+]
 SchemaFile = Annotated[
     Path | None,
     typer.Option("--schema", exists=True, dir_okay=False, help="A file: the JSON schema of the answer."),
@@ -143,11 +154,11 @@ def sampling(
 
 
 def response_format(json_object: bool, schema: Path | None) -> CommonParams:
-    """What --json and --schema ask for; nothing where neither is given."""
+    """What --json-object and --schema ask for; nothing where neither is given."""
     if schema is None:
         return CommonParams(response_format={"type": "json_object"}) if json_object else CommonParams()
     if json_object:
-        raise RequestError("give --json (any object) or --schema, not both", "response_format")
+        raise RequestError("give --json-object (any object) or --schema, not both", "response_format")
     try:
         read = loads(schema.read_bytes())
     except ValueError as error:
@@ -189,9 +200,3 @@ def report(engine: Engine, stats: RequestStats) -> None:
     if core.largest_step < core.largest_bucket:
         chosen += f", steps of at most {core.largest_step} rows for lack of memory"
     print(f"{core.executor.name} ({chosen}): {describe(stats)}", file=sys.stderr)
-
-
-def emit(text: str) -> None:
-    """Write to stdout as UTF-8 whatever the locale, at once."""
-    sys.stdout.buffer.write(text.encode())
-    sys.stdout.buffer.flush()

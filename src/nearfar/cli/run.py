@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -10,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from nearfar.cli.as_json import JsonAnswer
+from nearfar.cli.drawing import while_read
 from nearfar.cli.models import Model, artifacts_of
 from nearfar.cli.options import (
     DEFAULTS,
@@ -17,7 +18,7 @@ from nearfar.cli.options import (
     Cache,
     Debug,
     DeviceName,
-    Json,
+    JsonObject,
     KvBits,
     KvMemory,
     MaxTokens,
@@ -35,13 +36,13 @@ from nearfar.cli.options import (
     TopK,
     TopP,
     Trust,
-    emit,
     load_engine,
     load_snapshot,
     report,
     response_format,
     sampling,
 )
+from nearfar.cli.session.screen import Answered, Screen, emit
 from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.artifact.options import LoadKeywords
 from nearfar.edge_runtime.engine.requests import RequestStats
@@ -63,12 +64,22 @@ def run(
     min_p: MinP = None,
     seed: Seed = DEFAULTS.seed,
     stop: Stop = None,
-    json: Json = False,
+    json: Annotated[
+        bool,
+        typer.Option("--json", help="Print OpenAI's response object instead of the text, usage included."),
+    ] = False,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="With --json: a chunk a line, as the answer comes.")
+    ] = False,
+    json_object: JsonObject = False,
     schema: SchemaFile = None,
     system: System = None,
     raw: Raw = False,
     cache: Cache = None,
     stats: Stats = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Render the answer's markdown, where a terminal shows it.")
+    ] = False,
     device: DeviceName = LOAD.device,
     threads: Threads = LOAD.threads,
     kv_memory: KvMemory = None,
@@ -78,12 +89,18 @@ def run(
     debug: Debug = LOAD.debug,
     trust: Trust = LOAD.trust,
 ) -> None:
-    """Answer one prompt. Only the answer goes to stdout, piece by piece; with --raw exactly the sampled
-    text.
+    """Answer one prompt. Only the answer goes to stdout, piece by piece: into a pipe exactly its text, on a
+    terminal with a line break at its end.
+
+    Exit codes: 0 an answer; 1 an error, which stderr tells; 2 options that do not exist; 130 Ctrl-C.
     """
-    text = _prompt(prompt)
+    if stream and not json:
+        raise RequestError("--stream goes with --json: without it, text comes as it is made", "stream")
+    if markdown and (json or raw):
+        raise RequestError("--markdown is for text: leave out --json and --raw", "markdown")
+    text = _prompt(prompt, raw)
     params = sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
-    params.update(response_format(json, schema))
+    params.update(response_format(json_object, schema))
     if raw and system is not None:
         raise RequestError("--system needs the chat template, which --raw leaves out", "system")
     options: LoadKeywords = {
@@ -100,27 +117,45 @@ def run(
     with load_engine(artifacts_of(model, device), **options) as engine:
         if cache is not None:
             load_snapshot(engine, cache)
-        try:
-            timings = (
-                complete(engine, text, params) if raw else answer(engine, conversation(text, system), params)
-            )
-        except BrokenPipeError:  # the reader has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return
+        timings = None
+        with while_read():
+            if json:
+                timings = print_json(engine, text if raw else conversation(text, system), params, stream)
+            elif raw:
+                timings = complete(engine, text, params)
+            else:
+                timings = answer(engine, conversation(text, system), params, markdown)
         if stats and timings:
             report(engine, timings[0])
         if cache is not None and timings and not timings[0].cached_tokens:
             print(f"note: {cache} saved nothing: the prompt does not begin as it does", file=sys.stderr)
 
 
-def complete(engine: Engine, prompt: str | Seq[int], params: CommonParams) -> list[RequestStats] | None:
+def complete(engine: Engine, prompt: str, params: CommonParams) -> list[RequestStats] | None:
     """Print the continuation of a raw prompt; gives what it cost."""
     timings = None
-    with engine.completions.create(prompt, stream=True, **params) as stream:
+    with Screen() as screen, engine.completions.create(prompt, stream=True, **params) as stream:
         for chunk in stream:
-            emit("".join(choice.text for choice in chunk.choices))
+            screen.write("".join(choice.text for choice in chunk.choices))
             timings = chunk.timings or timings
     return timings
+
+
+def print_json(
+    engine: Engine, prompt: str | list[dict[str, str]], params: CommonParams, stream: bool
+) -> list[RequestStats] | None:
+    """Print the answer to a conversation, or the continuation of a raw prompt, as JSON: whole, or a chunk a
+    line. Gives what it cost.
+    """
+    with (
+        engine.completions.create(prompt, stream=True, **params)
+        if isinstance(prompt, str)
+        else engine.chat.completions.create(prompt, stream=True, **params)
+    ) as chunks:
+        made = JsonAnswer(chunks, chat=not isinstance(prompt, str))
+        for line in made.lines() if stream else (made.whole(),):
+            emit(line)
+    return made.timings
 
 
 def conversation(prompt: str, system: str | None) -> list[dict[str, str]]:
@@ -132,23 +167,39 @@ def conversation(prompt: str, system: str | None) -> list[dict[str, str]]:
 
 
 def answer(
-    engine: Engine, messages: Seq[Mapping[str, Any]], params: CommonParams
+    engine: Engine, messages: Seq[Mapping[str, Any]], params: CommonParams, markdown: bool = False
 ) -> list[RequestStats] | None:
     """Print the answer to a conversation; gives what it cost."""
-    timings = None
-    with engine.chat.completions.create(messages, stream=True, **params) as stream:
-        for chunk in stream:
-            emit("".join(choice.delta.content or "" for choice in chunk.choices))
-            timings = chunk.timings or timings
-    emit("\n")
-    return timings
+    made = Answered()
+    with (
+        Screen(markdown) as screen,
+        engine.chat.completions.create(messages, stream=True, **params) as stream,
+    ):
+        made.show(stream, screen)
+    return made.timings
 
 
-def _prompt(given: str | None) -> str:
+def _prompt(given: str | None, raw: bool) -> str:
+    """The prompt, from stdin where it is to be read there."""
+    text = _given(given)
+    if not raw and not text.strip():
+        raise RequestError(
+            'the prompt is empty: give a question, as in nearfar run MODEL "Why is the sky blue?", or a text '
+            "on stdin; with --raw, an empty prompt lets the model begin by itself",
+            "prompt",
+        )
+    return text
+
+
+def _given(given: str | None) -> str:
     if given is not None and given != "-":
         return given
     if given is None and sys.stdin.isatty():
-        raise typer.BadParameter('give a prompt, or - to read it from stdin ("" with --raw starts from BOS)')
+        raise RequestError(
+            'there is no prompt: give one, as in nearfar run MODEL "Why is the sky blue?", or - to type it '
+            "on stdin; nearfar chat MODEL asks for questions",
+            "prompt",
+        )
     data = sys.stdin.buffer.read()
     try:
         return data.decode()

@@ -9,9 +9,11 @@ from typing import Annotated
 import httpx
 import typer
 from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from nearfar.cli.drawing import draws
 from nearfar.errors import NearfarError
 from nearfar.fallback_server.http.metrics import PREFIX
 
@@ -41,11 +43,18 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print one view and end.")] = False,
 ) -> None:
     """Watch a running server: requests, cache, speeds, latencies. Rates are those of the last interval."""
+    if not once and not draws():
+        raise NearfarError(
+            "top redraws what a terminal shows, and stdout is none that can: --once prints one view and ends"
+        )
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     with httpx.Client(base_url=url.rstrip("/").removesuffix("/v1"), headers=headers, timeout=5) as client:
         before = look(client)
+        if once:
+            Console().print(view(url, before, before))
+            return
         with Live(view(url, before, before), auto_refresh=False) as live:
-            while not once:
+            while True:
                 time.sleep(every)
                 now = look(client)
                 live.update(view(url, before, now), refresh=True)

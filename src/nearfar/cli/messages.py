@@ -1,0 +1,62 @@
+"""Conversations in files: a JSON list of messages, as OpenAI's interface takes them."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nearfar.edge_runtime.openai.parameters import checked_messages
+from nearfar.errors import RequestError
+from nearfar.strict_json import loads
+
+
+def read_text(path: Path) -> str:
+    """A file's text; RequestError where it cannot be read, or is not UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RequestError(f"cannot read {path}: {error.strerror}", "file") from error
+    except UnicodeDecodeError as error:
+        raise RequestError(
+            f"{path} is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}", "file"
+        ) from error
+
+
+def read_messages(path: Path) -> list[dict[str, Any]]:
+    """The messages of a file, checked; RequestError for what is none."""
+    try:
+        found = loads(read_text(path))
+    except ValueError as error:
+        raise RequestError(f"{path} is not JSON: {error}", "messages") from error
+    if not isinstance(found, list):
+        raise RequestError(
+            f"{path} must hold a list of messages such as {{'role': 'system', 'content': '…'}}", "messages"
+        )
+    try:
+        return checked_messages(found)
+    except RequestError as error:
+        raise RequestError(f"{path}: {error}", "messages") from error
+
+
+def write_messages(path: Path, messages: Sequence[Mapping[str, Any]]) -> None:
+    """Write a conversation, whole or not at all. What is there already is replaced if it is one too;
+    RequestError for another file, and for a folder that is not there.
+    """
+    if path.exists():
+        try:
+            read_messages(path)
+        except RequestError as error:
+            raise RequestError(
+                f"{path} is there, and is no conversation: give another name ({error})"
+            ) from error
+    try:
+        handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            out.write(json.dumps([*messages], indent=1, ensure_ascii=False) + "\n")
+        Path(aside).replace(path)
+    except OSError as error:
+        raise RequestError(f"cannot write {path}: {error.strerror}") from error

@@ -1,0 +1,125 @@
+"""The line editor of a terminal: several lines, pastes as one text, history from session to session."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from prompt_toolkit import PromptSession
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
+from prompt_toolkit.formatted_text import FormattedText
+from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.styles import Style
+
+from nearfar.cli.session.commands import COMMANDS, FILES
+from nearfar.cli.session.input import fence_open
+from nearfar.cli.session.settings import SETTINGS
+
+STYLE = Style.from_dict(
+    {"prompt": "bold", "continuation": "ansibrightblack", "placeholder": "ansibrightblack"}
+)
+MOST_HISTORY = 1 << 20
+"""Bytes of the history file beyond which its older half goes."""
+
+
+class Editor:
+    """Reads questions from a terminal. Enter sends; Alt-Enter, a backslash before Enter, an open fence and a
+    paste make more lines. `history`: a file that keeps what was typed; None: only this session does.
+    """
+
+    def __init__(self, history: Path | None) -> None:
+        self._session: PromptSession[str] = PromptSession(
+            FormattedText([("class:prompt", "› ")]),
+            multiline=True,
+            prompt_continuation=FormattedText([("class:continuation", "… ")]),
+            placeholder=FormattedText([("class:placeholder", "a question, or /help")]),
+            key_bindings=_keys(),
+            history=_history(history),
+            completer=_Words(),
+            complete_while_typing=False,
+            enable_open_in_editor=True,
+            style=STYLE,
+        )
+
+    def read(self) -> str | None:
+        """The next question."""
+        try:
+            return self._session.prompt()
+        except EOFError:
+            return None
+
+
+def _keys() -> KeyBindings:
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if buffer.document.char_before_cursor == "\\" and not buffer.document.text_after_cursor:
+            buffer.delete_before_cursor()
+            buffer.insert_text("\n")
+        elif fence_open(buffer.text):
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return keys
+
+
+def _history(file: Path | None) -> History:
+    """A file that only its owner reads, or, where it cannot be written, memory."""
+    if file is None:
+        return InMemoryHistory()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
+        _shorten(file)
+    except OSError:
+        return InMemoryHistory()
+    return FileHistory(file)
+
+
+def _shorten(file: Path) -> None:
+    """Drop the older half of a history that has grown too long. An entry begins after an empty line."""
+    if file.stat().st_size <= MOST_HISTORY:
+        return
+    data = file.read_bytes()
+    cut = data.find(b"\n\n", len(data) // 2)
+    aside = file.with_name(f"{file.name}-{os.getpid()}")
+    handle = os.open(aside, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
+    with os.fdopen(handle, "wb") as out:
+        out.write(data[cut + 1 :] if cut >= 0 else b"")
+    with contextlib.suppress(OSError):
+        aside.replace(file)
+
+
+class _Words(Completer):
+    """Commands, and what follows them: files, names of settings."""
+
+    def __init__(self) -> None:
+        self._paths = PathCompleter(expanduser=True)
+
+    def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
+        """What the word before the cursor may become."""
+        text = document.text_before_cursor
+        if not text.startswith("/") or "\n" in text:
+            return
+        name, blank, rest = text[1:].partition(" ")
+        if not blank:
+            yield from _beginning(name, COMMANDS)
+        elif name in FILES:
+            yield from self._paths.get_completions(Document(rest), event)
+        elif name == "set" and " " not in rest:
+            yield from _beginning(rest, SETTINGS)
+
+
+def _beginning(word: str, among: Iterable[str]) -> Iterable[Completion]:
+    return (Completion(name, -len(word)) for name in among if name.startswith(word))

@@ -1,0 +1,128 @@
+"""The state of a conversation in the terminal, and how a question is answered in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+
+from nearfar.cli.drawing import is_terminal
+from nearfar.cli.options import describe
+from nearfar.cli.session.screen import Answered, Screen, emit
+from nearfar.edge_runtime import Engine
+from nearfar.edge_runtime.engine.requests import RequestStats
+from nearfar.edge_runtime.openai.parameters import ChatParams
+from nearfar.errors import RequestError
+from nearfar.format.sampling import SamplingDefaults
+
+Message = dict[str, Any]
+
+
+@dataclass
+class Session:
+    """A conversation with a model. `console` shows what commands say, `errors` what failed and figures.
+
+    `stoppable`: Ctrl-C stops an answer, and the conversation goes on; else it ends it.
+    """
+
+    engine: Engine
+    params: ChatParams
+    console: Console
+    errors: Console
+    system: str | None = None
+    markdown: bool = False
+    stats: bool = False
+    stoppable: bool = False
+    messages: list[Message] = field(default_factory=list)
+    last: RequestStats | None = None
+    failed: bool = False
+    """Whether anything that was asked for could not be done."""
+
+    @property
+    def defaults(self) -> SamplingDefaults:
+        """How the model wants its tokens drawn."""
+        return self.engine.manifest.sampling
+
+    @property
+    def conversation(self) -> list[Message]:
+        """All messages, the system prompt first."""
+        return [*([{"role": "system", "content": self.system}] if self.system else []), *self.messages]
+
+    @property
+    def unanswered(self) -> bool:
+        """Whether the last message is a question."""
+        return bool(self.messages) and self.messages[-1]["role"] == "user"
+
+    def ask(self, question: str) -> None:
+        """Answer a question, which stays out of the conversation where it is refused."""
+        before = [*self.messages]
+        if self.unanswered:  # templates take turns: a device failed, or the conversation was saved so
+            self.messages.pop()
+            self.errors.print(
+                "note: the question before this one has no answer, and is left out", style="dim"
+            )
+        self.messages.append({"role": "user", "content": question})
+        self.answer(before)
+
+    def retry(self) -> None:
+        """Answer the last question again; the old answer stays where that is refused."""
+        before = [*self.messages]
+        while self.messages and self.messages[-1]["role"] != "user":
+            self.messages.pop()
+        if not self.messages:
+            self.messages = before
+            raise RequestError("there is no question to answer again")
+        self.answer(before)
+
+    def answer(self, before: list[Message]) -> None:
+        """Answer the conversation; a stopped answer stays as far as it got. Refused, it is what it was
+        `before`.
+        """
+        made, stopped = Answered(), False
+        try:
+            with (
+                Screen(self.markdown) as screen,
+                self.engine.chat.completions.create(self.conversation, stream=True, **self.params) as stream,
+            ):
+                made.show(stream, screen)
+        except KeyboardInterrupt:
+            if not self.stoppable:
+                raise
+            stopped = True
+        except RequestError as error:
+            self.messages = before
+            raise RequestError(f"{error} (/reset starts afresh)", error.param) from error
+        if not is_terminal():
+            emit("\n")  # between two answers
+        self.messages.append({"role": "assistant", "content": made.text})
+        self.last = made.timings[0] if made.timings else None
+        self._after(made, stopped)
+
+    def tell(self, text: str) -> None:
+        """Say something that is no answer."""
+        self.console.print(text, markup=False)
+
+    def fail(self, error: Exception) -> None:
+        """Say what could not be done, and remember that there was something."""
+        self.failed = True
+        self.errors.print(f"error: {error}", style="red", markup=False)
+
+    def show_stats(self) -> None:
+        """The figures of the last answer."""
+        self.errors.print(
+            describe(self.last) if self.last else "no figures: no whole answer yet", style="dim"
+        )
+
+    def _after(self, made: Answered, stopped: bool) -> None:
+        """What is said below an answer."""
+        if stopped:
+            self.errors.print("stopped; /retry asks again", style="dim")
+        if left_out := made.usage and made.usage.prompt_tokens_details.left_out_messages:
+            self.errors.print(f"note: the oldest {left_out} messages do not fit the context", style="dim")
+        if self.stats and made.timings:
+            self.show_stats()
+
+
+Handler = Callable[[Session, str], None]
