@@ -62,10 +62,14 @@ class ChatParams(CommonParams, total=False):
 
 
 class CompletionParams(CommonParams, total=False):
-    """Parameters of plain completions."""
+    """Parameters of plain completions. `echo`, `suffix` and `best_of` are taken where they ask for nothing:
+    false, no text, as many as `n`.
+    """
 
     logprobs: int | None
     echo: bool | None
+    suffix: str | None
+    best_of: int | None
 
 
 _SAMPLING = (
@@ -103,6 +107,11 @@ def completion_sampling(params: CompletionParams, defaults: SamplingDefaults = N
     given = _given(cast(dict[str, Any], params), CompletionParams)
     if _flag("echo", given.get("echo")):
         raise RequestError("echo is not supported", "echo")
+    if given.get("suffix", "") != "":
+        raise RequestError(f"suffix is not supported: leave {given['suffix']!r:.80} out", "suffix")
+    best_of = given.get("best_of", 1)
+    if isinstance(best_of, bool) or ("best_of" in given and best_of != given.get("n", 1)):
+        raise RequestError(f"best_of must equal n, not be {best_of!r:.80}: answers are not ranked", "best_of")
     logprobs = given.get("logprobs")
     if logprobs is not None and not (type(logprobs) is int and 0 <= logprobs <= MAX_TOP_LOGPROBS):
         raise RequestError(

@@ -201,7 +201,6 @@ describe("a plain request", () => {
 
   test.each([
     ["prompt", { prompt: ["a", "b"] }],
-    ["prompt", { prompt: [1, 2] }],
     ["prompt", {}],
     ["echo", { prompt: "a", echo: true }],
     ["suffix", { prompt: "a", suffix: "b" }],
@@ -223,6 +222,15 @@ describe("a plain request", () => {
     await expect(plain({ prompt: "a", response_format: { type: "regex" } })).rejects.toMatchObject({
       param: "response_format",
     });
+  });
+
+  test("takes token ids as they are, and nothing that is none", async () => {
+    const { worker, engine: asked } = engine();
+    const prompt = Object.freeze([5, 6, 7]);
+    await asked.completions.create({ prompt });
+    expect(worker.asked[0]).toMatchObject({ prompt: { kind: "text", text: [5, 6, 7] } });
+    for (const wrong of [[], [1.5], [[5]], ["a"]])
+      await expect(plain({ prompt: wrong })).rejects.toMatchObject({ param: "prompt" });
   });
 
   test("takes what asks for nothing", async () => {

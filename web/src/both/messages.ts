@@ -221,7 +221,8 @@ export type Prompt =
       readonly continueLast: boolean;
       readonly calling?: Calling;
     }
-  | { readonly kind: "text"; readonly text: string };
+  /** Or its token ids. */
+  | { readonly kind: "text"; readonly text: string | readonly number[] };
 
 /** What embeddings are made of: texts, or token ids. */
 export type EmbeddingInputs = readonly (string | readonly number[])[];

@@ -156,8 +156,8 @@ export interface ChatCompletionRequest extends RequestOptions {
 }
 
 export interface CompletionRequest extends RequestOptions {
-  /** An empty prompt is just the model's BOS token. */
-  prompt: string;
+  /** A text, or its token ids. An empty prompt is just the model's BOS token. */
+  prompt: string | readonly number[];
   /** How many alternatives to give beside each token's own logprob, 0 to 20. */
   logprobs?: number | null;
   stream?: boolean | null;

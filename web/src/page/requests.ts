@@ -91,7 +91,11 @@ const CHAT = {
   tool_choice: CHOICE,
   parallel_tool_calls: FLAG,
 };
-const PLAIN = { ...COMMON, prompt: TEXT, logprobs: RANKED };
+const PROMPT: Kind = [
+  "a string or token ids",
+  (value) => TEXT[1](value) || (Array.isArray(value) && value.length > 0 && value.every(Number.isInteger)),
+];
+const PLAIN = { ...COMMON, prompt: PROMPT, logprobs: RANKED };
 
 /** OpenAI's parameters that this engine lacks, with the values that ask for nothing. */
 const LACKING: Readonly<Record<string, readonly unknown[]>> = {
@@ -138,10 +142,11 @@ export function prepareChat(request: ChatCompletionRequest, model: string, read:
 export function prepareText(request: CompletionRequest, model: string, read: ReadFormat): Prepared {
   check(request, PLAIN, model);
   const { prompt, logprobs, response_format, ...options } = request;
-  if (typeof prompt !== "string") throw new RequestError("prompt is missing: give a string", "prompt");
+  if (prompt == null) throw new RequestError("prompt is missing: give a string", "prompt");
   const grammar = response_format == null ? null : read(response_format);
   return {
-    prompt: { kind: "text", text: prompt },
+    // A copy: see `cloneable`.
+    prompt: { kind: "text", text: typeof prompt === "string" ? prompt : [...prompt] },
     options,
     logprobs: logprobs ?? null,
     ...(grammar && { grammar }),

@@ -30,10 +30,11 @@ import {
   type RouteInfo,
   type Usage,
 } from "./openai.js";
+import type { Plan, Settled, Ticket } from "./plan.js";
 import { withoutQuotes } from "./privacy.js";
 import { isPlain } from "./request.js";
 import { backoff } from "./retry.js";
-import type { Plan, Router, Settled, Ticket } from "./router.js";
+import type { Router } from "./router.js";
 import type { Side } from "./types.js";
 import { pause } from "./wait.js";
 import { Watch } from "./watch.js";

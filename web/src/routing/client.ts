@@ -5,10 +5,11 @@ import { assemble } from "./assemble.js";
 import type { CloudOptions } from "./cloud.js";
 import type { DeviceEngine } from "./device.js";
 import type { Chunk, Completion, HybridRequest } from "./openai.js";
+import type { HybridOptions } from "./options.js";
 import type { Policy, PolicyOptions } from "./policy.js";
 import type { DecisionRecord } from "./records.js";
 import { hintsOf } from "./request.js";
-import { type HybridOptions, Router } from "./router.js";
+import { Router } from "./router.js";
 import type { Scorer } from "./scorer.js";
 
 /** Answers behind OpenAI's interface, on the device or in the cloud. */

@@ -31,6 +31,7 @@ export type {
   ToolCallDelta,
   Usage,
 } from "./openai.js";
+export type { HybridOptions, KeptState, Store } from "./options.js";
 export {
   type BreakerOptions,
   type CalibrationOptions,
@@ -45,7 +46,6 @@ export {
 export { describeReason } from "./reasons.js";
 export type { DecisionRecord, Outcome } from "./records.js";
 export { backoff, RetryBudget } from "./retry.js";
-export type { HybridOptions, KeptState, Store } from "./router.js";
 export { type Difficulty, loadDifficulty, type Scorer } from "./scorer.js";
 export { type SpeedRecord, Speeds } from "./speed.js";
 export type * from "./types.js";

@@ -2,7 +2,7 @@
 
 import type { Monitor } from "./monitor.js";
 import type { RouteInfo, Usage } from "./openai.js";
-import type { Plan } from "./router.js";
+import type { Plan } from "./plan.js";
 import type { CloudState, Decision, DeviceState, Mode, Reason, RouteRequest, Side } from "./types.js";
 
 /** What became of a request. */

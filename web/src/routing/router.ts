@@ -4,100 +4,27 @@
  */
 
 import { CloudError, DeviceError } from "../both/errors.js";
-import { Breaker, type Pass } from "./breaker.js";
+import { Breaker } from "./breaker.js";
 import { Threshold, type ThresholdRecord } from "./calibration.js";
 import { ALL_FEATURES, Cloud, type CloudOptions } from "./cloud.js";
 import { blocksOf, costOf, decide } from "./decide.js";
 import { countTokens, type DeviceEngine, deviceStream, freeTokens } from "./device.js";
 import { type Hints, PlatformHints } from "./hints.js";
-import { Ledger, type LedgerRecord } from "./ledger.js";
+import { Ledger } from "./ledger.js";
 import type { Leg } from "./leg.js";
 import type { HybridRequest, Message, Usage } from "./openai.js";
+import type { HybridOptions } from "./options.js";
+import type { Plan, Settled, Ticket } from "./plan.js";
 import { type Policy, type PolicyOptions, parsePolicy } from "./policy.js";
 import { PrivateTexts } from "./privacy.js";
 import { noRoute } from "./reasons.js";
-import { type DecisionRecord, type Ending, Records, recordOf } from "./records.js";
+import { type Ending, Records, recordOf } from "./records.js";
 import { type Asked, estimateTokens, featuresOf, limitOf } from "./request.js";
 import { RetryBudget } from "./retry.js";
 import type { Scorer } from "./scorer.js";
-import { type SpeedRecord, Speeds } from "./speed.js";
-import type {
-  CloudState,
-  ConversationState,
-  Decision,
-  DeviceState,
-  Feature,
-  RouteRequest,
-  Side,
-} from "./types.js";
+import { Speeds } from "./speed.js";
+import type { CloudState, ConversationState, DeviceState, RouteRequest, Side } from "./types.js";
 import { childController } from "./wait.js";
-
-/** What is kept from visit to visit. */
-export interface KeptState {
-  readonly ledger?: LedgerRecord;
-  readonly threshold?: ThresholdRecord;
-  /** Ids of private conversations. */
-  readonly private?: readonly string[];
-  readonly speeds?: { readonly device: SpeedRecord; readonly cloud: SpeedRecord };
-}
-
-/** Where the state is kept between visits. */
-export interface Store {
-  read(): KeptState | null;
-  write(state: KeptState): void;
-}
-
-/** The two sides, the policy, and what is kept. */
-export interface HybridOptions {
-  /** The engine of the device; null until it is loaded, and it may be set later. */
-  readonly device?: DeviceEngine | null;
-  readonly cloud?: CloudOptions | null;
-  readonly policy?: PolicyOptions;
-  /** Scores the difficulty of requests; all look alike without it. May be set later, when it is loaded. */
-  readonly difficulty?: Scorer | null;
-  /** What the engine can do; by default what it says of itself. */
-  readonly device_features?: readonly Feature[];
-  /** Instead of the browser's own. */
-  readonly hints?: { read(): Hints };
-  /** Keeps budgets, threshold and speeds; nothing is kept by default. */
-  readonly store?: Store | null;
-  readonly onRecord?: (record: DecisionRecord) => void;
-  /** The device failed; the application may load it again and set `device`. */
-  readonly onDeviceLost?: (error: Error) => void;
-  /** Uniform in [0, 1), for the jitter of retries. */
-  readonly random?: () => number;
-}
-
-/** A decision with what it was made from. */
-export interface Plan {
-  readonly id: string;
-  readonly messages: readonly Message[];
-  readonly request: RouteRequest;
-  readonly conversation: string | null;
-  readonly policy: Policy;
-  readonly device: DeviceState;
-  readonly cloud: CloudState;
-  /** What is done. */
-  readonly decision: Decision;
-  /** In shadow mode: what would have been done. */
-  readonly would: Decision | null;
-  readonly ticket: Ticket;
-}
-
-/**
- * How a side's part ended: whole, left by us or the caller, refused by the side as a wrong request, or
- * failed.
- */
-export type Settled = "ok" | "left" | "refused" | Error;
-
-/** A call to one side on its way: what its breaker and the ledger must hear of its end. */
-export interface Ticket {
-  readonly side: Side;
-  readonly pass: Pass;
-  readonly breaker: Breaker;
-  readonly reservation: number | null;
-  ended: boolean;
-}
 
 const RECORDS_KEPT = 1000;
 const CONVERSATIONS_KEPT = 1000;

@@ -40,9 +40,10 @@ export class Prompts {
         grammar: (wanted) => this.chats.grammar(prompt, wanted, chat),
       };
     }
-    const encoded = this.codec.encode(prompt.text);
+    const { text } = prompt;
+    const given = typeof text === "string" ? this.codec.encode(text) : [...text];
     const { bosTokenId } = this.manifest.model;
-    const tokens = encoded.length === 0 && bosTokenId !== null ? [bosTokenId] : encoded;
+    const tokens = given.length === 0 && bosTokenId !== null ? [bosTokenId] : given;
     return { tokens, stream: () => this.codec.stream(stop, tokens), reader: () => null, grammar: null };
   }
 }

@@ -51,6 +51,19 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
     expect(fractions).toEqual([...fractions].sort((a, b) => a - b));
   });
 
+  test("goes on from token ids as from their text, and refuses one that the model lacks", async () => {
+    const result = await at.page.evaluate(async () => {
+      const engine = await nearfarPackage.createEngine("/toy/");
+      const ask = (prompt: number[]): Promise<nearfar.Completion> =>
+        engine.completions.create({ prompt, max_tokens: 9, temperature: 0 });
+      const { choices, usage } = await ask([66, 67, 68]);
+      const refused: { param?: string } = await ask([66, 97]).catch((error) => error);
+      await engine.dispose();
+      return { text: choices[0]?.text, tokens: usage.prompt_tokens, param: refused.param };
+    });
+    expect(result).toEqual({ text: expectedText("abc", 9), tokens: 3, param: "prompt" });
+  });
+
   test("streams, and stops at a stop string, at an abort, and when the loop is left", async () => {
     const full = expectedText("abc", 60);
     const stop = full.slice(20, 23);

@@ -1,4 +1,5 @@
 import { describe, expect, test } from "vitest";
+import { MOST_FILES } from "../../scripts/size.mjs";
 import type { LoadProgress } from "../../src/page/index.js";
 import { CHROMIUM } from "../support/chromium.js";
 import { enginePage, importPackage } from "../support/engine-page.js";
@@ -40,24 +41,33 @@ describe.skipIf(!CHROMIUM)("loading in Chromium", { timeout: 60_000 }, () => {
     expect(shards()).toBe(6);
   });
 
-  test("a cold load asks for the manifest, two packs and the shards, whichever backend runs it", async () => {
-    const load = (): Promise<string> =>
-      at.page.evaluate(async () => {
+  test("a cold load asks for six files of the package, and of an artifact for three and its shards", async () => {
+    const shardBytes = 256;
+    const toys = {
+      f32: toyArtifact({ packed: true, shardBytes }),
+      toy: await toyWasm(undefined, { packed: true, shardBytes }),
+    };
+    const page = await at.page.context().newPage();
+    for (const [program, artifact] of Object.entries(toys)) {
+      at.artifact = artifact;
+      const shards = [...artifact.files.keys()].filter((path) => path.startsWith("weights/"));
+      expect(shards.length).toBeGreaterThan(3);
+      await at.page.evaluate(() => nearfarPackage.deleteModel("/toy/"));
+      await page.goto(at.server.url.href);
+      at.server.requests.length = 0;
+      await importPackage(page, new URL("dist/index.js", at.server.url));
+      const text = await page.evaluate(async () => {
         const engine = await nearfarPackage.createEngine("/toy/");
         const { choices } = await engine.completions.create({ prompt: "q", max_tokens: 9, temperature: 0 });
         await engine.dispose();
-        return choices[0]?.text ?? "";
+        return choices[0]?.text;
       });
-    const toys = { f32: toyArtifact({ packed: true }), toy: await toyWasm(undefined, true) };
-    for (const [program, artifact] of Object.entries(toys)) {
-      at.artifact = artifact;
-      await at.page.evaluate(() => nearfarPackage.deleteModel("/toy/"));
-      at.server.requests.length = 0;
-      expect(await load()).toBe(expectedText("q", 9));
-      const asked = at.server.requests.filter((path) => path.startsWith("toy/")).sort();
+      expect(text).toBe(expectedText("q", 9));
+      const { requests } = at.server;
+      const asked = requests.filter((path) => path.startsWith("toy/")).sort();
       const packs = [`program-${program}`, "tokenizer"].map((name) => `packs/${name}.bin`);
-      const small = asked.filter((path) => !path.includes("weights/"));
-      expect(small).toEqual(["manifest.json", ...packs].map((path) => `toy/${path}`));
+      expect(asked).toEqual(["manifest.json", ...packs, ...shards].map((path) => `toy/${path}`));
+      expect(requests.length - asked.length).toBeLessThanOrEqual(MOST_FILES);
     }
   });
 

@@ -1,15 +1,10 @@
-import type { Page } from "playwright-core";
 import { describe, expect, test } from "vitest";
-import type * as nearfar from "../../src/page/index.js";
 import { CHROMIUM } from "../support/chromium.js";
-import { enginePage, importPackage } from "../support/engine-page.js";
+import { enginePage } from "../support/engine-page.js";
 import { HERMES, TOOLS_TEMPLATE } from "../support/parrot.js";
+import { sharedPages } from "../support/shared-pages.js";
 import { expectedText, toyArtifact } from "../support/toy-artifact.js";
 import { parrotWasm } from "../support/toy-wasm.js";
-
-declare global {
-  var shared: nearfar.Engine;
-}
 
 const workerOf = (imports = "", options = ""): string => `
   import { shareEngine } from "/dist/here.js";
@@ -32,36 +27,7 @@ describe.skipIf(!CHROMIUM)("one model for several pages", { timeout: 120_000 }, 
     };
   };
 
-  const another = async (): Promise<Page> => {
-    const page = await at.page.context().newPage();
-    await page.goto(at.server.url.href);
-    await importPackage(page, new URL("dist/index.js", at.server.url));
-    return page;
-  };
-
-  const open = (page: Page, url = "/toy/"): Promise<string> =>
-    page.evaluate(async (address) => {
-      try {
-        globalThis.shared = await nearfarPackage.createEngine(address, {
-          worker: () => {
-            const { port } = new SharedWorker("/shared.js", { type: "module" });
-            return nearfarPackage.sharedEngine(port);
-          },
-        });
-        return globalThis.shared.model.name;
-      } catch (error) {
-        return String(error);
-      }
-    }, url);
-
-  const ask = (page: Page, prompt: string): Promise<string> =>
-    page.evaluate(async (text) => {
-      const request = { prompt: text, max_tokens: 9, temperature: 0 };
-      const { choices } = await globalThis.shared.completions.create(request);
-      return choices[0]?.text ?? "";
-    }, prompt);
-
-  const shards = (): number => at.server.requests.filter((path) => path.includes("weights/")).length;
+  const { another, open, ask, launches, shards } = sharedPages(at, "/shared.js");
 
   test("in a SharedWorker: loaded once, answers both, stays until the last page leaves", async () => {
     serveWorker();
@@ -72,8 +38,6 @@ describe.skipIf(!CHROMIUM)("one model for several pages", { timeout: 120_000 }, 
       expectedText("q", 9),
       expectedText("z", 9),
     ]);
-    const launches = (page: Page): Promise<number> =>
-      page.evaluate(async () => (await globalThis.shared.stats()).launches);
     expect(await launches(second)).toBe(await launches(at.page));
     await at.page.evaluate(() => globalThis.shared.dispose());
     expect(await ask(second, "b")).toBe(expectedText("b", 9));

@@ -1,49 +1,18 @@
 import type { Page } from "playwright-core";
 import { describe, expect, test } from "vitest";
-import type * as nearfar from "../../src/page/index.js";
 import { CHROMIUM } from "../support/chromium.js";
-import { enginePage, importPackage } from "../support/engine-page.js";
+import { enginePage } from "../support/engine-page.js";
+import { sharedPages } from "../support/shared-pages.js";
 import { expectedText } from "../support/toy-artifact.js";
 
 declare global {
-  var tabs: nearfar.Engine;
   var answers: Promise<unknown[]>;
 }
 
 describe.skipIf(!CHROMIUM)("sharedEngine() chooses where the engine is", { timeout: 120_000 }, () => {
   const at = enginePage();
 
-  /** A page of the same browser profile; `alone`: of a browser that has no SharedWorker. */
-  const another = async (alone: boolean): Promise<Page> => {
-    const page = await at.page.context().newPage();
-    if (alone) await page.addInitScript(() => Reflect.deleteProperty(globalThis, "SharedWorker"));
-    await page.goto(at.server.url.href);
-    await importPackage(page, new URL("dist/index.js", at.server.url));
-    return page;
-  };
-
-  const open = (page: Page, url = "/toy/"): Promise<string> =>
-    page.evaluate(async (address) => {
-      try {
-        globalThis.tabs = await nearfarPackage.createEngine(address, {
-          worker: () => nearfarPackage.sharedEngine(),
-        });
-        return globalThis.tabs.model.name;
-      } catch (error) {
-        return String(error);
-      }
-    }, url);
-
-  const ask = (page: Page, prompt: string): Promise<string> =>
-    page.evaluate(async (text) => {
-      const request = { prompt: text, max_tokens: 9, temperature: 0 };
-      const { choices } = await globalThis.tabs.completions.create(request);
-      return choices[0]?.text ?? "";
-    }, prompt);
-
-  const launches = (page: Page): Promise<number> =>
-    page.evaluate(async () => (await globalThis.tabs.stats()).launches);
-  const shards = (): number => at.server.requests.filter((path) => path.includes("weights/")).length;
+  const { another, open, ask, launches, shards } = sharedPages(at);
 
   describe.each([
     { place: "in a SharedWorker", alone: false },
@@ -66,12 +35,12 @@ describe.skipIf(!CHROMIUM)("sharedEngine() chooses where the engine is", { timeo
       const [first, second] = [await another(alone), await another(alone)];
       await open(first);
       await open(second);
-      await first.evaluate(() => globalThis.tabs.dispose());
+      await first.evaluate(() => globalThis.shared.dispose());
       expect(await ask(second, "b")).toBe(expectedText("b", 9));
       expect(await open(first)).toBe("toy");
       expect(await ask(first, "c")).toBe(expectedText("c", 9));
       expect(shards()).toBe(3);
-      await Promise.all([first, second].map((page) => page.evaluate(() => globalThis.tabs.dispose())));
+      await Promise.all([first, second].map((page) => page.evaluate(() => globalThis.shared.dispose())));
       // Nobody has it: whoever asks next begins anew.
       expect(await open(second)).toBe("toy");
       expect(await ask(second, "q")).toBe(expectedText("q", 9));
@@ -107,7 +76,7 @@ describe.skipIf(!CHROMIUM)("sharedEngine() chooses where the engine is", { timeo
         let text = "";
         try {
           const request = { prompt, max_tokens: 200, temperature: 0, stream: true as const };
-          for await (const { choices } of await globalThis.tabs.completions.create(request)) {
+          for await (const { choices } of await globalThis.shared.completions.create(request)) {
             text += choices[0]?.text ?? "";
             if (text !== "") begun();
           }
@@ -134,7 +103,7 @@ describe.skipIf(!CHROMIUM)("sharedEngine() chooses where the engine is", { timeo
     const second = await another(true);
     await open(second);
     const lost = Promise.all(
-      [first, second].map((page) => page.evaluate(async () => (await globalThis.tabs.lost).code)),
+      [first, second].map((page) => page.evaluate(async () => (await globalThis.shared.lost).code)),
     );
     await first.workers()[0]?.evaluate(() => {
       setTimeout(() => {
@@ -142,7 +111,7 @@ describe.skipIf(!CHROMIUM)("sharedEngine() chooses where the engine is", { timeo
       });
     });
     expect(await lost).toEqual(["worker-failed", "worker-failed"]);
-    await Promise.all([first, second].map((page) => page.evaluate(() => globalThis.tabs.reload())));
+    await Promise.all([first, second].map((page) => page.evaluate(() => globalThis.shared.reload())));
     expect(await Promise.all([ask(first, "q"), ask(second, "z")])).toEqual([
       expectedText("q", 9),
       expectedText("z", 9),

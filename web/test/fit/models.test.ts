@@ -12,7 +12,7 @@ let server: StaticServer;
 let wasm: ToyArtifact;
 let webgpu: ToyArtifact;
 beforeAll(async () => {
-  wasm = await toyWasm(undefined, true);
+  wasm = await toyWasm(undefined, { packed: true });
   webgpu = toyArtifact({ features: ["shader-f16"] });
   const places: [string, ToyArtifact][] = [
     ["org/toy/resolve/v1/", wasm],

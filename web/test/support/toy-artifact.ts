@@ -171,20 +171,20 @@ export class Files extends Map<string, Uint8Array> {
   }
 }
 
-function weights(files: Files, build: number) {
+function weights(files: Files, build: number, shardBytes: number) {
   const stream = new Uint8Array(256 + MARKS * 4);
   // Between the two tensors.
   stream[100] = build;
   new Float32Array(stream.buffer, 0, 2).set([1, 0.01]);
   new Uint32Array(stream.buffer, 256, MARKS).set(Array.from({ length: MARKS }, (_, i) => i * 3));
   const shards = [];
-  for (let start = 0; start < stream.length; start += SHARD_BYTES)
-    shards.push(files.put(`weights/0000${shards.length}.bin`, stream.slice(start, start + SHARD_BYTES)));
+  for (let start = 0; start < stream.length; start += shardBytes)
+    shards.push(files.put(`weights/0000${shards.length}.bin`, stream.slice(start, start + shardBytes)));
   const tensors = [
     { name: "rope.base.inv_freq", dtype: "float32", shape: [HEAD_DIM / 2], offset: 0, bytes: 8 },
     { name: "marks", dtype: "uint32", shape: [MARKS], offset: 256, bytes: MARKS * 4 },
   ];
-  return { bytes: stream.length, shard_bytes: SHARD_BYTES, shards, tensors };
+  return { bytes: stream.length, shard_bytes: shardBytes, shards, tensors };
 }
 
 /** By docs/artifact.md, of whatever is there: of the tokenizer, and of the programs, which share theirs. */
@@ -280,6 +280,8 @@ export interface ToyOptions {
   /** Characters that tokens stand for instead of their own. */
   readonly instead?: Readonly<Record<string, string>>;
   readonly contextLength?: number;
+  /** How the weights are cut: into three by default. */
+  readonly shardBytes?: number;
   readonly eosTokenIds?: readonly number[];
   /** More of the manifest. */
   readonly more?: object;
@@ -308,7 +310,7 @@ export function toyArtifact(options: ToyOptions = {}): ToyArtifact {
     groups: [{ window: null }],
     caches: [{ kv_heads: 1, head_dim: HEAD_DIM, group: 0 }],
     ropes: { base: { inv_freq: "rope.base.inv_freq", scale: 1 } },
-    weights: weights(files, build),
+    weights: weights(files, build, options.shardBytes ?? SHARD_BYTES),
   };
   const runs = other?.(files) ?? { target: "webgpu", programs: [program(files, features)] };
   const tokenizerFiles = [

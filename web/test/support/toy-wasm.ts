@@ -364,8 +364,11 @@ async function speaking(speech: Speech, options: ToyOptions): Promise<ToyArtifac
 }
 
 /** It answers just as the toy for WebGPU does. */
-export function toyWasm(chatTemplate?: string, packed = false): Promise<ToyArtifact> {
-  return speaking(HASHED, { chatTemplate, packed });
+export function toyWasm(
+  chatTemplate?: string,
+  cut: Pick<ToyOptions, "packed" | "shardBytes"> = {},
+): Promise<ToyArtifact> {
+  return speaking(HASHED, { chatTemplate, ...cut });
 }
 
 /** `more`: of its manifest. */
