@@ -65,9 +65,7 @@ export async function transformers({ artifact, prompt, tokens, threads }) {
   env.allowRemoteModels = false;
   const [, folder, name] = new URL(artifact, location.href).pathname.match(/^(.*\/)(.+)\/$/);
   env.localModelPath = folder;
-  // Its default, the build with WebGPU, has no GatherBlockQuantized for the processor.
-  const ort = new URL("./onnxruntime/ort-wasm-simd-threaded", location.href).href;
-  env.backends.onnx.wasm.wasmPaths = { mjs: `${ort}.mjs`, wasm: `${ort}.wasm` };
+  env.backends.onnx.wasm.wasmPaths = new URL("./onnxruntime/", location.href).href;
   env.backends.onnx.wasm.numThreads = threads;
   const { model, tokenizer } = await pipeline("text-generation", name, { device: "wasm" });
   const load_ms = performance.now() - began;

@@ -87,7 +87,7 @@ class EngineCore:
         buckets = sorted(function.size for function in program.functions["step"])
         self.largest_bucket = buckets[-1]
         """Rows of the largest step that the program has."""
-        rows = max(function.rows for function in program.functions["step"])
+        rows = min(max(each.rows for each in function) for function in program.functions.values())
         windows = [group.window for group in manifest.groups]
         table = SequenceTable(pages, cache.page_size, cache.slots, windows)
         self.context = table.longest(MAX_STEP, model.context_length)

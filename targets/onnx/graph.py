@@ -58,12 +58,10 @@ class Graph:
             self._tensors[name] = numpy_helper.from_array(array, name)
         return name
 
-    def external(self, name: str, placed: Placed, shape: Sequence[int] | None = None) -> str:
-        """A tensor whose bytes lie in a file. `shape`: another one of the same size."""
-        dims = tuple(placed.shape if shape is None else shape)
-        value = name if dims == placed.shape else f"{name}.{'x'.join(map(str, dims))}"
-        if value not in self._tensors:
-            tensor = TensorProto(name=value, data_type=DTYPES[placed.dtype], dims=dims)
+    def external(self, name: str, placed: Placed) -> str:
+        """A tensor whose bytes lie in a file."""
+        if name not in self._tensors:
+            tensor = TensorProto(name=name, data_type=DTYPES[placed.dtype], dims=placed.shape)
             tensor.data_location = TensorProto.EXTERNAL
             for key, entry in (
                 ("location", placed.file),
@@ -71,8 +69,8 @@ class Graph:
                 ("length", str(placed.bytes)),
             ):
                 tensor.external_data.add(key=key, value=entry)
-            self._tensors[value] = tensor
-        return value
+            self._tensors[name] = tensor
+        return name
 
     def input(self, name: str, dtype: str, shape: Extents, default: npt.ArrayLike | None = None) -> str:
         """An input; with a `default` it may be left out."""

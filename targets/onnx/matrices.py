@@ -1,4 +1,4 @@
-"""Matrices in ONNX Runtime's operators: with our integers as MatMulNBits and GatherBlockQuantized read them.
+"""Matrices in ONNX Runtime's operators: products as MatMulNBits reads our integers, rows by plain operators.
 
 Our weights are w = scale·q + bias, theirs scale·(q − zero), where `zero` is half the codes' range if none is
 given. So w = scale·(q − half) + d with d = bias + scale·half, and x·Wᵀ is MatMulNBits plus the sums of each
@@ -87,42 +87,52 @@ class Products:
         return out if bias is None else graph.node("Add", out, bias)
 
     def rows(self, ids: str, name: str) -> str:
-        """Rows of a matrix: ids [...] to float32 [..., k]."""
+        """Rows of a matrix: ids [b, l] to float32 [b, l, k].
+
+        GatherBlockQuantized does the same in one, but builds of ONNX Runtime for browsers lack it.
+        """
         graph, matrix = self.graph, self.matrices[name]
         if not matrix.quantized:
             found = graph.node("Gather", self._tensor(name, "weight"), ids, axis=0)
             return found if matrix.bits == 32 else graph.node("Cast", found, to=1)
-        placed = self.placed[name]
-        codes = graph.external(
-            f"{name}.codes", placed["codes"], (matrix.n, placed["codes"].bytes // matrix.n)
-        )
-        given = [codes, ids, self._wide(name, "scales"), *self._zeros(name)]
-        rows = graph.node(
-            "GatherBlockQuantized",
-            *given,
-            domain=MICROSOFT,
-            bits=stored_bits(matrix.bits),
-            block_size=matrix.group,
-            gather_axis=0,
-            quantize_axis=1,
-        )
-        if "zeros" in placed:
-            return rows
-        offsets = graph.node("Gather", self._offsets(name), ids, axis=0)
         blocks = matrix.k // matrix.group
-        apart = graph.node("Reshape", rows, graph.constant([0, 0, blocks, matrix.group], "int64"))
-        spread = graph.node("Unsqueeze", offsets, graph.constant([-1], "int64"))
-        return graph.node(
-            "Reshape", graph.node("Add", apart, spread), graph.constant([0, 0, matrix.k], "int64")
-        )
+        codes = self._codes(name, "codes", ids, [0, 0, blocks, matrix.group])
+        scales = self._by_group(self._gathered(name, "scales", ids))
+        if "zeros" in self.placed[name]:
+            padded = self._codes(name, "zeros", ids, [0, 0, -1])
+            bounds = (graph.constant([value], "int64") for value in (0, blocks, -1))
+            zeros = self._by_group(graph.node("Slice", padded, *bounds))
+            rows = graph.node("Mul", graph.node("Sub", codes, zeros), scales)
+        else:
+            biases = self._by_group(self._gathered(name, "biases", ids))
+            rows = graph.node("Add", graph.node("Mul", codes, scales), biases)
+        return graph.node("Reshape", rows, graph.constant([0, 0, matrix.k], "int64"))
+
+    def _codes(self, name: str, part: str, ids: str, shape: list[int]) -> str:
+        """Rows of packed codes, the first in the lowest bits, as float32 of a shape."""
+        graph, bits = self.graph, stored_bits(self.matrices[name].bits)
+        packed = graph.node("Gather", self._tensor(name, part), ids, axis=0)
+        if bits < 8:
+            shifts, mask = np.arange(0, 8, bits), (1 << bits) - 1
+            spread = graph.node("Unsqueeze", packed, graph.constant([-1], "int64"))
+            shifted = graph.node("BitShift", spread, graph.constant(shifts, "uint8"), direction="RIGHT")
+            apart = graph.node("BitwiseAnd", shifted, graph.constant(mask, "uint8"))
+            packed = graph.node("Reshape", apart, graph.constant(shape, "int64"))
+        return graph.node("Cast", packed, to=1)
+
+    def _gathered(self, name: str, part: str, ids: str) -> str:
+        return self.graph.node("Gather", self._wide(name, part), ids, axis=0)
+
+    def _by_group(self, values: str) -> str:
+        """One value a group, [..., k/group] to [..., k/group, 1]."""
+        return self.graph.node("Unsqueeze", values, self.graph.constant([-1], "int64"))
 
     def _quantized(self, x: str, name: str) -> str:
         graph, matrix = self.graph, self.matrices[name]
         level = {"accuracy_level": 4} if self.int8 else {}
-        codes = graph.external(f"{name}.codes", self.placed[name]["codes"])
         out = graph.node(
             "MatMulNBits",
-            *(x, codes, self._wide(name, "scales"), *self._zeros(name)),
+            *(x, self._tensor(name, "codes"), self._wide(name, "scales"), *self._zeros(name)),
             domain=MICROSOFT,
             K=matrix.k,
             N=matrix.n,

@@ -34,7 +34,7 @@ FORCE = """
   chat.create = (request) => {
     window.asked.push(JSON.parse(JSON.stringify(request)));
     const choice = { type: "function", function: { name: "current_time" } };
-    return create(window.asked.length === 1 ? { ...request, tool_choice: choice } : request);
+    return create({ ...request, ...(window.asked.length === 1 ? { tool_choice: choice } : window.later) });
   };
 }
 """
@@ -122,10 +122,10 @@ def test_a_tool_is_called_in_the_page_and_told_of(chromium: Any, address: str) -
 
 
 def test_a_call_stays_where_no_answer_follows(chromium: Any, address: str) -> None:
-    # With what the tools say of themselves this is more than the context holds, once there is a call.
-    page = opened(new_page(chromium, address), 220)
+    page = opened(new_page(chromium, address), 120)
     page.tab.locator("#tools").check()
     page.tab.evaluate(FORCE)
+    page.tab.evaluate("window.later = { max_tokens: 500 }")  # with the tools' own words, more than fits
     page.tab.locator("#prompt").fill("What time is it?")
     page.tab.get_by_role("button", name="Send").click()
     assert page.wait("done", "error") == "error"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.shared_data import shared_data
-from tests.support.artifacts import Built
+from tests.support.artifacts import Built, reference
 from tests.support.browser import browser
 from tests.support.paths import WEB
 
@@ -79,12 +79,23 @@ def packages() -> dict[str, Path]:
     return folders
 
 
-def test_transformers_js_tells_the_golden_story(built: Built, packages: dict[str, Path]) -> None:
-    root = built("stories260K", "none")
+def told(root: Path, packages: dict[str, Path], prompt: list[int], count: int) -> str:
+    """The greedy text of a prompt and so many tokens, as the package's default build gives it."""
     with served({**packages, "models": root}) as address, browser() as chromium:
         tab = chromium.new_page()
         tab.goto(address)
         tab.wait_for_function("window.ready")
-        text = tab.evaluate("options => tell('onnx', options)", {"prompt": [1], "count": 199})
+        return str(tab.evaluate("options => tell('onnx', options)", {"prompt": prompt, "count": count}))
+
+
+def test_transformers_js_tells_the_golden_story(built: Built, packages: dict[str, Path]) -> None:
     golden = shared_data("models", "stories260K", "golden_greedy.txt").read_text(encoding="utf-8")
-    assert text.strip() == golden.strip()
+    assert told(built("stories260K", "none"), packages, [1], 199).strip() == golden.strip()
+
+
+def test_transformers_js_reads_quantized_matrices(built: Built, packages: dict[str, Path]) -> None:
+    """Embedding and head among them: rows and products are read by operators of their own."""
+    expected = reference("classics-7M", "q4")
+    ids = expected.tokenizer.encode("It was the best of", add_special_tokens=False)
+    text = told(built("classics-7M", "q4"), packages, ids, 40)
+    assert text == "It was the best of" + expected.continuation(ids, 40)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from nearfar.edge_runtime.engine.requests import TokenEvent
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.errors import DeviceError, RequestError
 from tests.support import tiny
+from tests.support.numpy_executor import NumpyExecutor
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 both = pytest.mark.parametrize("pipelined", [True, False], ids=["pipelined", "lockstep"])
@@ -62,6 +64,18 @@ async def test_a_mixed_batch_gives_what_each_gives_alone(pipelined: bool) -> Non
     assert core.scheduler.table.sequences == {}
     await core.close()
     assert core.executor.closed
+
+
+@both
+async def test_a_program_that_samples_fewer_rows_than_a_step_has_takes_turns(pipelined: bool) -> None:
+    expected = [await alone(tokens, params) for tokens, params in MIXED]
+    description = tiny.manifest()
+    program = description.programs[0]
+    few = {name: made if name == "step" else made[:1] for name, made in program.functions.items()}
+    executor = NumpyExecutor(tiny.CONFIG, tiny.weights(), pages=64, page_size=16, slots=8)
+    core = EngineCore(executor, description, replace(program, functions=few), (64,), pipelined=pipelined)
+    assert await asyncio.gather(*(collect(core, *request) for request in MIXED)) == expected
+    await core.close()
 
 
 @both

@@ -198,6 +198,26 @@ describe.each(BROWSERS)("WebAssembly in %s", { timeout: 60_000 }, (name, path, o
       { url, options, prompts, count },
     );
 
+  /**
+   * On an isolated page. Where Firefox is driven by WebDriver on a busy machine, `new Worker` in a worker never
+   * comes back on one page of some twenty: the engine says that its worker hangs, and the next page works.
+   */
+  const sayIsolated = async (
+    url: string,
+    options: nearfar.EngineOptions,
+    prompts: readonly string[],
+    count: number,
+  ): Promise<Said> => {
+    const patience = name === "Firefox" ? { patience: 10 } : {};
+    for (let tries = name === "Firefox" ? 3 : 1; ; tries--) {
+      try {
+        return await say(await page(ISOLATED), url, { ...options, ...patience }, prompts, count);
+      } catch (error) {
+        if (tries === 1 || !String(error).includes("it hangs")) throw error;
+      }
+    }
+  };
+
   test.skipIf(!path)("an isolated page has threads, another has one", async () => {
     const prompt = harmless(40);
     const alone = await say(await page({}), "/toy/", { threads: 2 }, [prompt], 40);
@@ -207,7 +227,7 @@ describe.each(BROWSERS)("WebAssembly in %s", { timeout: 60_000 }, (name, path, o
       stats: { threads: 1, program: "toy", backend: { name: "wasm", why: "only" } },
       warnings: [expect.stringMatching(/^One thread computes, not 2: .*Cross-Origin-Opener-Policy/)],
     });
-    const together = await say(await page(ISOLATED), "/toy/", { threads: 3 }, [prompt], 40);
+    const together = await sayIsolated("/toy/", { threads: 3 }, [prompt], 40);
     expect(together).toMatchObject({
       texts: [expectedText(prompt, 40)],
       isolated: true,
@@ -219,7 +239,7 @@ describe.each(BROWSERS)("WebAssembly in %s", { timeout: 60_000 }, (name, path, o
   test.skipIf(!path)("a trap ends a request by name, and the next one is answered", async () => {
     const prompt = harmless(20);
     const bad = `${prompt}${String.fromCharCode(TRAPS + 31)}`;
-    const { texts } = await say(await page(ISOLATED), "/toy/", { threads: 2 }, [prompt, bad, prompt], 20);
+    const { texts } = await sayIsolated("/toy/", { threads: 2 }, [prompt, bad, prompt], 20);
     const expected = expectedText(prompt, 20);
     expect(texts).toEqual([
       expected,
@@ -311,14 +331,10 @@ describe.each(BROWSERS)("WebAssembly in %s", { timeout: 60_000 }, (name, path, o
   test.skipIf(!path || !REAL || REAL_TEXT === null)(
     "a real artifact says what it says elsewhere",
     async () => {
-      for (const [sent, threads] of [
-        [{}, 1],
-        [ISOLATED, 2],
-      ] as const) {
-        const { texts, stats } = await say(await page(sent), "/real/", { threads }, [""], 199);
-        expect(texts).toEqual([REAL_TEXT]);
-        expect(stats.threads).toBe(threads);
-      }
+      const alone = await say(await page({}), "/real/", { threads: 1 }, [""], 199);
+      const together = await sayIsolated("/real/", { threads: 2 }, [""], 199);
+      expect([alone.texts, together.texts]).toEqual([[REAL_TEXT], [REAL_TEXT]]);
+      expect([alone.stats.threads, together.stats.threads]).toEqual([1, 2]);
     },
   );
 });
