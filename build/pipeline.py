@@ -13,6 +13,7 @@ from nearfar.build import manifest
 from nearfar.build.calibration.quality import check_quality, refined
 from nearfar.build.output import output_directory
 from nearfar.build.packs import write_packs
+from nearfar.build.room import lacking
 from nearfar.build.source import BuildOptions, Source, open_source
 from nearfar.build.timings import Timings
 from nearfar.build.weights.container import Checkpoint
@@ -82,6 +83,7 @@ def build(
             f"of {', '.join(lacking)}: leave that out of --products, or add a target or class (nearfar build "
             "--help)"
         )
+    _check_room(source, targets, options)
     with ExitStack() as stack:
         roots = {name: stack.enter_context(output_directory(options.out / name)) for name in targets}
         with timings.phase("calibrate"):
@@ -101,6 +103,19 @@ def build(
     for path in paths:
         trust.remember(path)
     return paths
+
+
+def _check_room(source: Source, targets: Mapping[str, Target], options: BuildOptions) -> None:
+    """BuildError before anything is computed where the disk has no room for the weights of all targets.
+
+    What is to be replaced stays until its successor is whole. Kernels and tokenizers are small beside that.
+    """
+    each = sum(source.bytes_of(param) for param in source.params)
+    if lack := lacking(options.out, each * len(targets)):
+        raise BuildError(
+            f"building {source.checkpoint.name} for {', '.join(targets)} {lack}: free some space, build for "
+            "fewer targets or with fewer bits, or choose another output directory (NEARFAR_HOME: the store's)"
+        )
 
 
 def _write_weights(

@@ -110,6 +110,10 @@ class Source:
         """The weights, in the order in which a step reads them."""
         return self.model.step.params
 
+    def bytes_of(self, param: Param) -> int:
+        """Of a weight as targets store it."""
+        return self.matrices[param.name].bytes if param.is_matrix else 4 * param.n
+
 
 def open_source(options: BuildOptions) -> Source:
     """Open and check the checkpoint; CheckpointError or BuildError before any weight is read."""

@@ -12,6 +12,8 @@ import numpy.typing as npt
 from nearfar.targets.codes import BITS, pack_codes, unpack_codes
 
 Array = npt.NDArray[np.generic]
+SCALES_BYTES = 4
+"""Of a group: its scale and its bias."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,12 @@ class Matrix:
     def quantized(self) -> bool:
         """Whether the matrix holds integers with scales and biases."""
         return self.bits in BITS
+
+    @property
+    def bytes(self) -> int:
+        """As it is stored, scales and biases included."""
+        values = self.n * self.k * self.bits // 8
+        return values + self.n * (self.k // self.group) * SCALES_BYTES if self.quantized else values
 
     @property
     def label(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nearfar.build.calibration.allocation import size_of
 from nearfar.build.calibration.quality import refined
 from nearfar.build.source import BuildOptions, Quality, open_source
 from nearfar.build.weights.quantize import Scheme, dequantize, quantize
@@ -31,10 +30,9 @@ def make(
         if not param.is_matrix:
             continue
         matrix = source.matrices[param.name]
+        size += matrix.bytes
         if not matrix.quantized:
-            size += matrix.n * matrix.k * matrix.bits // 8
             continue
-        size += size_of(matrix, matrix.bits)
         for name in param.tensors:
             stored = (
                 solved[name]

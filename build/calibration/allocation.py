@@ -26,14 +26,11 @@ from nearfar.errors import BuildError
 from nearfar.step import ops
 from nearfar.step.params import Param
 from nearfar.targets.codes import BITS
-from nearfar.targets.quantized import Matrix
 
 PROBE = 3
 """Bits that a sensitivity is measured at: enough that the rest of the model still works."""
 WINDOWS, LENGTH = 8, 256
 """Of the text, what costs are measured with."""
-SCALES = 4
-"""Bytes of a group's scale and bias."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +40,6 @@ class Costs:
     weights: int
     size: Mapping[int, int]
     loss: Mapping[int, float]
-
-
-def size_of(matrix: Matrix, bits: int) -> int:
-    """Bytes of a matrix's codes, scales and biases."""
-    return matrix.n * matrix.k * bits // 8 + matrix.n * (matrix.k // matrix.group) * SCALES
 
 
 def measure(
@@ -73,7 +65,7 @@ def measure(
             matrix = source.matrices[name]
             costs[name] = Costs(
                 matrix.n * matrix.k,
-                {bits: size_of(matrix, bits) for bits in errors},
+                {bits: replace(matrix, bits=bits).bytes for bits in errors},
                 {bits: error * lost / max(errors[PROBE], 1e-30) for bits, error in errors.items()},
             )
         if index < len(parts) - 1:
@@ -192,16 +184,8 @@ def allocated(
         assert bits is not None
         budget = int(bits * weights / 8)
     else:
-        budget = fit - sum(_stored(source, param) for param in source.params if param.name not in costs)
+        budget = fit - sum(source.bytes_of(param) for param in source.params if param.name not in costs)
     return with_bits(source, allocate(costs, budget))
-
-
-def _stored(source: Source, param: Param) -> int:
-    """Bytes of a parameter as it is stored."""
-    if not param.is_matrix:
-        return 4 * param.n
-    matrix = source.matrices[param.name]
-    return size_of(matrix, matrix.bits) if matrix.quantized else matrix.n * matrix.k * matrix.bits // 8
 
 
 def with_bits(source: Source, bits: Mapping[str, int]) -> Source:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from nearfar.build.weights.checkpoint import open_directory
 from nearfar.build.weights.container import Checkpoint
+from nearfar.build.weights.foreign import file_is
 from nearfar.build.weights.gguf.container import claims_gguf, open_gguf
 from nearfar.build.weights.hub import download
 from nearfar.build.weights.mlc_directory import is_mlc, open_mlc
@@ -45,7 +46,8 @@ def open_checkpoint(source: str | Path) -> Checkpoint:
     for container in CONTAINERS:
         if container.claims(path):
             return container.open(path, name)
+    what = file_is(path) or "a file, and no GGUF file"
     raise CheckpointError(
-        f"{path} is a file, and no GGUF file: name one, or the directory that holds config.json and "
+        f"{path} is {what}. A checkpoint is a GGUF file, or a directory with config.json and "
         "model.safetensors"
     )

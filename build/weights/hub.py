@@ -6,14 +6,20 @@ is said behind a colon, as for llama.cpp and Ollama: `owner/name:Q4_K_M`, or a f
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
 
+from nearfar.build.room import lacking
 from nearfar.build.weights.checkpoint import CONFIG_FILES, INDEX, TOKENIZER_FILES
 from nearfar.build.weights.gguf.container import stem_of
 from nearfar.build.weights.mlc_directory import MLC_FILES
 from nearfar.errors import CheckpointError
 from nearfar.hub_ids import HUB_ID
+
+if TYPE_CHECKING:
+    from huggingface_hub import DryRunFileInfo
 
 PATTERNS = (
     "*.safetensors",
@@ -119,14 +125,35 @@ def _names(repository: str) -> list[str]:
 
 
 def _snapshot(repository: str, patterns: Sequence[str]) -> Path:
-    """The files of a repository that match, in the cache."""
+    """The files of a repository that match, in the cache, which must have room for what it lacks of them."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import (
+        DryRunError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+    )
 
+    wanted = list(patterns)
     try:
-        return Path(snapshot_download(repository, allow_patterns=list(patterns)))
+        with contextlib.suppress(DryRunError):  # without a network, what there is will do
+            _check_room(repository, snapshot_download(repository, allow_patterns=wanted, dry_run=True))
+        return Path(snapshot_download(repository, allow_patterns=wanted))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise _failed(repository, error) from error
+
+
+def _check_room(repository: str, files: Iterable[DryRunFileInfo]) -> None:
+    from huggingface_hub import constants
+
+    cache = Path(constants.HF_HUB_CACHE)
+    begun = (cache / f"models--{repository.replace('/', '--')}").glob("blobs/*.incomplete")
+    missing = sum(file.file_size or 0 for file in files if file.will_download)
+    if lack := lacking(cache, missing - sum(file.stat().st_size for file in begun)):
+        raise CheckpointError(
+            f"the download of {repository} {lack}: free some space, or let HF_HOME name a folder on another "
+            "disk"
+        )
 
 
 def _failed(repository: str, error: Exception) -> CheckpointError:

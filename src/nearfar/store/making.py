@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from nearfar.build.weights.foreign import folder_is
 from nearfar.edge_runtime.artifact.finder import find_artifacts, holds_artifacts
 from nearfar.edge_runtime.devices import AUTO, device, device_names, parse_device
-from nearfar.errors import NearfarError
+from nearfar.errors import NearfarError, StoreError
 from nearfar.store.entries import Entry, Store, Wanted
 from nearfar.store.naming import holds_checkpoint, mark_of, wanted_of
 
@@ -50,6 +51,8 @@ def artifacts_at(given: str, runner: Runner, build: Build, tell: Tell) -> Path:
     """
     path = Path(given).expanduser()
     if path.is_dir() and (holds_artifacts(path) or not holds_checkpoint(path)):
+        if not holds_artifacts(path) and (what := folder_is(path)):
+            raise StoreError(f"{path} is {what}")
         find_artifacts(path)  # says what is not there
         return path
     store = Store()

@@ -1,0 +1,75 @@
+"""Nothing is computed or downloaded that the disk has no room for."""
+
+from __future__ import annotations
+
+import shutil
+from collections import namedtuple
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nearfar.build.pipeline import BuildOptions, build
+from nearfar.build.room import lacking
+from nearfar.build.weights.hub import download
+from nearfar.errors import BuildError, CheckpointError
+from tests.shared_data import shared_data
+from tests.support.hub import hub
+
+SAMPLE = Path(__file__).resolve().parents[2] / "examples" / "sample-model"
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Makes every disk have so many bytes free."""
+    return lambda count: monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(1 << 40, 0, count))
+
+
+def test_a_build_asks_for_the_weights_of_every_target(tmp_path: Path, free: Callable[[int], None]) -> None:
+    told: list[str] = []
+
+    def options(*targets: str) -> BuildOptions:
+        return BuildOptions(str(SAMPLE), tmp_path / "new" / "out", targets, "q4")
+
+    free(3_000_000)  # of one of 2.8 MB there is room, not of two
+    with pytest.raises(BuildError, match=r"mlx, cpu needs 6 MB at least, .*has 3 MB free: free some space"):
+        build(options("mlx", "cpu"), lambda stage, done, total: told.append(stage))
+    assert told == []
+    assert list(tmp_path.iterdir()) == []
+    (path,) = build(options("mlx"))
+    weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    assert 2_500_000 < weights < 3_000_000
+    free(weights - 200_000)
+    with pytest.raises(BuildError, match="NEARFAR_HOME"):
+        build(options("mlx"))
+
+
+def test_a_download_asks_for_what_the_cache_lacks(
+    tmp_path: Path, free: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    constants = pytest.importorskip("huggingface_hub.constants")
+    cache = tmp_path / "cache"
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    with hub({"someone/stories": shared_data("models", "stories260K")}) as at:
+        monkeypatch.setattr(constants, "ENDPOINT", at.url)
+        template = f"{at.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        free(500_000)
+        with pytest.raises(
+            CheckpointError, match=r"download of someone/stories needs 1 MB .* has 0 MB free: .*HF_HOME"
+        ):
+            download("someone/stories")
+        assert not [line for line in at.asked if line.startswith("GET") and "resolve" in line]
+        free(50_000_000)
+        folder = download("someone/stories")
+        free(0)
+        assert download("someone/stories") == folder, "all of it is there"
+
+
+def test_a_disk_that_does_not_say_is_no_reason_to_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    def silent(path: Path) -> Usage:
+        raise OSError("no such call")
+
+    monkeypatch.setattr(shutil, "disk_usage", silent)
+    assert lacking(Path("anywhere"), 1 << 60) is None
