@@ -43,10 +43,10 @@ describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => 
     const kernels = result.progress.flatMap((event) => (event.phase === "kernels" ? [event] : []));
     expect(kernels[0]?.total).toBeGreaterThan(0);
     expect(kernels.at(-1)?.compiled).toBe(kernels.at(-1)?.total);
-    expect(result.progress.filter(({ phase }) => phase !== "kernels").at(-1)).toEqual({
-      phase: "ready",
-      fraction: 1,
-    });
+    const reading = result.progress.flatMap((event) => (event.phase === "prompt" ? [event] : []));
+    expect(reading.at(-1)).toMatchObject({ read: reading.at(-1)?.total });
+    const loading = result.progress.filter(({ phase }) => phase !== "kernels" && phase !== "prompt");
+    expect(loading.at(-1)).toEqual({ phase: "ready", fraction: 1 });
     const fractions = result.progress.map(({ fraction }) => fraction ?? 1);
     expect(fractions).toEqual([...fractions].sort((a, b) => a - b));
   });
