@@ -13,7 +13,6 @@ from nearfar.build import manifest
 from nearfar.build.calibration.quality import check_quality, refined
 from nearfar.build.output import output_directory
 from nearfar.build.packs import write_packs
-from nearfar.build.room import lacking
 from nearfar.build.source import BuildOptions, Source, open_source
 from nearfar.build.timings import Timings
 from nearfar.build.weights.container import Checkpoint
@@ -27,6 +26,7 @@ from nearfar.format.adapters import DEVICE_CLASSES
 from nearfar.format.kv import OF_BITS
 from nearfar.format.manifest import FORMAT, VERSION, Manifest, TokenizerFiles, Weights, document
 from nearfar.format.seal import seal
+from nearfar.room import lacking
 from nearfar.targets import target_names, target_of
 from nearfar.targets.kernels import PRODUCTS
 from nearfar.targets.target import Made, Target

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from nearfar.build.room import lacking
 from nearfar.build.weights.checkpoint import CONFIG_FILES, INDEX, TOKENIZER_FILES
 from nearfar.build.weights.gguf.container import stem_of
 from nearfar.build.weights.mlc_directory import MLC_FILES
 from nearfar.errors import CheckpointError
 from nearfar.hub_ids import HUB_ID
+from nearfar.room import lacking
 
 if TYPE_CHECKING:
     from huggingface_hub import DryRunFileInfo

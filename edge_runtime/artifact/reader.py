@@ -30,7 +30,7 @@ _hashes: dict[tuple[str, int, int], str] = {}
 
 
 @dataclass(frozen=True)
-class _Expected:
+class Expected:
     """A file that must be there; `bytes` and `sha256` are checked when known."""
 
     file: str
@@ -67,11 +67,11 @@ class Artifact:
 
         `told`: how many bytes of how many have been read.
         """
-        files = list(self._files())
+        files = list(self.files())
         done, total = 0, sum(expected.bytes or 0 for expected in files)
         problems = []
         with ThreadPoolExecutor(4) as pool:
-            for expected, problem in zip(files, pool.map(self._check, files), strict=True):
+            for expected, problem in zip(files, pool.map(self.problem, files), strict=True):
                 done += expected.bytes or 0
                 told(done, total)
                 if problem:
@@ -264,25 +264,26 @@ class Artifact:
         }
         return sorted(found - listed)
 
-    def _files(self) -> Iterator[_Expected]:
+    def files(self) -> Iterator[Expected]:
+        """Every file that must be there, as the manifest lists it."""
         own = [file for file in (self.manifest.config, self.manifest.function) if file is not None]
         manifest = self.manifest
         for file in (*manifest.weights.shards, *manifest.tokenizer.files, *manifest.packs, *own):
-            yield _Expected(file.file, file.bytes, file.sha256)
+            yield Expected(file.file, file.bytes, file.sha256)
         for program in self.manifest.programs:
             if program.library is not None:
-                yield _Expected(program.library, None, program.library_sha256)
+                yield Expected(program.library, None, program.library_sha256)
             if program.figures is not None:
-                yield _Expected(program.figures.file, program.figures.bytes, program.figures.sha256)
+                yield Expected(program.figures.file, program.figures.bytes, program.figures.sha256)
             for kernel in program.kernels.values():
                 if kernel.file is not None:
-                    yield _Expected(kernel.file, None, kernel.sha256)
+                    yield Expected(kernel.file, None, kernel.sha256)
             for buckets in program.functions.values():
                 for function in buckets:
                     if function.plan is not None:
-                        yield _Expected(function.plan, None, function.sha256)
+                        yield Expected(function.plan, None, function.sha256)
 
-    def _check(self, expected: _Expected) -> str | None:
+    def problem(self, expected: Expected) -> str | None:
         """What is wrong with a file, None if nothing is."""
         path = self.path / expected.file
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -141,3 +142,36 @@ def test_artifacts_are_copied_out(home: Path, tmp_path: Path) -> None:
     assert code == 0, err
     assert (tmp_path / "out" / "mlx" / "manifest.json").is_file()
     assert nearfar(home, "run", tmp_path / "out", *GREEDY, "")[0] == 0
+
+
+def test_artifacts_at_a_url_are_fetched_once(home: Path, tmp_path: Path) -> None:
+    folder = Path(listed(home)[0]["path"])
+    with hub({"some/host": folder}) as host:
+        url = f"{host.url}/some/host/resolve/stories"
+        both = [start(tmp_path, "run", url, *GREEDY, "") for _ in range(2)]
+        done = [one.communicate(timeout=300) for one in both]
+        assert [one.returncode for one in both] == [0, 0], done
+        assert all(out.startswith(BEGINNING) for out, _ in done)
+        shards = [line for line in host.asked if line.endswith("model.safetensors")]
+        assert len(shards) == 1  # two processes, one download
+    (entry,) = listed(tmp_path)
+    assert (entry["name"], entry["source"], entry["targets"]) == ("stories", f"{url}/", ["mlx"])
+    code, out, err = nearfar(tmp_path, "run", "stories", *GREEDY, "")  # the host is gone
+    assert (code, out.startswith(BEGINNING)) == (0, True), err
+
+
+def test_ctrl_c_in_a_download_leaves_nothing_half(home: Path, tmp_path: Path) -> None:
+    folder = Path(listed(home)[0]["path"])
+    with hub({"some/host": folder}) as host:
+        url = f"{host.url}/some/host/resolve/stories"
+        host.hold["mlx/model.safetensors"] = 1000
+        pulling = start(tmp_path, "pull", url, "--target", "mlx")
+        assert host.held.wait(60)
+        pulling.send_signal(signal.SIGINT)
+        pulling.communicate(timeout=10)
+        assert pulling.returncode != 0
+        assert listed(tmp_path) == []
+        code, _, err = nearfar(tmp_path, "pull", url, "--target", "mlx")
+        assert code == 0, err
+        assert any(line.endswith("model.safetensors bytes=1000-") for line in host.asked)
+    assert [entry["name"] for entry in listed(tmp_path)] == ["stories"]

@@ -1,7 +1,8 @@
 """A server with the Hugging Face hub's interface over local directories, for its own client to talk to.
 
 As of huggingface_hub 1: a repository's info and tree under /api/models, its files under /owner/name/resolve,
-with entity tags and ranges. `cut`: how many bytes of a file go out before its connection ends, once each.
+with entity tags and ranges. `cut`: how many bytes of a file go out before its connection ends, once each;
+`hold`: before nothing more comes, for as long as the other side listens.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -27,6 +28,8 @@ class Hub:
     repositories: dict[str, Path]
     cut: dict[str, int] = field(default_factory=dict)
     asked: list[str] = field(default_factory=list)
+    hold: dict[str, int] = field(default_factory=dict)
+    held: threading.Event = field(default_factory=threading.Event)
 
     def names(self, repository: str) -> list[str]:
         """The files of a repository."""
@@ -95,8 +98,18 @@ class Handler(BaseHTTPRequestHandler):
         headers = {"ETag": f'"{tag}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
         if self.headers["Range"]:
             headers["Content-Range"] = f"bytes {first}-{len(content) - 1}/{len(content)}"
-        cut = hub.cut.pop(name, None) if self.command == "GET" else None
-        self._send(206 if self.headers["Range"] else 200, content[first:], headers, cut)
+        got = self.command == "GET"
+        hold = hub.hold.pop(name, None) if got else None
+        cut = hub.cut.pop(name, None) if got else None
+        self._send(
+            206 if self.headers["Range"] else 200, content[first:], headers, cut if hold is None else hold
+        )
+        if hold is not None:
+            self.wfile.flush()
+            hub.held.set()
+            self.connection.settimeout(60)
+            with suppress(OSError):
+                self.rfile.read(1)
 
     def _json(self, value: Any) -> None:
         self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})

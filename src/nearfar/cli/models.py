@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from nearfar.cli.progress import bytes_bar
 from nearfar.store.entries import Store
 from nearfar.store.known import KNOWN
 from nearfar.store.making import Build, Tell, artifacts_at, for_device
@@ -32,7 +33,8 @@ Model = Annotated[
     str,
     typer.Argument(
         help="An artifact, or the directory that `nearfar build` wrote; a checkpoint, a hub id or a name of "
-        "the store (`nearfar list`), which is built into the store where it is not there yet.",
+        "the store (`nearfar list`), which is built into the store where it is not there yet; the URL of "
+        "artifacts, which are fetched into it.",
         show_default=False,
         autocompletion=named,
     ),
@@ -46,7 +48,7 @@ Name = Annotated[
 def artifacts_of(given: str, device: str) -> Path:
     """The artifacts that a name means, built for a device as --device names it where they are not there."""
     console = Console(stderr=True)
-    return artifacts_at(given, for_device(device), building(console), telling(console))
+    return artifacts_at(given, for_device(device), building(console), telling(console), bytes_bar)
 
 
 def building(console: Console) -> Build:

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from nearfar.cli.models import building, telling
+from nearfar.cli.progress import bytes_bar
 from nearfar.edge_runtime.artifact.budget import show_size
 from nearfar.edge_runtime.devices import AUTO
 from nearfar.store.entries import Store
@@ -20,7 +21,8 @@ def pull(
     model: Annotated[
         str,
         typer.Argument(
-            help="A hub id (owner/name, owner/name-GGUF:Q4_K_M), a checkpoint of this machine, or one of "
+            help="A hub id (owner/name, owner/name-GGUF:Q4_K_M), a checkpoint of this machine, the URL "
+            "of artifacts (https://host/path/, fetched as they are), or one of "
             f"{', '.join(KNOWN)}.",
             show_default=False,
         ),
@@ -45,7 +47,7 @@ def pull(
     runners = [Runner((name,), lambda name=name: name) for name in dict.fromkeys(named)]  # type: ignore[misc]
     wanted = wanted_of(model, quant, store)
     for runner in runners or [for_device(AUTO)]:
-        entry = made(store, wanted, runner, building(console), telling(console))
+        entry = made(store, wanted, runner, building(console), telling(console), bytes_bar)
     there = ", ".join(entry.targets)
     name = entry.wanted.name
     telling(console)(f"{name}: {there}, {show_size(entry.bytes)}. Next: nearfar run {name}")

@@ -10,7 +10,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from nearfar.cli.models import artifacts_of
 from nearfar.cli.progress import Shown
+from nearfar.edge_runtime.artifact.finder import MANIFEST
 from nearfar.edge_runtime.devices import device_choices, kv_bits_choices
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.local import TextOptions
@@ -20,6 +22,7 @@ from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.fallback_server.ray_engine.options import RayOptions, parse_replicas
 from nearfar.fallback_server.serve import ServeOptions
 from nearfar.fallback_server.serve import serve as run
+from nearfar.store.fetching import is_url
 from nearfar.store.making import kept
 
 DEFAULTS = ServeOptions()
@@ -30,7 +33,8 @@ Model = Annotated[
     list[str],
     typer.Argument(
         help="An artifact directory, a name of the store (nearfar list), a Hugging Face directory or hub id, "
-        "or the URLs of OpenAI-compatible servers.",
+        "the URLs of OpenAI-compatible servers; with --engine artifact the URL of an artifact, which is "
+        "fetched into the store (so is one that ends with /manifest.json).",
         show_default=False,
     ),
 ]
@@ -248,7 +252,16 @@ def serve(
     )
     log = logging.getLogger("nearfar.serve")
     shown = Shown(Console(stderr=True), lambda text: log.info("waiting for the model: %s", text))
-    run(tuple(map(kept, model)), options, shown)
+    run(tuple(_found(given, chosen, device) for given in model), options, shown)
+
+
+def _found(given: str, engine: str, device: str) -> str:
+    """What is served for a word: an artifact at a URL is fetched, where it is said to be one; other URLs are
+    of servers.
+    """
+    if is_url(given) and (engine == "artifact" or given.endswith(f"/{MANIFEST}")):
+        return str(artifacts_of(given, device))
+    return kept(given)
 
 
 serve.__doc__ = f"{serve.__doc__}\n\nThe key for upstream servers is read from {KEY_VARIABLE}."

@@ -13,6 +13,7 @@ import typer
 from rich.console import Console
 
 from nearfar.cli.models import building, telling
+from nearfar.cli.progress import bytes_bar
 from nearfar.edge_runtime.artifact.finder import by_target, none_for
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import ArtifactError
@@ -89,8 +90,8 @@ def web(
         list[str],
         typer.Argument(
             help="A webgpu or wasm artifact, or the OUT folder of a build; a checkpoint, a hub id or a name "
-            "of the store, which is built for webgpu where it is not there yet. Of several, the page offers "
-            "a choice.",
+            "of the store, which is built for webgpu where it is not there yet; the URL of "
+            "artifacts. Of several, the page offers a choice.",
             show_default=False,
         ),
     ],
@@ -125,7 +126,8 @@ def web(
         origin_of(cloud)  # refuses what is no address
     console = Console(stderr=True)
     browser = Runner(TARGETS, lambda: TARGETS[0])
-    offered = offer([artifacts_at(name, browser, building(console), telling(console)) for name in artifact])
+    ways = (building(console), telling(console), bytes_bar)
+    offered = offer([artifacts_at(name, browser, *ways) for name in artifact])
     served = offered.artifacts
     site = Site(find_page(), served, cloud, hosts=tuple(allowed_host or ()), models=offered.models)
     shown = served if isinstance(served, Path) else ", ".join(map(str, served.values()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ from nearfar.edge_runtime.artifact.finder import find_artifacts, holds_artifacts
 from nearfar.edge_runtime.devices import AUTO, device, device_names, parse_device
 from nearfar.errors import NearfarError, StoreError
 from nearfar.store.entries import Entry, Store, Wanted
+from nearfar.store.fetching import Told, address_of, fetch, is_url
 from nearfar.store.naming import holds_checkpoint, mark_of, wanted_of
 
 if TYPE_CHECKING:
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 Build = Callable[["BuildOptions"], object]
 """Builds, and shows how far it is."""
 Tell = Callable[[str], None]
+Bar = Callable[[str], AbstractContextManager[Told]]
+"""Shows, under a title, how much of a download is there."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ def for_device(wanted: str) -> Runner:
     return Runner(names, lambda: max(names, key=lambda name: device(name).preferred()))
 
 
-def artifacts_at(given: str, runner: Runner, build: Build, tell: Tell) -> Path:
+def artifacts_at(given: str, runner: Runner, build: Build, tell: Tell, bar: Bar) -> Path:
     """The folder of the artifacts that a path or a name means; a model of the store is built for the runner
     where it is not.
     """
@@ -56,35 +60,53 @@ def artifacts_at(given: str, runner: Runner, build: Build, tell: Tell) -> Path:
         find_artifacts(path)  # says what is not there
         return path
     store = Store()
-    entry = made(store, wanted_of(given, None, store), runner, build, tell)
+    entry = made(store, wanted_of(given, None, store), runner, build, tell, bar)
     entry.touch()
     return entry.folder
 
 
 def kept(given: str) -> str:
-    """The folder of a model of the store, for what is no path here and a name there; else what was given."""
+    """The folder of a model of the store, for what is no path here and a name there, or the address that it
+    was fetched from; else what was given.
+    """
     if Path(given).expanduser().exists():
         return given
-    entry = Store().find(given)
+    entry = Store().find(address_of(given) if is_url(given) else given)
     if entry is None:
         return given
     entry.touch()
     return str(entry.folder)
 
 
-def made(store: Store, wanted: Wanted, runner: Runner, build: Build, tell: Tell) -> Entry:
-    """The entry with an artifact for the runner; built where there is none, or its checkpoint has changed."""
+def made(store: Store, wanted: Wanted, runner: Runner, build: Build, tell: Tell, bar: Bar) -> Entry:
+    """The entry with an artifact for the runner; built where there is none, or its checkpoint has changed;
+    fetched, where its source is the address of artifacts.
+    """
     found = _fresh(store, wanted)
     if found is not None and runner.runs(found):
         return found
-    tell(f"{wanted.name} is not built yet: building it into the store, once")
+    if is_url(wanted.source):
+        tell(f"{wanted.name} is not here yet: fetching it into the store, once")
+    else:
+        tell(f"{wanted.name} is not built yet: building it into the store, once")
     with store.locked(wanted) as waited:
         found = _fresh(store, wanted) if waited else found
         if found is None or not runner.runs(found):
             if found is None and (stale := store.of(wanted)) is not None:
                 store.remove(stale)
-            build(_options(wanted, store.root / wanted.folder, (runner.best(),)))
+            place = store.root / wanted.folder
+            if is_url(wanted.source):
+                with bar(wanted.name) as told:
+                    fetch(wanted.source, place, _best_first(runner), told)
+            else:
+                build(_options(wanted, place, (runner.best(),)))
         return store.keep(wanted, mark_of(wanted.source))
+
+
+def _best_first(runner: Runner) -> Sequence[str]:
+    return (
+        runner.targets if len(runner.targets) == 1 else tuple(dict.fromkeys((runner.best(), *runner.targets)))
+    )
 
 
 def _fresh(store: Store, wanted: Wanted) -> Entry | None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from nearfar.edge_runtime.devices import device_names
 from nearfar.errors import StoreError
 from nearfar.hub_ids import HUB_ID
 from nearfar.store.entries import Store, Wanted
+from nearfar.store.fetching import address_of, is_url, name_of
 from nearfar.store.known import KNOWN
 
 CHECKPOINTS = ("config.json", "mlc-chat-config.json", "*.safetensors", "*.gguf")
@@ -16,8 +18,10 @@ CHECKPOINTS = ("config.json", "mlc-chat-config.json", "*.safetensors", "*.gguf")
 
 def wanted_of(given: str, quant: str | None, store: Store) -> Wanted:
     """What is to be built for a name: a path goes before a model of the store, that before a known name, that
-    before a hub id. StoreError for what is none of them.
+    before a hub id. StoreError for what is none of them. What has a scheme is the address of artifacts.
     """
+    if is_url(given):
+        return _at(address_of(given), quant)
     path = Path(given).expanduser()
     if path.exists():
         return Wanted(_called(path.resolve().name, quant), str(path.resolve()), quant)
@@ -34,6 +38,12 @@ def wanted_of(given: str, quant: str | None, store: Store) -> Wanted:
         f"{given} is no path here, no model of the store (nearfar list), no hub id such as "
         f"HuggingFaceTB/SmolLM2-135M-Instruct, and none of the known names {', '.join(KNOWN)}"
     )
+
+
+def _at(address: str, quant: str | None) -> Wanted:
+    if quant is not None:
+        raise StoreError(f"{address} is an artifact, quantized when it was built: leave --quant out")
+    return Wanted(name_of(address, device_names()), address)
 
 
 def holds_checkpoint(folder: Path) -> bool:

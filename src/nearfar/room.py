@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from nearfar.edge_runtime.artifact.budget import show_size
+
 
 def lacking(folder: Path, needed: int) -> str | None:
     """What is wrong where the disk of a folder, or of where it will be made, has fewer than `needed` bytes
@@ -19,4 +21,4 @@ def lacking(folder: Path, needed: int) -> str | None:
         return None
     if free >= needed:
         return None
-    return f"needs {needed / 1e6:,.0f} MB at least, and the disk of {there} has {free / 1e6:,.0f} MB free"
+    return f"needs {show_size(needed)} at least, and the disk of {there} has {show_size(free)} free"

@@ -1,0 +1,290 @@
+"""An artifact at a URL, as any static host has it: its files are fetched as its manifest lists them.
+
+What has arrived lies in `.downloading` of the model's folder until all of it is there and checked; a download
+that was cut goes on there, in the middle of a file where the host knows ranges.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import queue
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+from urllib.error import HTTPError, URLError
+from urllib.parse import SplitResult, urljoin, urlsplit
+from urllib.request import Request, urlopen
+
+from nearfar.edge_runtime.artifact.finder import MANIFEST
+from nearfar.edge_runtime.artifact.folders import HOME
+from nearfar.edge_runtime.artifact.reader import Artifact, Expected
+from nearfar.errors import ArtifactError, StoreError
+from nearfar.room import lacking
+
+Told = Callable[[int, int], None]
+"""Bytes that are there, and all."""
+
+ASIDE = ".downloading"
+SECONDS = 20.0
+"""That a host may be silent."""
+TRIES = 4
+PAUSE = 0.5
+"""Seconds before the second try; each further pause is twice as long."""
+AT_ONCE = 6
+CHUNK = 1 << 18
+MOST_MANIFEST, MOST_UNSTATED = 1 << 26, 1 << 28
+"""Bytes of a manifest, and of a file whose size the manifest does not say: a kernel, a plan."""
+
+
+class _Stopped(Exception):
+    """Another file has failed, or somebody pressed Ctrl-C."""
+
+
+def is_url(given: str) -> bool:
+    """Whether it is an address rather than a path or a name."""
+    return given.lower().startswith(("http://", "https://"))
+
+
+def address_of(given: str) -> str:
+    """The address of an artifact's folder, with a slash at its end, of what a user gave: the folder's or its
+    manifest's. StoreError for what no file below could be asked with.
+    """
+    parts = _split(given)
+    path = parts.path.removesuffix(MANIFEST).rstrip("/")
+    return f"{parts.scheme.lower()}://{parts.netloc}{path}/"
+
+
+def name_of(address: str, targets: Sequence[str]) -> str:
+    """What to call the model at an address: the last part of its path that says something."""
+    parts = _split(address)
+    words = [word for word in parts.path.split("/") if word]
+    telling = [word for word in words if word not in (*targets, "artifact")]
+    return telling[-1] if telling else str(parts.hostname)
+
+
+def _split(given: str) -> SplitResult:
+    try:
+        parts = urlsplit(given)
+        host, _ = parts.hostname, parts.port
+    except ValueError as error:
+        raise StoreError(f"{given} is no address ({error})") from error
+    if not host or any(letter.isspace() for letter in given):
+        raise StoreError(f"{given} is no address: give https://host/path/ of an artifact's folder")
+    if parts.username or parts.password:
+        raise StoreError(
+            f"the address of {host} has a name or a password in it, which would be kept in the store: leave "
+            "it out"
+        )
+    if parts.query or parts.fragment:
+        raise StoreError(
+            f"{given} has a ?query or a #fragment, which the artifact's other files cannot be asked with: "
+            "give https://host/path/ of its folder"
+        )
+    return parts
+
+
+def fetch(address: str, into: Path, targets: Sequence[str], told: Told) -> Path:
+    """Fetch the artifact at an address, or that of the first of `targets` in a folder below by the target's
+    name, as a build lays them out; gives its folder, which is `into`/TARGET.
+
+    Raises StoreError where there is none for these targets, the host fails or the disk has no room;
+    ArtifactError where a file is not what the manifest says.
+    """
+    where, text = _manifest(address, targets)
+    aside = into / ASIDE / "artifact"
+    aside.mkdir(parents=True, exist_ok=True)
+    (aside / MANIFEST).write_bytes(text)
+    artifact = Artifact.open(aside)
+    if artifact.target not in targets:
+        raise StoreError(
+            f"{where} is for {artifact.target}, not for {', '.join(targets)}: give the address of one for "
+            "these, or another --device"
+        )
+    download = _Download(where, artifact, told)
+    if lack := lacking(into, download.missing):
+        raise StoreError(
+            f"the download of {where} {lack}: free some space (nearfar list, nearfar rm NAME), or let "
+            f"{HOME} name a folder on another disk"
+        )
+    download.run()
+    place = into / artifact.target
+    shutil.rmtree(place, ignore_errors=True)
+    aside.rename(place)
+    shutil.rmtree(into / ASIDE, ignore_errors=True)
+    return place
+
+
+def _manifest(address: str, targets: Sequence[str]) -> tuple[str, bytes]:
+    """The address of the artifact's folder, and its manifest."""
+    for where in (address, *(urljoin(address, f"{target}/") for target in targets)):
+        try:
+            with _open(urljoin(where, MANIFEST)) as answer:
+                text = answer.read(MOST_MANIFEST + 1)
+        except HTTPError as error:
+            if error.code in (403, 404, 410):
+                continue
+            raise StoreError(f"{where}{MANIFEST}: the host answers {error.code} {error.reason}") from error
+        except (OSError, HTTPException) as error:
+            raise StoreError(_unreached(where + MANIFEST, error)) from error
+        if len(text) > MOST_MANIFEST:
+            raise StoreError(f"{where}{MANIFEST} is longer than any manifest ({MOST_MANIFEST:,} bytes)")
+        return where, text
+    raise StoreError(
+        f"{address} has no {MANIFEST}, neither there nor in {', '.join(targets)} below: give the address of "
+        "a folder that nearfar build wrote, for a target that this machine runs"
+    )
+
+
+class _Download:
+    """The files of one artifact, several at once."""
+
+    def __init__(self, address: str, artifact: Artifact, told: Told) -> None:
+        self._address = address
+        self._artifact = artifact
+        self._told = told
+        self._files = list({each.file: each for each in artifact.files()}.values())
+        self._total = sum(each.bytes or 0 for each in self._files)
+        self._there = {each.file: self._length(each) for each in self._files}
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._waiting: queue.SimpleQueue[Expected] = queue.SimpleQueue()
+        for each in self._files:
+            self._waiting.put(each)
+        self._ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+    @property
+    def missing(self) -> int:
+        """Bytes that are still to come."""
+        return self._total - sum(self._there.values())
+
+    def run(self) -> None:
+        """Until all are there, and what the manifest says."""
+        for _ in range(AT_ONCE):
+            # Nobody waits for these at the end: one can be in the middle of a host's silence at Ctrl-C.
+            threading.Thread(target=self._work, name="nearfar-fetch", daemon=True).start()
+        try:
+            for _ in self._files:
+                if (error := self._ended.get()) is not None:
+                    raise error
+        finally:
+            self._stop.set()
+
+    def _work(self) -> None:
+        """File by file, until one fails or there is none left."""
+        with contextlib.suppress(queue.Empty):
+            while not self._stop.is_set():
+                expected = self._waiting.get_nowait()
+                try:
+                    self._fetch(expected)
+                except Exception as error:
+                    self._ended.put(error)
+                    return
+                self._ended.put(None)
+
+    def _fetch(self, expected: Expected) -> None:
+        file, part = self._artifact.path / expected.file, self._part(expected)
+        if self._artifact.problem(expected) is None:
+            return
+        file.unlink(missing_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        goes_on = part.exists()
+        problem = self._checked(expected, file, part)
+        if problem and goes_on:  # of another version of the file, whose beginning lay here
+            file.unlink()
+            problem = self._checked(expected, file, part)
+        if problem:
+            file.unlink()
+            raise ArtifactError(
+                f"{self._address}: {problem}. The host has another file than its manifest says: tell those "
+                "who run it"
+            )
+
+    def _checked(self, expected: Expected, file: Path, part: Path) -> str | None:
+        """Receive it and say what is wrong with it."""
+        url = urljoin(self._address, expected.file)
+        pause = PAUSE
+        for tries in range(1, TRIES + 1):
+            try:
+                self._receive(url, part, expected)
+                break
+            except (OSError, HTTPException) as error:
+                self._refuse(url, part, error)
+                if tries == TRIES:
+                    raise StoreError(_unreached(url, error)) from error
+            if self._stop.wait(pause):
+                raise _Stopped
+            pause *= 2
+        part.replace(file)
+        return self._artifact.problem(expected)
+
+    def _refuse(self, url: str, part: Path, error: Exception) -> None:
+        """Raise what another try would not change."""
+        if isinstance(error, HTTPError):
+            if error.code == 416:  # it has fewer bytes than lie here
+                part.unlink(missing_ok=True)
+            elif error.code < 500 and error.code not in (408, 429):
+                raise StoreError(f"{url}: the host answers {error.code} {error.reason}") from error
+        elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise StoreError(f"{part.parent} cannot be written: {error.strerror}") from error
+
+    def _receive(self, url: str, part: Path, expected: Expected) -> None:
+        """The rest of a file behind what lies here of it, or all of it."""
+        have = part.stat().st_size if part.exists() else 0
+        most = MOST_UNSTATED if expected.bytes is None else expected.bytes
+        if have == expected.bytes:
+            return
+        with _open(url, have) as answer:
+            going_on = answer.status == 206
+            if going_on and not (answer.headers["Content-Range"] or "").startswith(f"bytes {have}-"):
+                part.unlink(missing_ok=True)
+                raise ConnectionError("the host sent another range than it was asked for")
+            at = have if going_on else 0
+            end = at + int(answer.headers["Content-Length"]) if answer.headers["Content-Length"] else None
+            with part.open("ab" if going_on else "wb", buffering=0) as out:
+                while chunk := answer.read1(CHUNK):
+                    if self._stop.is_set():
+                        raise _Stopped
+                    at += len(chunk)
+                    if at > most:
+                        raise StoreError(f"{url} has more than the {most:,} bytes that it may have")
+                    out.write(chunk)
+                    self._count(expected, at)
+        if end is not None and at < end:
+            raise ConnectionError(f"the connection ended after {at:,} of {end:,} bytes")
+
+    def _count(self, expected: Expected, there: int) -> None:
+        with self._lock:
+            self._there[expected.file] = there if expected.bytes is not None else 0
+            self._told(sum(self._there.values()), self._total)
+
+    def _length(self, expected: Expected) -> int:
+        """How much of a file lies here, of those whose sizes are known."""
+        for path in (self._artifact.path / expected.file, self._part(expected)):
+            if expected.bytes is not None and path.is_file():
+                return min(path.stat().st_size, expected.bytes)
+        return 0
+
+    def _part(self, expected: Expected) -> Path:
+        """Where it lies until it is whole: no file of an artifact has a name that begins with a dot."""
+        path = self._artifact.path / expected.file
+        return path.with_name(f".{path.name}.part")
+
+
+def _open(url: str, start: int = 0) -> HTTPResponse:
+    """Ask for a file, from a byte on; the caller closes the answer."""
+    headers = {"User-Agent": "nearfar", "Accept-Encoding": "identity"}
+    if start:
+        headers["Range"] = f"bytes={start}-"
+    answer: HTTPResponse = urlopen(Request(url, headers=headers), timeout=SECONDS)
+    return answer
+
+
+def _unreached(url: str, error: Exception) -> str:
+    reason = error.reason if isinstance(error, URLError) else error
+    return (
+        f"{url} cannot be fetched ({reason or type(error).__name__}): check the address and the network; "
+        "what has arrived is kept, and the same command goes on there"
+    )
