@@ -92,15 +92,33 @@ def install(app: FastAPI) -> None:
         response.headers.update(error.headers or {})
         return response
 
-    async def invalid(_: Request, error: Exception) -> Response:
+    async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return _validation(error.errors()).response()
+        errors = error.errors()
+        if any(tuple(each["loc"]) == ("body",) and each["type"] in _NO_OBJECT for each in errors):
+            return _no_object(request.headers.get("content-type")).response()
+        return _validation(errors).response()
 
     app.add_exception_handler(NearfarError, known)
     app.add_exception_handler(ApiError, known)
     app.add_exception_handler(StarletteException, plain)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(Exception, known)
+
+
+_NO_OBJECT = ("missing", "dict_type", "model_type", "model_attributes_type")
+
+
+def _no_object(content_type: str | None) -> Problem:
+    """What is wrong with a body that could not be read as a JSON object at all."""
+    said = "none" if content_type is None else ascii(content_type[:80])
+    text = (
+        "the body is no JSON object"
+        if content_type is not None and "json" in content_type.lower()
+        else f"the body is read as JSON only where the header Content-Type says so, and it is {said}: send "
+        "Content-Type: application/json (curl -H 'Content-Type: application/json')"
+    )
+    return Problem(400, text, None, "invalid_request")
 
 
 _CODES = {404: "not_found", 405: "method_not_allowed"}

@@ -301,3 +301,25 @@ def test_log_probabilities_of_the_chosen_tokens_alone(http: httpx.Client) -> Non
     content = chat(http, logprobs=True, top_logprobs=0).json()["choices"][0]["logprobs"]["content"]
     assert [item["top_logprobs"] for item in content] == [[] for _ in content]
     assert all(item["logprob"] <= 0 for item in content)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "said"),
+    [
+        (
+            "application/x-www-form-urlencoded",
+            '{"model": "tiny"}',
+            "'application/x-www-form-urlencoded': send",
+        ),
+        (None, "{}", "it is none: send Content-Type: application/json"),
+        ("application/json", "[1]", "the body is no JSON object"),
+        ("application/json", "", "the body is no JSON object"),
+    ],
+)
+def test_a_body_that_is_no_object_gets_one_plain_sentence(
+    server: RunningServer, content_type: str | None, body: str, said: str
+) -> None:
+    headers = {} if content_type is None else {"Content-Type": content_type}
+    answer = httpx.post(f"{server.address}/v1/chat/completions", content=body, headers=headers)
+    assert answer.status_code == 400
+    assert said in answer.json()["error"]["message"]
