@@ -48,16 +48,23 @@ def test_a_process_that_fails_is_an_error_that_says_so(capfd: pytest.CaptureFixt
     assert "KeyError: 'tpu'" in capfd.readouterr().err
 
 
+def children() -> set[psutil.Process]:
+    """Of this process, those that other tests left among them."""
+    return set(psutil.Process().children())
+
+
 def test_a_process_that_is_killed_is_an_error() -> None:
+    before = children()
     with beside(share("webgpu")) as made:
-        (other,) = psutil.Process().children()
+        (other,) = children() - before
         other.kill()
         with pytest.raises(BuildError, match=r"status -9: perhaps there was not enough memory"):
             made()
 
 
 def test_no_process_outlives_its_block() -> None:
+    before = children()
     with beside(share("webgpu")):
-        (other,) = psutil.Process().children()
+        (other,) = children() - before
         assert other.is_running()
     assert not other.is_running()

@@ -354,7 +354,7 @@ def test_the_artifact_is_found_in_a_builds_out_folder(tmp_path: Path) -> None:
 
 
 def test_a_missing_webgpu_artifact_is_explained_as_it_is_for_every_command(tmp_path: Path) -> None:
-    for command in (["web", "--no-open"], ["inspect"], ["run", "--device", "webgpu"]):
+    for command in (["web", "--no-open"], ["inspect"], ["run", "Hello", "--device", "webgpu"]):
         said = CliRunner().invoke(typer_app, [command[0], str(tmp_path), *command[1:]])
         assert (
             "holds no artifact (no manifest.json there or one level below). Make one with nearfar build"
@@ -362,7 +362,7 @@ def test_a_missing_webgpu_artifact_is_explained_as_it_is_for_every_command(tmp_p
         )
     cpu = artifact_for(tmp_path / "cpu", "cpu")
     for path in (tmp_path, cpu):
-        for command in (["web", "--no-open"], ["run", "--device", "webgpu"]):
+        for command in (["web", "--no-open"], ["run", "Hello", "--device", "webgpu"]):
             said = CliRunner().invoke(typer_app, [command[0], str(path), *command[1:]])
             assert (
                 "holds no artifact for webgpu, only for cpu. Build it with nearfar build --target webgpu"

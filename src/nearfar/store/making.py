@@ -55,7 +55,7 @@ def artifacts_at(given: str, runner: Runner, build: Build, tell: Tell, bar: Bar)
     """
     path = Path(given).expanduser()
     if path.is_dir() and (holds_artifacts(path) or not holds_checkpoint(path)):
-        if not holds_artifacts(path) and (what := folder_is(path)):
+        if not holds_artifacts(path) and any(path.iterdir()) and (what := folder_is(path)):
             raise StoreError(f"{path} is {what}")
         find_artifacts(path)  # says what is not there
         return path
