@@ -11,6 +11,7 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any, Literal
 
 import uvicorn
@@ -40,6 +41,8 @@ LOOK = 0.01
 """Seconds between two looks at whether it listens."""
 GRACE = 2.0
 """Seconds after the drain for streams to send their last event."""
+ENDING = (signal.SIGINT, signal.SIGTERM)
+"""Signals that end the server."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,11 @@ class DrainingServer(uvicorn.Server):
     def ready(self, service: Service) -> None:
         """The engine is there: requests are answered from now on, and at the end it is drained."""
         self._service = service
+        if threading.current_thread() is threading.main_thread():
+            for (
+                number
+            ) in ENDING:  # Ray's native handlers, set while it started, print a stack and set an alarm
+                signal.signal(number, self.handle_exit)
         if not self.should_exit:
             print(_welcome(self._url(), service.engine, self._keys is not None), flush=True)
 
@@ -110,14 +118,21 @@ class DrainingServer(uvicorn.Server):
         with suppress(NearfarError):
             await closing
 
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """See uvicorn. Ends the alarm of Ray's native handler, which aborts the process after 3 s (Abseil's
+        `alarm_on_failure_secs`), drained or not.
+        """
+        if hasattr(signal, "alarm"):
+            signal.alarm(0)
+        super().handle_exit(sig, frame)
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """uvicorn's, without raising the signals again at the end: a drained server has ended well."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
+        before = {number: signal.signal(number, self.handle_exit) for number in ENDING}
         if self._keys is not None and hasattr(signal, "SIGHUP"):
             before[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda *_: self._reload_keys())
         try:

@@ -75,6 +75,11 @@ async def stream(client: httpx.AsyncClient, body: dict[str, object], started: as
     return text.encode().decode("unicode_escape")
 
 
+def golden() -> str:
+    """What the greedy streams have to say."""
+    return shared_data("models", "stories260K", "golden_greedy.txt").read_text(encoding="utf-8").strip()
+
+
 def test_the_program_of_replicas_is_told_before_the_first_request(server: RayServer, built: Built) -> None:
     name = Artifact.open(built("stories260K", "none") / "cpu").able_programs(device("cpu").probe())[0].name
     metrics = httpx.get(f"{server.url}/metrics", timeout=60).text
@@ -84,7 +89,6 @@ def test_the_program_of_replicas_is_told_before_the_first_request(server: RaySer
 
 
 async def test_a_replica_dies_under_load_and_no_request_is_lost(server: RayServer) -> None:
-    golden = shared_data("models", "stories260K", "golden_greedy.txt").read_text(encoding="utf-8").strip()
     greedy = {"model": "stories260K", "prompt": [1], "max_tokens": TOKENS, "temperature": 0}
     # Seeded, and with a penalty that counts what was generated: such an answer is computed again and
     # compared.
@@ -107,7 +111,7 @@ async def test_a_replica_dies_under_load_and_no_request_is_lost(server: RayServe
         assert not all(task.done() for task in tasks)
         replicas[0].kill()
         texts = await asyncio.gather(*tasks)
-        wanted = {**before, "greedy": golden}
+        wanted = {**before, "greedy": golden()}
         assert [text.strip() for text in texts] == [wanted[kind].strip() for kind in kinds]
         metrics = (await client.get("/metrics")).text
         lost = re.search(r"^nearfar:engine_restarts_total\{.*\} (\S+)", metrics, re.MULTILINE)
@@ -127,6 +131,25 @@ def test_the_killed_replica_is_replaced_and_prompts_go_where_they_are_known(serv
     cached = [answer["usage"]["prompt_tokens_details"]["cached_tokens"] for answer in answers]
     assert cached[0] == 0
     assert all(tokens > 0 for tokens in cached[1:])
+
+
+async def test_a_server_told_to_end_answers_first_however_long_it_takes(server: RayServer) -> None:
+    """Longer than the 3 s after which Ray's native handler of signals would abort the process."""
+    body = {"model": "stories260K", "prompt": [1], "max_tokens": TOKENS, "temperature": 0}
+    started = asyncio.Event()
+    async with httpx.AsyncClient(base_url=server.url, timeout=60) as client:
+        streams = [asyncio.create_task(stream(client, body, started)) for _ in range(STREAMS)]
+        await asyncio.wait_for(started.wait(), 30)
+        replicas = server.replicas()
+        for replica in replicas:
+            replica.suspend()
+        assert not all(task.done() for task in streams)
+        server.process.send_signal(signal.SIGTERM)
+        await asyncio.sleep(4)
+        for replica in replicas:
+            replica.resume()
+        assert {text.strip() for text in await asyncio.gather(*streams)} == {golden()}
+    assert await asyncio.to_thread(server.process.wait, 60) == 0
 
 
 def test_what_ray_cannot_run_is_said() -> None:
