@@ -6,20 +6,14 @@ is said behind a colon, as for llama.cpp and Ollama: `owner/name:Q4_K_M`, or a f
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from nearfar.build.weights.checkpoint import CONFIG_FILES, INDEX, TOKENIZER_FILES
 from nearfar.build.weights.gguf.container import stem_of
 from nearfar.build.weights.mlc_directory import MLC_FILES
 from nearfar.errors import CheckpointError
-from nearfar.hub_ids import HUB_ID
-from nearfar.room import lacking
-
-if TYPE_CHECKING:
-    from huggingface_hub import DryRunFileInfo
+from nearfar.hub import HUB_ID, failed, snapshot
 
 PATTERNS = (
     "*.safetensors",
@@ -54,14 +48,14 @@ def download(source: str) -> Path:
         )
     repository, wanted = named["repository"], named["wanted"]
     if wanted is None:
-        folder = _snapshot(repository, PATTERNS)
+        folder = snapshot(repository, PATTERNS)
         if any(any(folder.glob(pattern)) for pattern in ("*.safetensors", *MLC_FILES)):
             return folder
     models = _models(_names(repository))
     if not models and wanted is None:
         return folder  # what it lacks is told by who opens it
     files = choose(repository, models, wanted)
-    return _snapshot(repository, files) / files[0]
+    return snapshot(repository, files) / files[0]
 
 
 def choose(repository: str, models: Mapping[str, Sequence[str]], wanted: str | None) -> Sequence[str]:
@@ -120,45 +114,5 @@ def _names(repository: str) -> list[str]:
             for file in revision.files
         ]
         if not names:
-            raise _failed(repository, error) from error
+            raise failed(repository, error) from error
         return names
-
-
-def _snapshot(repository: str, patterns: Sequence[str]) -> Path:
-    """The files of a repository that match, in the cache, which must have room for what it lacks of them."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        DryRunError,
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-    )
-
-    wanted = list(patterns)
-    try:
-        with contextlib.suppress(DryRunError):  # without a network, what there is will do
-            _check_room(repository, snapshot_download(repository, allow_patterns=wanted, dry_run=True))
-        return Path(snapshot_download(repository, allow_patterns=wanted))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise _failed(repository, error) from error
-
-
-def _check_room(repository: str, files: Iterable[DryRunFileInfo]) -> None:
-    from huggingface_hub import constants
-
-    cache = Path(constants.HF_HUB_CACHE)
-    begun = (cache / f"models--{repository.replace('/', '--')}").glob("blobs/*.incomplete")
-    missing = sum(file.file_size or 0 for file in files if file.will_download)
-    if lack := lacking(cache, missing - sum(file.stat().st_size for file in begun)):
-        raise CheckpointError(
-            f"the download of {repository} {lack}: free some space, or let HF_HOME name a folder on another "
-            "disk"
-        )
-
-
-def _failed(repository: str, error: Exception) -> CheckpointError:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    return CheckpointError(
-        f"{repository}: no such directory, and the download from the hub failed ({reason}): check the name, "
-        "the network, and `hf auth login` for gated models"
-    )

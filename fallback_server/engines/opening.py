@@ -18,9 +18,12 @@ from nearfar.fallback_server.engines.base import Engine
 from nearfar.fallback_server.engines.local import LocalEngine, TextOptions
 from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
 from nearfar.format.answers import AnswerFormat
+from nearfar.hub import snapshot
 
 Kind = Literal["auto", "torch", "artifact", "upstream"]
 KINDS: tuple[Kind, ...] = ("auto", "torch", "artifact", "upstream")
+CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model")
+"""What the torch engine reads of a hub repository: transformers may ask for any of its settings."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +179,7 @@ async def _torch(source: str, options: EngineOptions) -> Backend:
 
 
 def _checkpoint(source: str) -> Path:
-    return Path(source) if Path(source).is_dir() else _download(source)
+    return Path(source) if Path(source).is_dir() else snapshot(source, CHECKPOINT_FILES)
 
 
 def _bos(path: Path) -> int | None:
@@ -186,19 +189,3 @@ def _bos(path: Path) -> int | None:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}/config.json cannot be read: {error}") from error
     return value if isinstance(value, int) else None
-
-
-def _download(source: str) -> Path:
-    """A snapshot of a hub repository in the hub's cache."""
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-    patterns = ["*.json", "*.safetensors", "*.jinja", "*.model"]
-    try:
-        return Path(snapshot_download(source, allow_patterns=patterns))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise CheckpointError(
-            f"{source}: no such directory, and the download from the hub failed ({reason}); check the "
-            "name and the network"
-        ) from error

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from nearfar.edge_runtime.devices import device_names
 from nearfar.errors import StoreError
-from nearfar.hub_ids import HUB_ID
+from nearfar.hub import HUB_ID
 from nearfar.store.entries import Store, Wanted
 from nearfar.store.fetching import address_of, is_url, name_of
 from nearfar.store.known import KNOWN

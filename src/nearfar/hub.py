@@ -1,0 +1,63 @@
+"""Models of the Hugging Face hub: how they are named, and how their files come into its cache."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from nearfar.errors import CheckpointError
+from nearfar.room import lacking
+
+if TYPE_CHECKING:
+    from huggingface_hub import DryRunFileInfo
+
+HUB_ID = re.compile(r"(?P<repository>\w[\w.-]*/[\w.-]+)(:(?P<wanted>[\w./ -]+))?")
+"""`owner/name`; of a repository of GGUF files `owner/name:Q4_K_M`."""
+
+
+def snapshot(repository: str, patterns: Sequence[str]) -> Path:
+    """The files of a repository that match, as a directory in the hub's cache, which must have room for what
+    it lacks of them. Without a network, what is in the cache.
+
+    Raises CheckpointError where there is no such repository, no room, or the download fails.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        DryRunError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+    )
+
+    wanted = list(patterns)
+    try:
+        with contextlib.suppress(DryRunError):  # without a network, what there is will do
+            _check_room(repository, snapshot_download(repository, allow_patterns=wanted, dry_run=True))
+        return Path(snapshot_download(repository, allow_patterns=wanted))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise failed(repository, error) from error
+
+
+def _check_room(repository: str, files: Iterable[DryRunFileInfo]) -> None:
+    from huggingface_hub import constants
+
+    cache = Path(constants.HF_HUB_CACHE)
+    begun = (cache / f"models--{repository.replace('/', '--')}").glob("blobs/*.incomplete")
+    missing = sum(file.file_size or 0 for file in files if file.will_download)
+    if lack := lacking(cache, missing - sum(file.stat().st_size for file in begun)):
+        raise CheckpointError(
+            f"the download of {repository} {lack}: free some space, or let HF_HOME name a folder on another "
+            "disk"
+        )
+
+
+def failed(repository: str, error: Exception) -> CheckpointError:
+    """What is said of a download that failed."""
+    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return CheckpointError(
+        f"{repository}: no such directory, and the download from the hub failed ({reason}): check the name, "
+        "the network, and `hf auth login` for gated models"
+    )
