@@ -13,7 +13,7 @@ import pytest
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.build.weights.hub import download
 from nearfar.errors import BuildError, CheckpointError
-from nearfar.fallback_server.engines.opening import open_engine
+from nearfar.fallback_server.engines.opening import EngineOptions, open_engine
 from nearfar.room import lacking
 from tests.shared_data import shared_data
 from tests.support.hub import hub
@@ -65,7 +65,7 @@ def test_a_download_asks_for_what_the_cache_lacks(
         ):
             download("someone/stories")
         with pytest.raises(CheckpointError, match=r"download of someone/stories needs"):
-            asyncio.run(open_engine(("someone/stories",), "torch"))
+            asyncio.run(open_engine(("someone/stories",), "torch", EngineOptions()))
         assert not [line for line in at.asked if line.startswith("GET") and "resolve" in line]
         free(50_000_000)
         folder = download("someone/stories")
