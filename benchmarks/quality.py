@@ -146,10 +146,12 @@ def measure(
                 record["perplexity"] = perplexity(network, parts)
         return {"name": row.name, "maker": row.maker, **record}
 
+    fitted: set[int] = set()
     for row in track(wanted, "measuring", console=Console(stderr=True), transient=True):
         record = measured(row)
         yield record
-        if fit and row.maker != OURS and "reason" not in record:
+        if fit and row.maker != OURS and record.get("bytes", 0) not in fitted | {0}:
+            fitted.add(record["bytes"])
             arguments = {"quality": "best", "fit": record["bytes"], "group": 64}
             yield measured(Row(f"nearfar best --fit {record['bytes']}", OURS, arguments))
 
