@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from nearfar.build.calibration.quality import refined
@@ -19,11 +20,15 @@ def make(
     bits: float | None = None,
     fit: int | None = None,
 ) -> Quantized:
-    """`--quality`, `--group-size`, and one of `--quant`, `--bits` and `--fit`."""
+    """`--quality`, `--group-size`, and one of `--quant`, `--bits` and `fit`, here bytes of the matrices."""
     options = BuildOptions(
-        str(model), Path(), ("cpu",), quant=quant, group_size=group, quality=quality, bits=bits, fit=fit,
+        str(model), Path(), ("cpu",), quant=quant, group_size=group, quality=quality, bits=bits,
         calibrate=None if quality == "fast" else text,
     )  # fmt: skip
+    if fit is not None:  # --fit is for vectors as well
+        opened = open_source(replace(options, quant="q4"))
+        fit += sum(opened.bytes_of(param) for param in opened.params if not param.is_matrix)
+        options = replace(options, fit=fit)
     source, solved = refined(options, open_source(options), lambda stage, done, total: None)
     weights, size = {}, 0
     for param in source.params:
