@@ -1,5 +1,5 @@
-# make        what there is to do
-# make setup  everything below needs it and calls it; a second run takes a second
+# make            what there is to do
+# make setup      for users; make setup-dev for work on nearfar. What needs one calls it; again it takes a second
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
@@ -10,40 +10,73 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 WEB    := $(wildcard web/package.json)
 
-PYTHON_READY := $(VENV)/.ready
-NPM_READY    := $(if $(WEB),web/node_modules/.ready)
-WEB_READY    := $(if $(WEB),web/dist/.ready)
+# Three sets of packages in one environment: what building and running need, what the demo shows, everything.
+USER_EXTRAS := build,edge,front,grammars,routing,vulkan
+DEV_EXTRAS  := build,edge,mlx,vulkan,onnx,server,limits,ray,routing,dev,docs
 
-.PHONY: help setup system demo test lint fuzz bench docs clean
+USER_READY := $(VENV)/.ready
+DEMO_READY := $(VENV)/.demo-ready
+DEV_READY  := $(VENV)/.dev-ready
+NPM_READY  := $(if $(WEB),web/node_modules/.ready)
+NPM_DEV_READY := $(if $(WEB),web/node_modules/.dev-ready)
+WEB_READY  := $(if $(WEB),web/dist/.ready)
+
+.NOTPARALLEL: # npm and pip each have one folder
+
+.PHONY: help setup setup-dev system system-demo system-dev demo test lint fuzz bench docs dist clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
 
-setup: system $(PYTHON_READY) $(WEB_READY) ## system packages, .venv, the web package
-	@echo "nearfar is set up: $(BIN)/nearfar --help"
+setup: system $(USER_READY) $(WEB_READY) ## .venv with what building and running need, the web package
+	@echo "nearfar is set up: $(BIN)/nearfar --help; what works here: $(BIN)/nearfar doctor"
+
+setup-dev: system-dev $(DEV_READY) $(NPM_DEV_READY) $(WEB_READY) ## all that the tests, the demo and the documentation need, too
 
 system:
 	@scripts/check_system.sh
 
-$(PYTHON_READY): pyproject.toml hatch_build.py | system
+system-demo:
+	@scripts/check_system.sh demo
+
+system-dev:
+	@scripts/check_system.sh dev
+
+$(USER_READY): pyproject.toml hatch_build.py | system
 	@scripts/check_python.sh "$(PYTHON)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet -e ".[build,edge,mlx,vulkan,onnx,server,limits,ray,routing,dev,docs]"
+	$(BIN)/python -m pip install --quiet -e ".[$(USER_EXTRAS)]"
 	@touch $@
+
+$(DEMO_READY): $(USER_READY)
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet -e ".[demo]"
+	@touch $@
+
+$(DEV_READY): $(USER_READY)
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet -e ".[$(DEV_EXTRAS)]"
+	@touch $(DEMO_READY) $@
+
+# What the tests need is a workspace of its own, web/test, whose packages lie in the same folder.
+NPM_CI := cd web && npm ci --ignore-scripts --no-audit --no-fund
 
 $(NPM_READY): web/package.json web/package-lock.json | system
-	cd web && npm ci --ignore-scripts --no-audit --no-fund
+	$(NPM_CI) --workspaces=false
 	@touch $@
 
-$(WEB_READY): $(NPM_READY) $(shell find web/src web/page web/scripts -type f 2>/dev/null) $(wildcard web/*.json) routing/difficulty/model.json
+$(NPM_DEV_READY): web/package.json web/package-lock.json web/test/package.json | system-dev
+	$(NPM_CI)
+	@touch $(NPM_READY) $@
+
+$(WEB_READY): $(shell find web/src web/page web/scripts -type f 2>/dev/null) $(wildcard web/*.json) routing/difficulty/model.json | $(NPM_READY)
 	cd web && npm run build
 	@touch $@
 
-demo: setup ## build the sample model, ask it in Python, in headless Chromium, a server, and a client of both
+demo: system-demo setup $(DEMO_READY) ## build the sample model, ask it in Python, in headless Chromium, a server, and a client of both
 	$(BIN)/python examples/demo.py
 
-lint: setup ## ruff, mypy --strict, tsc, biome; whether what is generated is up to date
+lint: setup-dev ## ruff, mypy --strict, tsc, biome; whether what is generated is up to date
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 ifneq ($(WEB),)
@@ -53,7 +86,7 @@ endif
 
 # Most tests run side by side; those that take the whole machine (tests/conftest.py) one by one. Both share what they build.
 test: export NEARFAR_TEST_ARTIFACTS := $(CURDIR)/out/tests
-test: setup lint ## lint and all tests: what CI runs
+test: setup-dev lint ## lint and all tests: what CI runs
 ifneq ($(WEB),)
 	cd web && npm test --silent && npm run --silent test:browser
 endif
@@ -63,25 +96,28 @@ endif
 
 # The fuzz tests are part of `make test` with few examples; here with FUZZ times as many.
 fuzz: export NEARFAR_FUZZ := $(or $(FUZZ),50)
-fuzz: setup ## every parser of untrusted bytes against hostile input, FUZZ times (50) as long as in CI
+fuzz: setup-dev ## every parser of untrusted bytes against hostile input, FUZZ times (50) as long as in CI
 	$(BIN)/python -m pytest -rs tests/fuzz --numprocesses auto
 ifneq ($(WEB),)
 	cd web && npx vitest run test/fuzz --testTimeout 36000000
 endif
 
 BENCH_READY := $(VENV)/.bench-ready
-$(BENCH_READY): $(PYTHON_READY)
-	CMAKE_ARGS="$${CMAKE_ARGS:-$$(scripts/llama_cpp_flags.sh)}" $(BIN)/python -m pip install --quiet -e ".[build,edge,mlx,vulkan,onnx,server,limits,ray,routing,dev,bench]"
+$(BENCH_READY): $(DEV_READY)
+	CMAKE_ARGS="$${CMAKE_ARGS:-$$(scripts/llama_cpp_flags.sh)}" $(BIN)/python -m pip install --quiet -e ".[$(DEV_EXTRAS),bench]"
 	@touch $@
 
-bench: setup $(BENCH_READY) ## the scripts of benchmarks/, one after the other, beside their peers
+bench: setup-dev $(BENCH_READY) ## the scripts of benchmarks/, one after the other, beside their peers
 	@for script in benchmarks/*.py benchmarks/routing/*.py; do echo "== $$script"; $(BIN)/python "$$script" || exit 1; done
 
-docs: setup ## the documentation as a site, with the API references: out/site/index.html
+docs: setup-dev ## the documentation as a site, with the API references: out/site/index.html
 ifneq ($(WEB),)
 	cd web && npm run --silent docs
 endif
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+dist: setup-dev ## the wheel and the source distribution, the same bytes each time: out/dist
+	$(BIN)/pyproject-build --no-isolation --outdir out/dist .
 
 clean: ## everything that was built or downloaded here
 	rm -rf $(VENV) out web/dist web/out web/LICENSE web/node_modules .mypy_cache .ruff_cache .pytest_cache

@@ -8,6 +8,7 @@ those of other architectures' that a fork of the code may have honoured.
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,6 +49,7 @@ def _honoured(unread: Mapping[str, Any], model_type: str) -> dict[str, Any]:
 
 def _defaults(model_type: str) -> dict[str, Any]:
     """The keys of the config class, with their defaults; none where the installed transformers lacks it."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch: none is needed
     from transformers import CONFIG_MAPPING  # takes seconds, and is needed only where something is left over
 
     if model_type not in CONFIG_MAPPING:

@@ -1,28 +1,38 @@
 #!/usr/bin/env bash
 # System packages: installed when missing and we are root, else named. Node.js: checked.
+# check_system.sh [demo|dev]: what running needs; or the demo as well; or the tests, too.
 set -euo pipefail
 
+level=${1:-}
 missing=()
+why=()
+has() { command -v "$1" >/dev/null; }
 has_library() { PATH="$PATH:/sbin:/usr/sbin" ldconfig -p 2>/dev/null | grep -q "$1"; }
+needs() { # PACKAGES… : what there is none of without them
+  local packages=()
+  while [ "$1" != : ]; do packages+=("$1"); shift; done
+  missing+=("${packages[@]}")
+  why+=("Without ${packages[*]} there is no $2.")
+}
 if [ "$(uname -s)" = Linux ]; then
-  # A browser with WebGPU, for the demo and the browser tests.
-  command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null ||
-    missing+=(chromium)
   # lavapipe: a Vulkan device without a GPU, for the wgpu and vulkan executors.
-  has_library libvulkan.so.1 || missing+=(libvulkan1)
-  compgen -G '/usr/share/vulkan/icd.d/*.json' >/dev/null || missing+=(mesa-vulkan-drivers)
-  compgen -G '/usr/share/vulkan/explicit_layer.d/VkLayer_khronos_validation.json' >/dev/null || missing+=(vulkan-validationlayers)
-  # spirv-val, which the tests ask about every Vulkan kernel.
-  command -v spirv-val >/dev/null || missing+=(spirv-tools)
-  # A store that several servers count limits in, for their tests.
-  command -v redis-server >/dev/null || missing+=(redis-server)
-  # Another browser, for the tests of WebAssembly.
-  command -v firefox-esr >/dev/null || command -v firefox >/dev/null || missing+=(firefox-esr)
-  # Another processor, for the tests of CPU programs for aarch64, and a disassembler for them.
-  if [ "$(uname -m)" = x86_64 ]; then
-    command -v qemu-aarch64 >/dev/null || missing+=(qemu-user)
-    [ -d /usr/aarch64-linux-gnu ] || missing+=(libc6-arm64-cross)
-    command -v llvm-objdump >/dev/null || missing+=(llvm)
+  has_library libvulkan.so.1 || needs libvulkan1 : "wgpu and vulkan executor"
+  compgen -G '/usr/share/vulkan/icd.d/*.json' >/dev/null ||
+    needs mesa-vulkan-drivers : "wgpu and vulkan executor on a machine without a GPU's own driver"
+  if [ "$level" != "" ]; then
+    has chromium || has chromium-browser || has google-chrome || needs chromium : "page in the demo and the tests"
+  fi
+  if [ "$level" = dev ]; then
+    compgen -G '/usr/share/vulkan/explicit_layer.d/VkLayer_khronos_validation.json' >/dev/null ||
+      needs vulkan-validationlayers : "validation of Vulkan calls in the tests"
+    has spirv-val || needs spirv-tools : "check of SPIR-V in the tests"
+    has redis-server || needs redis-server : "test of limits that several servers count together"
+    has firefox-esr || has firefox || needs firefox-esr : "test of WebAssembly in Firefox"
+    if [ "$(uname -m)" = x86_64 ]; then
+      has qemu-aarch64 || needs qemu-user : "test of CPU programs for aarch64"
+      [ -d /usr/aarch64-linux-gnu ] || needs libc6-arm64-cross : "test of CPU programs for aarch64"
+      has llvm-objdump || needs llvm : "test of the instructions of aarch64"
+    fi
   fi
 fi
 
@@ -33,10 +43,7 @@ if [ ${#missing[@]} -gt 0 ]; then
   else
     echo "These system packages are missing: ${missing[*]}" >&2
     echo "Install them (Debian, Ubuntu: sudo apt-get install ${missing[*]}), then run make again." >&2
-    echo "Without chromium there is no browser demo, without libvulkan1 and mesa-vulkan-drivers no wgpu and vulkan" >&2
-    echo "executor on a machine that has no GPU driver, without spirv-tools no check of SPIR-V, without redis-server" >&2
-    echo "none of the limits store, without firefox-esr none of Firefox, and without qemu-user, libc6-arm64-cross and llvm" >&2
-    echo "none of aarch64 in the tests." >&2
+    printf '%s\n' "${why[@]}" >&2
     echo "Going on without them." >&2
   fi
 fi

@@ -1,8 +1,7 @@
-"""The wheel: what it holds, and that a device needs no compiler: the CPU artifact runs without tvm and
-torch.
-"""
+"""The wheel: what it holds, the same bytes each time; a device needs no compiler, and a build no torch."""
 
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.shared_data import shared_data
 from tests.support.artifacts import Built
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,27 +57,74 @@ def test_the_wheel_holds_the_package_its_data_and_the_page(wheel: Path) -> None:
         assert "nearfar/web_dist/page/index.html" in names
 
 
-def test_the_cpu_artifact_runs_without_tvm_and_torch(wheel: Path, artifact: Path, tmp_path: Path) -> None:
-    environment = {
-        key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")
-    }
-    run(sys.executable, "-m", "venv", tmp_path / "device")
-    python = tmp_path / "device" / "bin" / "python"
-    run(
-        python,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        f"nearfar[edge] @ {wheel.as_uri()}",
-        env=environment,
-        cwd=tmp_path,
-    )
-    code = (
-        "import importlib.util as u; print([n for n in ('tvm', 'torch', 'transformers') if u.find_spec(n)])"
-    )
-    assert run(python, "-c", code, env=environment, cwd=tmp_path).strip() == "[]"
+def test_it_has_the_same_bytes_from_another_folder_at_another_time(wheel: Path, tmp_path: Path) -> None:
+    """By `python -m build`, of a copy whose files are as old as it is."""
+    copy = tmp_path / "elsewhere"
+    listed = run("git", "-C", ROOT, "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+    page = [path.relative_to(ROOT) for path in (ROOT / "web" / "dist").rglob("*") if path.is_file()]
+    for name in [*map(Path, filter(None, listed.split("\0"))), *page]:
+        if (ROOT / name).exists():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, copy / name, follow_symlinks=False)
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", tmp_path, copy, cwd=tmp_path)
+    assert (tmp_path / wheel.name).read_bytes() == wheel.read_bytes()
+
+
+class Bare:
+    """A virtual environment with nothing in it but what is asked for, away from the repository."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.environment = {
+            key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")
+        }
+        run(sys.executable, "-m", "venv", folder / "environment")
+
+    def python(self, *arguments: object) -> str:
+        interpreter = self.folder / "environment" / "bin" / "python"
+        return run(interpreter, *arguments, env=self.environment, cwd=self.folder)
+
+    def install(self, wheel: Path, extras: str) -> None:
+        self.python("-m", "pip", "install", "--quiet", f"nearfar[{extras}] @ {wheel.as_uri()}")
+
+    def has(self, *names: str) -> list[str]:
+        code = f"import importlib.util as u; print(*[n for n in {names!r} if u.find_spec(n)])"
+        return self.python("-c", code).split()
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory: pytest.TempPathFactory) -> Bare:
+    return Bare(tmp_path_factory.mktemp("bare"))
+
+
+def test_the_cpu_artifact_runs_without_tvm_and_torch(wheel: Path, artifact: Path, bare: Bare) -> None:
+    bare.install(wheel, "edge")
+    assert bare.has("tvm", "torch", "transformers") == []
     question = ("-m", "nearfar", "run", artifact, PROMPT, "--max-tokens", "24", "--temperature", "0")
-    on_device = run(python, *question, env=environment, cwd=tmp_path)
+    on_device = bare.python(*question)
     assert on_device.strip()
     assert on_device == run(sys.executable, *question)
+    assert "Artifacts can be run here" in bare.python("-m", "nearfar", "doctor")
+
+
+def test_a_build_needs_no_torch(wheel: Path, bare: Bare) -> None:
+    """The same environment with the extra `build`: a checkpoint becomes an artifact, and answers."""
+    bare.install(wheel, "build,edge")
+    assert bare.has("tvm", "transformers", "torch", "ray", "mlx") == ["tvm", "transformers"]
+    checkpoint = shared_data("models", "stories260K")
+    command = (
+        "build",
+        checkpoint,
+        "--target",
+        "cpu",
+        "--quant",
+        "none",
+        "--cpu-features",
+        "native",
+        "-o",
+        "out",
+    )
+    bare.python("-m", "nearfar", *command)
+    golden = shared_data("models", "stories260K", "golden_greedy.txt").read_text(encoding="utf-8")
+    greedy = ("--raw", "--max-tokens", 199, "--temperature", 0)
+    assert bare.python("-m", "nearfar", "run", "out/cpu", "", *greedy).strip() == golden.strip()

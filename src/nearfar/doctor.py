@@ -1,0 +1,192 @@
+"""What of nearfar can be used on this machine, what is missing, and how to get it. Nothing is downloaded, and
+no network is asked.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from packaging.requirements import Requirement
+
+from nearfar import __version__
+
+State = Literal["ok", "missing", "wrong"]
+
+USES = {
+    "edge": "run, chat, web: artifacts on the processor and on GPUs through wgpu",
+    "build": "build, pull, and names instead of artifacts",
+    "vulkan": "artifacts of target vulkan",
+    "mlx": "artifacts of target mlx",
+    "onnx": "target onnx: building and running",
+    "grammars": "response_format on the device",
+    "front": "serve: artifacts, and servers behind this one",
+    "server": "serve: checkpoints in torch, for what no device can carry",
+    "ray": "serve --ray: replicas",
+    "limits": "serve --limits-store: limits of several servers together",
+    "tracing": "serve: traces by OpenTelemetry",
+    "routing": "the routing SDK, whose client decides between device and cloud",
+}
+"""Extras that users may want, and what for; those for work on nearfar itself are not among them."""
+ROOM = 5 << 30
+"""Bytes that should be free: for a model of 4 billion weights, and a checkpoint in the hub's cache."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`name` is what was looked at, `told` what was found, `how` what to do where it is not "ok".
+
+    "missing" is what some uses need, "wrong" what is not as it was meant.
+    """
+
+    part: str
+    name: str
+    state: State
+    told: str
+    how: str | None = None
+
+
+def examine() -> Iterator[Finding]:
+    """Everything that is looked at, in the order in which it matters."""
+    yield from _python()
+    yield from _extras()
+    yield from _devices()
+    yield from _page()
+    yield from _store()
+    yield from _settings()
+
+
+def able(findings: list[Finding]) -> bool:
+    """Whether an artifact of some kind can be run here, and its store be written to."""
+    runs = any(finding.part == "devices" and finding.state == "ok" for finding in findings)
+    return runs and not any(finding.part == "store" and finding.state == "wrong" for finding in findings)
+
+
+def _python() -> Iterator[Finding]:
+    told = f"{platform.python_version()} at {sys.executable}, {platform.system()} {platform.machine()}"
+    yield Finding("python", "python", "ok", told)
+    yield Finding("python", "nearfar", "ok", f"{__version__} at {Path(__file__).resolve().parent}")
+
+
+def _extras() -> Iterator[Finding]:
+    for extra, use in USES.items():
+        lacks = [told for told in map(_lack, requirements(extra)) if told]
+        if not lacks:
+            yield Finding("extras", extra, "ok", use)
+            continue
+        yield Finding(
+            "extras", extra, "missing", f"{use}; lacks {', '.join(lacks)}", f"pip install 'nearfar[{extra}]'"
+        )
+
+
+def requirements(extra: str) -> list[Requirement]:
+    """What an extra installs on this machine, the extras that it names included."""
+    found: dict[str, Requirement] = {}
+    waiting, seen = [extra], {extra}
+    every = [Requirement(line) for line in metadata.requires("nearfar") or ()]
+    while waiting:
+        wanted = waiting.pop()
+        for requirement in every:
+            marker = requirement.marker
+            if marker is None or marker.evaluate({"extra": ""}) or not marker.evaluate({"extra": wanted}):
+                continue
+            if requirement.name == "nearfar":
+                more = requirement.extras - seen
+                seen |= more
+                waiting += sorted(more)
+            else:
+                found.setdefault(str(requirement), requirement)
+    return [*found.values()]
+
+
+def _lack(requirement: Requirement) -> str | None:
+    """What is wrong with a requirement, as a name with its versions."""
+    try:
+        version = metadata.version(requirement.name)
+    except metadata.PackageNotFoundError:
+        return requirement.name
+    if requirement.specifier.contains(version, prereleases=True):
+        return None
+    return f"{requirement.name} {requirement.specifier} (here is {version})"
+
+
+def _devices() -> Iterator[Finding]:
+    from nearfar.edge_runtime.devices import device, device_names
+    from nearfar.errors import DeviceError
+
+    for target in device_names():
+        try:
+            listed = device(target).list()
+        except (DeviceError, ImportError) as error:
+            yield Finding(
+                "devices", target, "missing", "artifacts of this target do not run here", str(error)
+            )
+            continue
+        names = "; ".join(f"{one.name} ({one.kind})" for one in listed)
+        yield Finding("devices", target, "ok", names)
+
+
+def _page() -> Iterator[Finding]:
+    from nearfar.errors import NearfarError
+    from nearfar.page_server import find_page
+
+    try:
+        yield Finding("page", "chat page", "ok", str(find_page()))
+    except NearfarError as error:
+        yield Finding("page", "chat page", "missing", "`nearfar web` has no page", str(error))
+
+
+def _store() -> Iterator[Finding]:
+    try:
+        from nearfar.edge_runtime.artifact.budget import show_size
+        from nearfar.store.entries import Store
+    except ModuleNotFoundError as error:
+        told = f"models cannot be kept under their names without {error.name}"
+        yield Finding("store", "store", "missing", told, "pip install 'nearfar[build,edge]'")
+        return
+    store = Store()
+    there = store.root
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        how = "let NEARFAR_HOME name a folder that you may write to"
+        yield Finding("store", "store", "wrong", f"{store.root} cannot be written to: {error.strerror}", how)
+        return
+    free = shutil.disk_usage(there).free
+    told = f"{store.root}, {len(store.entries())} models, {show_size(free)} free"
+    if free < ROOM:
+        how = "free some space, or let NEARFAR_HOME and HF_HOME name folders on another disk"
+        yield Finding("store", "store", "missing", f"{told}: little for models", how)
+        return
+    yield Finding("store", "store", "ok", told)
+
+
+def _settings(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
+    """Variables of nearfar that are set; one that nothing reads is a misspelling."""
+    known = known_settings()
+    for name in sorted(name for name in environment if name.startswith("NEARFAR_")):
+        if name in known:
+            yield Finding("settings", name, "ok", "set" if name.endswith("_KEY") else environment[name])
+        else:
+            how = f"unset it; nearfar reads {', '.join(sorted(known))}"
+            yield Finding("settings", name, "wrong", "nothing reads this variable", how)
+
+
+def known_settings() -> set[str]:
+    """The variables that nearfar's own files read."""
+    root = Path(__file__).resolve().parent
+    folders = [root, *(folder.resolve() for folder in root.iterdir() if folder.is_dir())]  # some are links
+    texts = (file.read_text(encoding="utf-8") for folder in folders for file in folder.rglob("*.py"))
+    return {name for text in texts for name in re.findall(r'"(NEARFAR_[A-Z0-9_]+)"', text)}
