@@ -21,8 +21,8 @@ const TEXT = "src/worker/text/index.ts";
  * which the first request that asks for a format or has tools loads, or a model that marks its reasoning.
  */
 export const LIMITS = {
-  webgpu: 48_100,
-  wasm: 43_300,
+  webgpu: 48_400,
+  wasm: 43_600,
   text: 27_500,
   routing: 21_000,
   openai: 2_000,
@@ -30,7 +30,7 @@ export const LIMITS = {
   react: 2_000,
   "prompt-api": 4_500,
   models: 11_000,
-  all: 117_000,
+  all: 117_400,
   grammars: 410_000,
   answers: 8_500,
 };
