@@ -23,14 +23,14 @@ const TEXT = "src/worker/text/index.ts";
 export const LIMITS = {
   webgpu: 48_800,
   wasm: 44_000,
-  text: 27_500,
+  text: 26_000,
   routing: 21_000,
   openai: 2_000,
   "ai-sdk": 3_200,
   react: 2_000,
   "prompt-api": 4_500,
   models: 11_500,
-  all: 117_800,
+  all: 116_700,
   grammars: 410_000,
   answers: 8_500,
 };
