@@ -23,7 +23,7 @@ export function compilingOn(adapter: string): Measure {
 
 /** Null where nothing was measured. */
 export function measured(what: Measure): number | null {
-  const value = Number(storage()?.getItem(`nearfar-${what}`));
+  const value = Number(storage()?.getItem(`nearfar.${what}`));
   return value > 0 && Number.isFinite(value) ? value : null;
 }
 
@@ -31,7 +31,7 @@ export function measured(what: Measure): number | null {
 export function keepMeasure(what: Measure, value: number): void {
   if (!(value > 0 && Number.isFinite(value))) return;
   try {
-    storage()?.setItem(`nearfar-${what}`, value.toPrecision(3));
+    storage()?.setItem(`nearfar.${what}`, value.toPrecision(3));
   } catch {
     // Full: the next load predicts from less.
   }
