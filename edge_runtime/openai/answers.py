@@ -76,6 +76,12 @@ class Answer:
         self._count = 0
         self._stream = TextStream(codec, stops, context)
         self._reader = reader
+        self._echo: str | None = None
+        self._alone = False
+
+    def begins_with(self, prompt: str, *, alone: bool) -> None:
+        """Tell the prompt before the answer; `alone`: instead of it."""
+        self._echo, self._alone = prompt, alone
 
     @property
     def stats(self) -> RequestStats:
@@ -85,6 +91,10 @@ class Answer:
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """The answer piece by piece; leaving the iteration stops the request."""
         try:
+            if self._echo is not None:
+                yield Piece(self.index, self._echo, finish_reason="length" if self._alone else None)
+            if self._alone:
+                return
             async for event in self._generation:
                 pieces = self._taken_apart(self._piece(event))
                 for piece in pieces:

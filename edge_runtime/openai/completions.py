@@ -11,6 +11,8 @@ from nearfar.edge_runtime.openai.answers import merge
 from nearfar.edge_runtime.openai.context import Fitted
 from nearfar.edge_runtime.openai.parameters import (
     CompletionParams,
+    Echo,
+    asked_echo,
     asked_grammar,
     check_model,
     choices,
@@ -57,6 +59,10 @@ class Completions:
         tokens = self._engine.codec.encode(prompt) if isinstance(prompt, str) else token_prompt(prompt)
         whole = Fitted(tokens, None)
         response = await Response.start(self._engine, "cmpl", whole, tokens, sampling, n, grammar)
+        if echo := asked_echo(params):
+            text = prompt if isinstance(prompt, str) else self._engine.codec.decode(tokens)
+            for answer in response.answers:
+                answer.begins_with(text, alone=echo is Echo.ALONE)
         if chunks:
             return AsyncStream(_completion_chunks(response, usage))
         return await _completion_whole(response)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from enum import Enum
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from nearfar.edge_runtime.engine.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
@@ -62,8 +63,9 @@ class ChatParams(CommonParams, total=False):
 
 
 class CompletionParams(CommonParams, total=False):
-    """Parameters of plain completions. `echo`, `suffix` and `best_of` are taken where they ask for nothing:
-    false, no text, as many as `n`.
+    """Parameters of plain completions. `echo`: the text begins with the prompt, and
+    `max_tokens` may be 0. `suffix` and `best_of` are taken where they ask for nothing: no text, as many as
+    `n`.
     """
 
     logprobs: int | None
@@ -105,8 +107,6 @@ def chat_sampling(params: ChatParams, defaults: SamplingDefaults = NOTHING) -> S
 def completion_sampling(params: CompletionParams, defaults: SamplingDefaults = NOTHING) -> SamplingParams:
     """Sampling parameters of a plain completion; `defaults` where it says nothing."""
     given = _given(cast(dict[str, Any], params), CompletionParams)
-    if _flag("echo", given.get("echo")):
-        raise RequestError("echo is not supported", "echo")
     if given.get("suffix", "") != "":
         raise RequestError(f"suffix is not supported: leave {given['suffix']!r:.80} out", "suffix")
     best_of = given.get("best_of", 1)
@@ -117,7 +117,36 @@ def completion_sampling(params: CompletionParams, defaults: SamplingDefaults = N
         raise RequestError(
             f"logprobs must be a whole number from 0 to {MAX_TOP_LOGPROBS}, not {logprobs!r:.80}", "logprobs"
         )
-    return _sampling(defaults.given | given, given.get("max_tokens"), logprobs)
+    echo = asked_echo(params)
+    if echo is not None and logprobs is not None:
+        raise unscored_prompt()
+    # A request has at least one token to make, though nobody waits for it.
+    most = 1 if echo is Echo.ALONE else given.get("max_tokens")
+    return _sampling(defaults.given | given, most, logprobs)
+
+
+class Echo(Enum):
+    """How an answer repeats its prompt: before its own text, or with nothing after it."""
+
+    BEFORE = "before"
+    ALONE = "alone"
+
+
+def asked_echo(params: CompletionParams) -> Echo | None:
+    """Whether the answers are to begin with the prompt."""
+    if not _flag("echo", params.get("echo")):
+        return None
+    most = params.get("max_tokens")
+    return Echo.ALONE if type(most) is int and most == 0 else Echo.BEFORE
+
+
+def unscored_prompt() -> RequestError:
+    """A device keeps the logits of the rows that are sampled, not of a prompt's."""
+    return RequestError(
+        "an artifact gives no log-probabilities of the prompt, which echo with logprobs asks for: leave one "
+        "of them out, or serve the checkpoint with --engine torch",
+        "echo",
+    )
 
 
 def choices(params: CommonParams) -> int:

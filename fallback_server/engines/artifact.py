@@ -17,6 +17,7 @@ from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.edge_runtime.engine.generation import Generation
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.openai.embeddings import unit
+from nearfar.edge_runtime.openai.parameters import unscored_prompt
 from nearfar.errors import EngineError, NearfarError, RequestError
 from nearfar.fallback_server.backend import (
     BackendInfo,
@@ -161,11 +162,7 @@ class ArtifactBackend:
             raise RequestError(f"token id {wrong} is outside the vocabulary of {vocab} tokens", "prompt")
         self.core.scheduler.limit_tokens(request.tokens, request.max_tokens)
         if request.prompt_logprobs is not None:
-            raise RequestError(
-                "an artifact gives no log-probabilities of the prompt; serve the checkpoint with "
-                "--engine torch",
-                "echo",
-            )
+            raise unscored_prompt()
         if request.grammar is not None and self._grammars is None:
             raise RequestError(
                 "this server was started without grammars; install xgrammar", "response_format"

@@ -362,7 +362,7 @@ class CompletionRequest(Common):
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: bool | None = None
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
-    suffix: None = None
+    suffix: Annotated[Any, Only(("",))] = None
     add_special_tokens: Annotated[Any, Only((True,))] = None
 
     @model_validator(mode="after")

@@ -239,6 +239,15 @@ new MutationObserver((_, observer) => {
 """
 
 
+def test_without_a_cloud_an_answer_has_what_the_context_has_left(chromium: Any, address: str) -> None:
+    """The router refuses what may not fit, were it to be as long as it may: nobody else could answer."""
+    page = new_page(chromium, address).open(prompt="Tell me a long story", temperature=0, max_tokens=5000)
+    page.send()
+    page.tab.wait_for_function("() => document.querySelector('li.assistant .text')?.textContent.length > 10")
+    page.tab.keyboard.press("Escape")
+    assert page.wait("done", "error") == "done", page.notice
+
+
 def test_stop_keeps_what_was_written(chromium: Any, address: str) -> None:
     page = new_page(chromium, address).open(prompt="Tell me a long story", temperature=0, max_tokens=900)
     page.wait("idle")

@@ -148,6 +148,19 @@ async def test_logprobs(engine: AsyncEngine) -> None:
     assert plain.choices[0].logprobs.text_offset[0] == 0
 
 
+async def test_echo(engine: AsyncEngine) -> None:
+    alone = await engine.completions.create("ab", max_tokens=3, temperature=0)
+    both = await engine.completions.create("ab", max_tokens=3, temperature=0, echo=True, n=2, best_of=2)
+    assert [choice.text for choice in both.choices] == ["ab" + alone.choices[0].text] * 2
+    assert (both.choices[0].finish_reason, both.usage) == (alone.choices[0].finish_reason, both.usage)
+    stream = await engine.completions.create("ab", max_tokens=3, temperature=0, echo=True, stream=True)
+    assert "".join([chunk.choices[0].text async for chunk in stream]) == both.choices[0].text
+    only = await engine.completions.create(engine.codec.encode("ab"), max_tokens=0, echo=True)
+    assert (only.choices[0].text, only.choices[0].finish_reason) == ("ab", "length")
+    assert only.usage is not None
+    assert only.usage.completion_tokens == 0
+
+
 async def test_token_prompts_and_bad_requests(engine: AsyncEngine) -> None:
     made = await engine.completions.create([1, 2, 3], max_tokens=2, temperature=0)
     assert made.usage is not None
@@ -161,7 +174,7 @@ async def test_token_prompts_and_bad_requests(engine: AsyncEngine) -> None:
         (engine.chat.completions.create(HELLO, temperature=-1), "temperature"),
         (engine.chat.completions.create(HELLO, logit_bias={999: 1.0}), "logit_bias"),
         (engine.chat.completions.create(HELLO, n=0), "n"),
-        (engine.completions.create("a", echo=True), "echo"),
+        (engine.completions.create("a", echo=True, logprobs=0), "echo"),
     ]:
         with pytest.raises(RequestError) as caught:
             await call

@@ -24,7 +24,11 @@ from nearfar.edge_runtime.openai.parameters import (
 )
 from nearfar.errors import RequestError
 from nearfar.fallback_server.http.app import create_app
+from nearfar.fallback_server.http.convert import completion
+from nearfar.fallback_server.http.schemas import CompletionRequest
 from tests import vectors
+from tests.support.servers import MODEL as SERVED
+from tests.support.servers import tiny_engine
 from tests.unit.test_server_requests import MODEL, EchoEngine
 
 FOLDER = Path(vectors.__file__).with_name("requests")
@@ -82,6 +86,20 @@ def test_refused_by_name(http: TestClient, kind: str, param: str, request_: dict
     answer = ask(http, kind, request_)
     assert answer.status_code in (400, 422), answer.text
     assert answer.json()["error"]["param"] == param
+
+
+async def test_refused_of_artifacts(tmp_path: Path) -> None:
+    engine = await tiny_engine(tmp_path)
+    try:
+        for one in VECTORS["completions"]["refused_of_artifacts"]:
+            with pytest.raises(RequestError) as of_python:
+                text_on_device(one["request"])
+            asked = completion(CompletionRequest(model=SERVED, prompt="Hello", **one["request"]))
+            with pytest.raises(RequestError) as of_server:
+                await engine.submit(await engine.prepare(asked))
+            assert (of_python.value.param, of_server.value.param) == (one["param"], one["param"])
+    finally:
+        await engine.close()
 
 
 @pytest.mark.parametrize(("kind", "request_"), TAKEN, ids=lambda value: json.dumps(value)[:60])

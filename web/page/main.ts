@@ -18,6 +18,7 @@ import { readOffer } from "./offer.js";
 import { keepForOffline } from "./offline.js";
 import { openPicker } from "./picker.js";
 import { offerFormats, offerTools, openSettings, readSettings, type Settings } from "./settings.js";
+import { limitTools } from "./tools-fit.js";
 import { type Help, insecureHelp, webgpuHelp } from "./webgpu-help.js";
 import type { Listener, Outcome } from "./written.js";
 
@@ -84,6 +85,7 @@ async function start(): Promise<void> {
   showProgram(program, choice);
   ready(link, "The model is ready.");
   void showContext(engine, conversation);
+  limitTools(engine, () => model.canLeave);
   await openKeptModel(artifact);
   const runs = artifacts.get(backend.name);
   if (runs) await keepForOffline(runs);
@@ -228,7 +230,7 @@ function showRunning(on: boolean): void {
 
 function fail(error: unknown): void {
   stats.textContent = "";
-  const help = explain(error);
+  const help = explain(error, !model.hasCloud);
   loading.hide();
   // Without a model nothing works, so offer to begin again; with one, the next message is the way on.
   showNotice(help, isReady ? null : { label: "Try again", run: () => location.reload() });

@@ -165,7 +165,7 @@ export class Model {
     let messages = question.messages;
     for (let round = 0; ; round++) {
       const request = {
-        ...options,
+        ...(await this.#fitting(options, messages, tools)),
         ...(format && { response_format: { ...format } }),
         ...(tools && { tools: OFFERED, tool_choice: round < MOST_ROUNDS ? "auto" : "none" }),
         messages,
@@ -180,6 +180,22 @@ export class Model {
       messages = [...messages, ...messagesOfCalls(made)];
     }
     return written.isOfDevice ? this.#measured(written.reason) : written.outcome;
+  }
+
+  /**
+   * The most tokens that an answer may have are no more than the context has left, where nobody else could answer:
+   * a shorter answer is better than none.
+   */
+  async #fitting<O extends Pick<ChatOptions, "max_tokens">>(
+    options: O,
+    messages: readonly ChatMessage[],
+    tools: boolean,
+  ): Promise<O> {
+    const engine = this.#engine;
+    if (this.canLeave || !engine || options.max_tokens == null) return options;
+    const taken = await engine.countTokens(messages, tools ? { tools: OFFERED } : {}).catch(() => 0);
+    const left = roomFor(engine.model.contextLength, taken);
+    return left < 1 ? options : { ...options, max_tokens: Math.min(options.max_tokens, left) };
   }
 
   /** By the engine itself, which knows more than the page sees. */
@@ -229,4 +245,12 @@ function writeKept(state: KeptState): void {
   } catch {
     // Storage that is full or forbidden: budgets and speeds hold for this visit.
   }
+}
+
+/** What may be counted otherwise on the way: a template's ends of turns. */
+const MARGIN = 16;
+
+/** Tokens that an answer to a prompt of so many can have; below 1: none. */
+export function roomFor(context: number, prompt: number): number {
+  return context - prompt - MARGIN;
 }

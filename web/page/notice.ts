@@ -1,6 +1,8 @@
 /** The box that says what went wrong and what to do. */
 
 import { ArtifactError, CloudError, DeviceError, RequestError, RouteError } from "../src/both/errors.js";
+import { describeReason } from "../src/routing/reasons.js";
+import type { Reason } from "../src/routing/types.js";
 import { element } from "./dom.js";
 import type { Help } from "./webgpu-help.js";
 
@@ -32,10 +34,25 @@ export function hideNotice(): void {
   element("notice", HTMLElement).hidden = true;
 }
 
-/** An error in words: the title says whose matter it is, the text is the error's own. */
-export function explain(error: unknown): Help {
+/**
+ * An error in words: the title says whose matter it is, the text is the error's own. `alone`: there is no cloud,
+ * so nothing is said of one.
+ */
+export function explain(error: unknown, alone = false): Help {
+  if (alone && error instanceof RouteError && Array.isArray(error.cause)) return ofDevice(error.cause);
   const text = error instanceof Error ? error.message : String(error);
   return { title: titleOf(error), text, steps: [] };
+}
+
+/** Why the device alone does not answer. */
+function ofDevice(reasons: readonly Reason[]): Help {
+  const own = reasons.filter(({ side }) => side !== "cloud").map((reason) => ({ ...reason, side: null }));
+  const isLong = own.some(({ code }) => code === "context" || code === "kv_memory");
+  return {
+    title: isLong ? "This is too long for the model" : "This device does not answer now",
+    text: `${own.map(describeReason).join("; ")}.`,
+    steps: isLong ? ["Start a new chat, or shorten the message.", "Switch the tools off in Settings."] : [],
+  };
 }
 
 function titleOf(error: unknown): string {

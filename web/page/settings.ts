@@ -61,6 +61,12 @@ export function offerTools(able: boolean): void {
     : "This model calls no tools.";
 }
 
+/** Says why the tools are not to be had. */
+export function refuseTools(why: string): void {
+  input("tools").disabled = true;
+  element("tools-hint", HTMLParagraphElement).textContent = why;
+}
+
 function showSchema(): void {
   element("schema-field", HTMLElement).hidden = element("format", HTMLSelectElement).value !== "json_schema";
 }

@@ -65,7 +65,7 @@ export async function workerSource() {
     platform: "browser",
     minify: true,
     legalComments: "none",
-    plugins: [grammarsForBrowsers, noFormatter],
+    plugins: [grammarsForBrowsers, noFormatter, noDecoders],
     write: false,
   });
   return { WORKER_SOURCE: JSON.stringify(outputFiles[0]?.text) };
@@ -108,7 +108,7 @@ export async function bundleWorker({ write, outdir }) {
   return build({
     ...inChunks(write, outdir),
     entryPoints: { worker: WORKER },
-    plugins: [grammarsForBrowsers, noFormatter, oneCore],
+    plugins: [grammarsForBrowsers, noFormatter, noDecoders, oneCore],
   });
 }
 
@@ -148,6 +148,33 @@ export const noFormatter = {
       if (!method.test(text)) throw new Error(`${path} has another Template.format than noFormatter expects`);
       return { contents: text.replace(method, "\n") };
     });
+  },
+};
+
+/**
+ * The library of tokenizers can also make text of tokens, whole texts alone; ours does it token by token
+ * (src/worker/text/stream.ts). Classes with a parent are not left out by themselves.
+ * @type {import("esbuild").Plugin}
+ */
+export const noDecoders = {
+  name: "no decoders of tokens",
+  setup(plugged) {
+    plugged.onLoad(
+      { filter: /@huggingface[\\/]tokenizers[\\/]dist[\\/]tokenizers\.mjs$/ },
+      async ({ path }) => {
+        let contents = await readFile(path, "utf8");
+        for (const [part, instead] of /** @type {const} */ ([
+          [/\/\/ src\/core\/Decoder\.ts\n.*(?=\/\/ src\/core\/Tokenizer\.ts\n)/s, ""],
+          [/create_decoder_default\(this\.tokenizer\.decoder\)/, "null"],
+          [/\n {2}decode\(token_ids, .*?\n {2}\}(?=\n)/s, ""],
+          [/,\n {2}\w+ as \w*Decoder\b/g, ""],
+        ])) {
+          if (contents.search(part) < 0) throw new Error(`${path} has another version: it lacks ${part}`);
+          contents = contents.replace(part, instead);
+        }
+        return { contents, loader: "js" };
+      },
+    );
   },
 };
 
@@ -201,7 +228,7 @@ export async function bundleNode({ write, outdir = "dist" }) {
     format: "esm",
     target: "es2022",
     platform: "node",
-    plugins: [noFormatter],
+    plugins: [noFormatter, noDecoders],
     minify: true,
     sourcemap: write ? "linked" : false,
     legalComments: "eof",
@@ -243,7 +270,7 @@ export async function bundleHere({ write, outdir = "dist" }) {
     platform: "browser",
     minify: true,
     define: { WORKER_SOURCE: '""' },
-    plugins: [noFormatter, grammarsForBrowsers, grammarsApart],
+    plugins: [noFormatter, noDecoders, grammarsForBrowsers, grammarsApart],
     sourcemap: write ? "linked" : false,
     legalComments: "eof",
     metafile: true,

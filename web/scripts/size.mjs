@@ -21,16 +21,16 @@ const TEXT = "src/worker/text/index.ts";
  * which the first request that asks for a format or has tools loads, or a model that marks its reasoning.
  */
 export const LIMITS = {
-  webgpu: 48_100,
-  wasm: 43_300,
-  text: 27_500,
+  webgpu: 48_800,
+  wasm: 44_000,
+  text: 26_000,
   routing: 21_000,
   openai: 2_000,
   "ai-sdk": 3_200,
   react: 2_000,
   "prompt-api": 4_500,
-  models: 11_000,
-  all: 117_000,
+  models: 11_500,
+  all: 116_700,
   grammars: 410_000,
   answers: 8_500,
 };

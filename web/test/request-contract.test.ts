@@ -12,6 +12,7 @@ import { checkCount } from "../src/worker/session.js";
 
 interface Vectors {
   readonly refused: readonly { readonly param: string; readonly request: object }[];
+  readonly refused_of_artifacts?: readonly { readonly param: string; readonly request: object }[];
   readonly taken: readonly object[];
 }
 
@@ -37,18 +38,21 @@ const KINDS = {
 };
 
 describe.each(["chat", "completions"] as const)("a request of %s", (kind) => {
-  const { refused, taken } = vectorsOf(kind);
+  const { refused, refused_of_artifacts = [], taken } = vectorsOf(kind);
 
-  test.each(refused)("is refused by name: $param in $request", ({ param, request }) => {
-    let failure: RequestError | null = null;
-    try {
-      KINDS[kind](request);
-    } catch (error) {
-      failure = error as RequestError;
-    }
-    expect(failure).toMatchObject({ name: "RequestError", param });
-    expect(["invalid-request", "unsupported"]).toContain(failure?.code);
-  });
+  test.each([...refused, ...refused_of_artifacts])(
+    "is refused by name: $param in $request",
+    ({ param, request }) => {
+      let failure: RequestError | null = null;
+      try {
+        KINDS[kind](request);
+      } catch (error) {
+        failure = error as RequestError;
+      }
+      expect(failure).toMatchObject({ name: "RequestError", param });
+      expect(["invalid-request", "unsupported"]).toContain(failure?.code);
+    },
+  );
 
   test.each(taken.map((request) => [request]))("is taken: %j", (request) => KINDS[kind](request));
 });

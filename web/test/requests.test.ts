@@ -202,7 +202,6 @@ describe("a plain request", () => {
   test.each([
     ["prompt", { prompt: ["a", "b"] }],
     ["prompt", {}],
-    ["echo", { prompt: "a", echo: true }],
     ["suffix", { prompt: "a", suffix: "b" }],
     ["best_of", { prompt: "a", best_of: 2 }],
     ["messages", { prompt: "a", messages: HELLO }],

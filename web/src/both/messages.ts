@@ -221,8 +221,12 @@ export type Prompt =
       readonly continueLast: boolean;
       readonly calling?: Calling;
     }
-  /** Or its token ids. */
-  | { readonly kind: "text"; readonly text: string | readonly number[] };
+  /** Or its token ids. `echo`: it comes before its answers, or instead of them. */
+  | {
+      readonly kind: "text";
+      readonly text: string | readonly number[];
+      readonly echo?: "before" | "alone";
+    };
 
 /** What embeddings are made of: texts, or token ids. */
 export type EmbeddingInputs = readonly (string | readonly number[])[];

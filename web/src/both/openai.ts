@@ -160,6 +160,10 @@ export interface CompletionRequest extends RequestOptions {
   prompt: string | readonly number[];
   /** How many alternatives to give beside each token's own logprob, 0 to 20. */
   logprobs?: number | null;
+  /** The text begins with the prompt. `max_tokens` may be 0 then: nothing but the prompt. */
+  echo?: boolean | null;
+  /** As many as `n`, for answers are not ranked. */
+  best_of?: number | null;
   stream?: boolean | null;
 }
 

@@ -1,6 +1,6 @@
 /** What is known of a model before it is loaded: where it is, and whether it would run here. */
 
-import { findArtifacts } from "../both/artifacts.js";
+import { type Found, findArtifacts } from "../both/artifacts.js";
 import { DeviceError, type ErrorCode, throwIfAborted } from "../both/errors.js";
 import type { BackendName, SealedManifest } from "../both/manifest.js";
 import type { LoadSettings } from "../both/messages.js";
@@ -12,6 +12,7 @@ import { lineUp } from "../worker/gpu/variants.js";
 import { type MemoryOptions, type MemoryPlan, whatFits } from "../worker/memory.js";
 import { ableProgram, wasmFeatures } from "../worker/wasm/features.js";
 import { MOST_BYTES } from "../worker/wasm/layout.js";
+import { type Compiling, compilingOf, compilingOfLibrary, type Speed, speedFrom } from "./times.js";
 
 export { HUB, modelUrl } from "../both/places.js";
 export { type ListedModel, readModels } from "./list.js";
@@ -43,8 +44,21 @@ export interface Support {
    * and plans come to it, which are mostly far less.
    */
   readonly downloadBytes: number;
-  /** How long that takes at the speed that the browser tells of its connection (Chromium); null elsewhere. */
+  /** How long that takes; null where nothing tells how fast the way is. */
   readonly downloadSeconds: number | null;
+  /** How long the browser compiles the program; null where none runs, or the manifest does not tell its size. */
+  readonly compileSeconds: number | null;
+  /** Of the whole first load: WebGPU compiles while the weights come, WebAssembly before that. */
+  readonly loadSeconds: number | null;
+  /**
+   * Where the seconds are from. Of the download: `loads` of models from that origin; the `manifest`, which was
+   * just fetched, or what the browser tells of its `connection`, which are estimates, mostly too slow. Of the
+   * compiler: `loads` on this adapter; or an `estimate` by the size of the program.
+   */
+  readonly basis: {
+    readonly download: Speed["from"] | null;
+    readonly compile: "loads" | "estimate" | null;
+  };
   readonly name: string;
   readonly quantization: string;
   readonly license: string | null;
@@ -61,18 +75,19 @@ export async function isSupported(model: string | URL, options: SupportOptions =
   const artifacts = await findArtifacts(modelUrl(model), options.backend, { signal: options.signal });
   let next: Chosen | null = await choose(artifacts, options.backend);
   for (;;) {
-    const { manifest } = next.found;
+    const { found } = next;
     try {
-      const { program, plan } = await planned(manifest, options);
+      const { program, plan, compiling } = await planned(found.manifest, options);
       const { reason, name: backend } = next.choice;
-      return { supported: true, reason, code: null, backend, program, ...plan, ...facts(manifest, program) };
+      const able = { supported: true, reason, code: null, backend, program, ...plan };
+      return { ...able, ...facts(found, program, compiling) };
     } catch (error) {
       if (!(error instanceof DeviceError)) throw error;
       next = next.other(error);
       if (next) continue;
       const nothing = { backend: null, program: null, contextLength: 0, kvBytes: 0 };
       const { message: reason, code } = error;
-      return { supported: false, reason, code, ...nothing, ...facts(manifest, null) };
+      return { supported: false, reason, code, ...nothing, ...facts(found, null, null) };
     }
   }
 }
@@ -80,6 +95,7 @@ export async function isSupported(model: string | URL, options: SupportOptions =
 interface Planned {
   readonly program: string;
   readonly plan: Pick<MemoryPlan, "contextLength" | "kvBytes">;
+  readonly compiling: Compiling | null;
 }
 
 /** As the load does it, without allocating; DeviceError where it could not. */
@@ -90,14 +106,19 @@ async function planned(manifest: SealedManifest, options: SupportOptions): Promi
     const threads = globalThis.crossOriginIsolated ?? true;
     const program = ableProgram(manifest, wasmFeatures(threads), threads ? 2 : 1, options);
     const plan = await whatFits(manifest, program, MOST_BYTES, memory, (made) => fitting(manifest, made));
-    return { program: program.name, plan: briefly(plan) };
+    return {
+      program: program.name,
+      plan: briefly(plan),
+      compiling: compilingOfLibrary(program, manifest.packs),
+    };
   }
-  const { adapter, abilities, deviceClass } = await findGpu();
+  const gpu = await findGpu();
+  const { adapter, abilities, deviceClass } = gpu;
   const able = ablePrograms(manifest, abilities, options);
   const [program = able[0]] = lineUp(able, deviceClass);
   const limit = adapter.limits.maxStorageBufferBindingSize;
   const plan = await whatFits(manifest, program, limit, memory, (made) => made);
-  return { program: program.name, plan: briefly(plan) };
+  return { program: program.name, plan: briefly(plan), compiling: compilingOf(program, gpu) };
 }
 
 function briefly({ contextLength, kvBytes }: MemoryPlan): Planned["plan"] {
@@ -114,24 +135,31 @@ function fitting({ weights }: SealedManifest, plan: MemoryPlan): MemoryPlan {
   );
 }
 
-function facts(manifest: SealedManifest, program: string | null) {
+function facts({ base, manifest }: Found, program: string | null, compiling: Compiling | null) {
   const { model, weights, tokenizerFiles, packs, quantization, license } = manifest;
   const bytesOf = (of: string | null): number | undefined => packs.find((pack) => pack.program === of)?.bytes;
   const tokenizer = bytesOf(null) ?? tokenizerFiles.reduce((sum, { bytes }) => sum + bytes, 0);
   const code = program === null ? 0 : (bytesOf(program) ?? 0);
   const downloadBytes = weights.bytes + tokenizer + code;
+  const speed = speedFrom(new URL("manifest.json", base));
+  const downloadSeconds = speed && downloadBytes / speed.bytesPerSecond;
   return {
     weightBytes: weights.bytes,
     downloadBytes,
-    downloadSeconds: secondsFor(downloadBytes),
+    downloadSeconds,
+    compileSeconds: compiling?.seconds ?? null,
+    loadSeconds:
+      downloadSeconds && compiling && together(manifest.target, downloadSeconds, compiling.seconds),
+    basis: {
+      download: speed?.from ?? null,
+      compile: compiling && (compiling.isMeasured ? "loads" : "estimate"),
+    } as const,
     name: model.name,
     quantization,
     license,
   };
 }
 
-/** `downlink` is in megabits a second (https://wicg.github.io/netinfo/), and 0 without a network. */
-function secondsFor(bytes: number): number | null {
-  const { connection } = (globalThis.navigator ?? {}) as { readonly connection?: { downlink?: number } };
-  return connection?.downlink ? (8 * bytes) / (connection.downlink * 1e6) : null;
+function together(target: BackendName, download: number, compiling: number): number {
+  return target === "webgpu" ? Math.max(download, compiling) : download + compiling;
 }

@@ -24,6 +24,7 @@ import type {
 import { Channel } from "./channel.js";
 import type { EngineOptions } from "./client.js";
 import { hasLeft, noteLeft, watchLeaving } from "./left.js";
+import { Meter } from "./meter.js";
 import { Pulse } from "./pulse.js";
 
 /** What of a Worker an engine uses. */
@@ -61,6 +62,7 @@ export class WorkerLink {
   #card: ModelCard | null = null;
   #loading = false;
   #hasDownloaded = false;
+  #meter: Meter | null = null;
   #pulse: Pulse | null = null;
   #tellLost: (reason: NearfarError) => void = () => undefined;
   /** Settles where the worker has died, or has given the device up; never by `close`. */
@@ -99,6 +101,8 @@ export class WorkerLink {
         this.worker.terminate();
       },
     });
+    const meter = new Meter();
+    this.#meter = meter;
     const load = Math.random().toString(36).slice(2);
     const unwatch = watchLeaving(load);
     return new Promise((resolve, reject) => {
@@ -114,6 +118,7 @@ export class WorkerLink {
         signal?.removeEventListener("abort", onAbort);
         if (message.type === "loaded") {
           this.#card = message.card;
+          meter.keep(url, message.card, this.#hasDownloaded);
           resolve(message.card);
         } else reject(fromErrorRecord(message.error));
       };
@@ -241,6 +246,7 @@ export class WorkerLink {
       case "progress":
         if (message.progress.phase === "weights")
           this.#hasDownloaded = message.progress.loaded > message.progress.cached;
+        if (this.#loading) this.#meter?.hear(message.progress);
         this.#options.onProgress?.(message.progress);
         return;
       case "warning":

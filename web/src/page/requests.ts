@@ -95,7 +95,7 @@ const PROMPT: Kind = [
   "a string or token ids",
   (value) => TEXT[1](value) || (Array.isArray(value) && value.length > 0 && value.every(Number.isInteger)),
 ];
-const PLAIN = { ...COMMON, prompt: PROMPT, logprobs: RANKED };
+const PLAIN = { ...COMMON, prompt: PROMPT, logprobs: RANKED, echo: FLAG, best_of: NUMBER };
 
 /** OpenAI's parameters that this engine lacks, with the values that ask for nothing. */
 const LACKING: Readonly<Record<string, readonly unknown[]>> = {
@@ -141,13 +141,26 @@ export function prepareChat(request: ChatCompletionRequest, model: string, read:
 /** A plain request taken apart, as above. */
 export function prepareText(request: CompletionRequest, model: string, read: ReadFormat): Prepared {
   check(request, PLAIN, model);
-  const { prompt, logprobs, response_format, ...options } = request;
+  const { prompt, logprobs, response_format, echo, best_of, ...options } = request;
   if (prompt == null) throw new RequestError("prompt is missing: give a string", "prompt");
+  if (best_of != null && best_of !== (options.n ?? 1))
+    throw new RequestError(`best_of must equal n, not be ${best_of}: answers are not ranked`, "best_of");
+  if (echo && logprobs != null)
+    throw new RequestError(
+      "an artifact gives no logprobs of the prompt, which echo with logprobs asks for: leave one of them out",
+      "echo",
+      { code: "unsupported" },
+    );
   const grammar = response_format == null ? null : read(response_format);
+  const alone = echo && options.max_tokens === 0;
   return {
-    // A copy: see `cloneable`.
-    prompt: { kind: "text", text: typeof prompt === "string" ? prompt : [...prompt] },
-    options,
+    prompt: {
+      kind: "text",
+      // A copy: see `cloneable`.
+      text: typeof prompt === "string" ? prompt : [...prompt],
+      ...(echo && { echo: alone ? "alone" : "before" }),
+    },
+    options: alone ? { ...options, max_tokens: null } : options,
     logprobs: logprobs ?? null,
     ...(grammar && { grammar }),
   };

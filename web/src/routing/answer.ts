@@ -8,6 +8,7 @@ import {
   RequestError,
   throwIfAborted,
 } from "../both/errors.js";
+import { type Attempt, attempt, type Happened, heard, learn, usedBy } from "./attempt.js";
 import { failureOf, isRequestError } from "./device.js";
 import {
   type Action,
@@ -19,7 +20,7 @@ import {
   type State,
   step,
 } from "./handover.js";
-import { isUseful, type Leg, type Piece, tokensIn, tokensOf } from "./leg.js";
+import { isUseful, type Piece, tokensOf } from "./leg.js";
 import {
   type Chunk,
   type ChunkChoice,
@@ -38,25 +39,6 @@ import type { Router } from "./router.js";
 import type { Side } from "./types.js";
 import { pause } from "./wait.js";
 import { Watch } from "./watch.js";
-
-/** One side's part, as it is accounted for. `task`: its next event, where it is awaited beside others. */
-interface Attempt extends Leg {
-  readonly ticket: Ticket;
-  readonly watch: Watch | null;
-  /** Tokens of the answer before this part, and in it. */
-  readonly before: number;
-  count: number;
-  usage: Usage | null;
-  readonly asked: number;
-  first: number;
-  last: number;
-  task: Promise<Happened> | null;
-}
-
-interface Happened {
-  readonly event: HandoverEvent;
-  readonly piece: Piece | null;
-}
 
 export class Answer {
   readonly #request: HybridRequest;
@@ -209,46 +191,22 @@ export class Answer {
     const watch = watched ? new Watch(this.plan.policy.monitor, this.#state.logprobs) : null;
     this.#watch = watch ?? this.#watch;
     const leg = this.router.open(ticket, watch?.request(request) ?? request, this.plan, this.#signal);
-    const account = {
-      before: this.#count,
-      count: 0,
-      usage: null,
-      asked: performance.now(),
-      first: 0,
-      last: 0,
-    };
-    this.#attempts.set(side, { ...leg, ...account, ticket, watch, task: null });
+    this.#attempts.set(side, attempt(leg, ticket, watch, this.#count));
   }
 
   /**
    * Settles a part once, and learns from it. It is charged for if it gave something, or may have begun to.
    */
   #settle(attempt: Attempt, outcome: Settled): void {
-    const { ticket, before, count, usage, asked, first, last } = attempt;
+    const { ticket, count, usage } = attempt;
     this.#attempts.delete(ticket.side);
     attempt.abort();
     attempt.pieces.return(undefined).catch(() => undefined);
-    const prompt = usage?.prompt_tokens ?? this.plan.request.prompt_tokens + before;
-    const used = usage ?? { prompt_tokens: prompt, completion_tokens: count, total_tokens: prompt + count };
+    const used = usedBy(attempt, this.plan.request.prompt_tokens);
     // Where the caller left, the prompt may have been computed.
     const charged = usage || count > 0 || outcome === "left";
     this.#spent += this.router.leave(ticket, this.plan, outcome, charged ? used : null);
-    if (outcome === "ok" && first > 0) this.#learn(ticket.side, prompt, attempt, { asked, first, last });
-  }
-
-  #learn(
-    side: Side,
-    prompt: number,
-    { count, usage }: Attempt,
-    times: Pick<Attempt, "asked" | "first" | "last">,
-  ): void {
-    const { speeds, warm } = this.router;
-    const { asked, first, last } = times;
-    const fresh = prompt - (usage?.prompt_tokens_details?.cached_tokens ?? 0);
-    if (side === "cloud") speeds.cloud.firstToken((first - asked) / 1000, fresh);
-    else if (warm) speeds.device.prefill(fresh, (first - asked) / 1000);
-    if (side === "cloud" || warm) speeds[side].decode(count - 1, (last - first) / 1000);
-    this.router.warm ||= side === "device";
+    if (outcome === "ok") learn(this.router, attempt, used.prompt_tokens);
   }
 
   /** Waits for a retry, if the policy and the budget have one left. */
@@ -353,14 +311,10 @@ export class Answer {
   }
 
   #measure(attempt: Attempt, piece: Piece): number {
-    attempt.usage = piece.usage ?? attempt.usage;
     this.#usage = piece.usage ?? this.#usage;
-    const tokens = tokensIn(piece);
-    if (tokens === 0) return 0;
-    if (attempt.count === 0) this.#parts += 1;
-    attempt.count += tokens;
-    attempt.last = performance.now();
-    attempt.first ||= attempt.last;
+    const isFirst = attempt.count === 0;
+    const tokens = heard(attempt, piece);
+    if (isFirst && tokens > 0) this.#parts += 1;
     return tokens;
   }
 

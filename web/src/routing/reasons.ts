@@ -42,10 +42,12 @@ export function describeReason({ code, side, value, limit }: Reason): string {
   return side === null ? said : `${side}: ${said}`;
 }
 
+/** `cause` has the reasons for programs. */
 export function noRoute(reasons: readonly Reason[]): RouteError {
   return new RouteError(
     `Neither device nor cloud may answer (${reasons.map(describeReason).join("; ")}). Change the mode or ` +
       "the policy, or try later.",
+    { cause: reasons },
   );
 }
 

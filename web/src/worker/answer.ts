@@ -17,6 +17,24 @@ export class Answer {
     private readonly onEnd: (stats: RequestStats | null) => void,
   ) {}
 
+  /** The request is valid. */
+  begin(): void {
+    this.tell({ event: "accepted" });
+    const { echo } = this.asked;
+    for (let index = 0; echo !== null && index < this.n; index++)
+      this.tell({ event: "delta", index, text: echo, score: null });
+  }
+
+  /** The whole answer, where only the prompt is wanted. */
+  echoed(): void {
+    this.begin();
+    for (let index = 0; index < this.n; index++)
+      this.tell({ event: "finish", index, text: "", reason: "length" });
+    const { length } = this.asked.tokens;
+    this.#finished.push({ promptTokens: length, cachedTokens: 0, completionTokens: 0, ttft: 0, decode: 0 });
+    this.#end();
+  }
+
   choice(index: number): RequestListener {
     const stream = this.asked.stream();
     const reader = this.asked.reader();

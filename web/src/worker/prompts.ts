@@ -12,6 +12,8 @@ export interface Asked {
   readonly tokens: number[];
   readonly stream: () => TextStream;
   readonly reader: () => PieceReader | null;
+  /** What comes before each answer. */
+  readonly echo: string | null;
   /** What an answer must match, where its text must match `wanted`. */
   readonly grammar: ((wanted: Grammar | null) => Promise<Grammar | null>) | null;
 }
@@ -37,6 +39,7 @@ export class Prompts {
         tokens: chat.tokens,
         stream: () => this.codec.stream(stop, context, this.manifest.answers !== null),
         reader: () => this.chats.reader(prompt, chat),
+        echo: null,
         grammar: (wanted) => this.chats.grammar(prompt, wanted, chat),
       };
     }
@@ -44,6 +47,17 @@ export class Prompts {
     const given = typeof text === "string" ? this.codec.encode(text) : [...text];
     const { bosTokenId } = this.manifest.model;
     const tokens = given.length === 0 && bosTokenId !== null ? [bosTokenId] : given;
-    return { tokens, stream: () => this.codec.stream(stop, tokens), reader: () => null, grammar: null };
+    return {
+      tokens,
+      stream: () => this.codec.stream(stop, tokens),
+      reader: () => null,
+      echo: prompt.echo ? (typeof text === "string" ? text : this.#textOf(tokens)) : null,
+      grammar: null,
+    };
+  }
+
+  #textOf(tokens: readonly number[]): string {
+    const stream = this.codec.stream([]);
+    return tokens.map((token) => stream.push(token).text).join("") + stream.flush();
   }
 }

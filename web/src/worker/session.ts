@@ -160,12 +160,13 @@ export class Session {
       const wanted = asked.grammar ? whole : grammar;
       const constraints = wanted ? await this.#constraints.follow(wanted, n, left.signal) : [];
       if (left.signal.aborted) return;
+      if (request.prompt.kind === "text" && request.prompt.echo === "alone") return answer.echoed();
       for (let i = 0; i < n; i++) {
         const seed = BigInt.asUintN(64, params.seed + BigInt(i));
         const constraint = constraints[i] ?? null;
         requests.push(this.#core.submit(prompt, { ...params, seed }, answer.choice(i), constraint));
       }
-      tell({ event: "accepted" });
+      answer.begin();
     } catch (error) {
       this.abort(id);
       tell({ event: "error", error: toErrorRecord(error) });

@@ -78,6 +78,11 @@ describe.skipIf(!CHROMIUM)("loading in Chromium", { timeout: 60_000 }, () => {
       await engine.dispose();
       return told;
     });
+    // What isSupported predicts the next first load by; the weights are too few to say anything.
+    const measures = await at.page.evaluate(() => Object.entries(localStorage));
+    expect(measures).toEqual([
+      [expect.stringMatching(/^nearfar\.compile ./), expect.stringMatching(/^[\d.e-]+$/)],
+    ]);
     expect(steps.at(-1)).toEqual({ phase: "ready", fraction: 1 });
     const weights = steps.flatMap((step) => (step.phase === "weights" ? [step] : []));
     const { verified = 0, uploaded = 0, loaded, total } = weights.at(-1) ?? { loaded: 0, total: -1 };

@@ -1,8 +1,10 @@
 import { afterAll, afterEach, beforeAll, describe, expect, test, vi } from "vitest";
 import { openManifest } from "../../src/both/manifest.js";
+import type { ModelCard } from "../../src/both/messages.js";
 import { createEngine } from "../../src/here/index.js";
 import { isSupported, modelUrl, readModels } from "../../src/models/index.js";
 import { createEngine as createOnPage } from "../../src/page/index.js";
+import { Meter } from "../../src/page/meter.js";
 import { type StaticServer, serve } from "../support/serve.js";
 import { type ToyArtifact, toyArtifact } from "../support/toy-artifact.js";
 import { toyWasm } from "../support/toy-wasm.js";
@@ -113,10 +115,75 @@ describe("isSupported", () => {
 
   test("tells how long the first load takes where the browser tells its connection", async () => {
     const at = modelUrl("hf:org/toy@v1", server.url);
-    expect((await isSupported(at)).downloadSeconds).toBeNull();
+    const entries = vi.spyOn(performance, "getEntriesByName").mockReturnValue([]);
+    const unknown = await isSupported(at);
+    expect(unknown).toMatchObject({ downloadSeconds: null, loadSeconds: null, basis: { download: null } });
     vi.stubGlobal("navigator", { userAgent: "", connection: { downlink: 2 } });
-    const { downloadSeconds, downloadBytes } = await isSupported(at);
+    const { downloadSeconds, compileSeconds, loadSeconds, downloadBytes, basis } = await isSupported(at);
     expect(downloadSeconds).toBeCloseTo(downloadBytes / 250_000);
+    expect(basis).toEqual({ download: "connection", compile: "estimate" });
+    expect(compileSeconds).toBeGreaterThan(0);
+    expect(loadSeconds).toBeCloseTo((downloadSeconds ?? 0) + (compileSeconds ?? 0));
+    entries.mockRestore();
+  });
+
+  test("tells it by what the manifest came with, where that is more than the connection is said to have", async () => {
+    const at = modelUrl("hf:org/toy@v1", server.url);
+    vi.stubGlobal("navigator", { userAgent: "", connection: { downlink: 1 } });
+    const entry = { transferSize: 50_000, requestStart: 100, responseEnd: 200 };
+    const entries = vi.spyOn(performance, "getEntriesByName").mockReturnValue([entry as never]);
+    const told = await isSupported(at);
+    expect(entries).toHaveBeenCalledWith(new URL("manifest.json", at).href, "resource");
+    expect(told).toMatchObject({
+      downloadSeconds: told.downloadBytes / 500_000,
+      basis: { download: "manifest" },
+    });
+    entry.transferSize = 300; // from a cache
+    expect((await isSupported(at)).basis.download).toBe("connection");
+    entries.mockRestore();
+  });
+
+  test("tells it by what first loads from there, and on this adapter, have taken", async () => {
+    const kept = new Map<string, string>();
+    const getItem = (key: string): string | null => kept.get(key) ?? null;
+    vi.stubGlobal("document", {});
+    vi.stubGlobal("localStorage", { getItem, setItem: (key: string, value: string) => kept.set(key, value) });
+    gpuWith(["shader-f16"]);
+    const at = new URL("gpu/", server.url);
+    expect((await isSupported(at)).basis.compile).toBe("estimate");
+    const clock = vi.spyOn(performance, "now");
+    const load = (cached: number): void => {
+      const meter = new Meter();
+      const total = 2_000_000;
+      for (const [ms, loaded] of [
+        [0, 500_000],
+        [500, 1_000_000],
+        [3000, total],
+      ] as const) {
+        clock.mockReturnValue(ms);
+        meter.hear({ phase: "weights", loaded, cached: Math.min(cached, loaded), total });
+      }
+      for (const [ms, compiled] of [
+        [4000, 1],
+        [4100, 2],
+        [5000, 11],
+      ] as const) {
+        clock.mockReturnValue(ms);
+        meter.hear({ phase: "kernels", compiled, total: 11 });
+      }
+      meter.keep(at, { adapter: "intel" } as ModelCard, cached < total);
+    };
+    load(2_000_000);
+    expect(kept.size).toBe(0);
+    load(0);
+    clock.mockRestore();
+    const told = await isSupported(at);
+    expect(told.basis).toEqual({ download: "loads", compile: "loads" });
+    expect(told.downloadSeconds).toBeCloseTo(told.downloadBytes / 500_000);
+    const { programs } = await openManifest(new TextDecoder().decode(webgpu.files.get("manifest.json")));
+    const { size = 0 } = programs.find(({ name }) => name === told.program)?.kernels ?? {};
+    expect(told.compileSeconds).toBeCloseTo(0.1 * size);
+    expect(told.loadSeconds).toBe(Math.max(told.downloadSeconds ?? 0, told.compileSeconds ?? 0));
   });
 
   test("less memory is less context, and too little is none", async () => {

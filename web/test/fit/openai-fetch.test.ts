@@ -85,6 +85,25 @@ describe("the openai package on the device", () => {
     expect(text).toBe(textAfter(prompt, 20));
   });
 
+  test("plain completions that begin with their prompt", async () => {
+    const prompt = promptOf([{ role: "user", content: question(9) }]);
+    const request = { model: "toy", prompt, max_tokens: 9, temperature: 0, echo: true } as const;
+    const both = await client.completions.create({ ...request, n: 2, best_of: 2 });
+    expect(both.choices.map((choice) => choice.text)).toEqual(Array(2).fill(prompt + textAfter(prompt, 9)));
+    let text = "";
+    for await (const { choices } of await client.completions.create({ ...request, stream: true }))
+      text += choices[0]?.text ?? "";
+    expect(text).toBe(prompt + textAfter(prompt, 9));
+    const only = await client.completions.create({ ...request, max_tokens: 0 });
+    expect(only.choices[0]).toMatchObject({ text: prompt, finish_reason: "length" });
+    expect(only.usage?.completion_tokens).toBe(0);
+    const tokens = await client.completions.create({ ...request, prompt: [5, 6], max_tokens: 0 });
+    const one = await client.completions.create({ ...request, prompt: [5, 6], max_tokens: 1 });
+    expect(tokens.choices[0]?.text).not.toBe("");
+    expect(one.choices[0]?.text.startsWith(tokens.choices[0]?.text ?? "?")).toBe(true);
+    expect(tokens.usage?.prompt_tokens).toBe(2);
+  });
+
   test("the list of models", async () => {
     const found: string[] = [];
     for await (const { id } of client.models.list()) found.push(id);

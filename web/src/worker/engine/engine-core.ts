@@ -1,11 +1,12 @@
 import { type DeviceError, DeviceLostError, OutOfMemoryError, RequestError } from "../../both/errors.js";
 import { MAX_ROWS, MAX_STEP } from "../../both/format.js";
 import { SequenceTable } from "../cache/sequence-table.js";
-import type { Backend, HostArray } from "./backend.js";
-import { deviceError, NoRoom, notFinite, tooLong } from "./faults.js";
-import { type Flight, Launches, logprobsOf, type Run } from "./launches.js";
+import type { Backend } from "./backend.js";
+import { Emitter } from "./emitter.js";
+import { deviceError, NoRoom, tooLong } from "./faults.js";
+import { type Flight, Launches, type Run } from "./launches.js";
 import { Reading } from "./reading.js";
-import { type Constraint, Request, type RequestListener, type TokenLogprobs } from "./request.js";
+import { type Constraint, Request, type RequestListener } from "./request.js";
 import type { SamplingParams } from "./sampling.js";
 import { type Bucket, Scheduler, type Step } from "./scheduler.js";
 
@@ -14,9 +15,6 @@ import { type Bucket, Scheduler, type Step } from "./scheduler.js";
  * reads; each one more is a step wasted when an answer ends at an end token or a stop string.
  */
 const STEPS_AHEAD = 3;
-
-/** What a sampler writes instead of a token where no logit is finite. */
-const NOT_FINITE = -1;
 
 /** How often in a row, without a token between, a lost device is opened anew. */
 export const MOST_LOSSES = 3;
@@ -52,7 +50,7 @@ export class EngineCore {
   #table: SequenceTable;
   #scheduler: Scheduler;
   #launches: Launches;
-  readonly #endTokens: ReadonlySet<number>;
+  readonly #emitter: Emitter;
   #failure: Error | null = null;
   #running = false;
   /** A step has failed, so that the backend can only be replaced. */
@@ -68,10 +66,17 @@ export class EngineCore {
     private readonly hooks: EngineHooks = {},
   ) {
     this.#backend = backend;
-    this.#endTokens = new Set(endTokens);
     [this.#table, this.#scheduler] = partsFor(backend, hooks.modelContext);
     this.#launches = new Launches(backend);
     this.#reading = new Reading(hooks.onReading);
+    this.#emitter = new Emitter(new Set(endTokens), {
+      remove: (request) => this.#scheduler.remove(request),
+      read: (step) => {
+        this.#scheduler.read(step);
+        this.#reading.after(step, this.#scheduler.requests());
+      },
+      goOn: () => void this.#run(),
+    });
   }
 
   /** Rows of the largest step it takes: fewer than the artifact has where there was no memory for them. */
@@ -183,7 +188,7 @@ export class EngineCore {
       const oldest = flights.shift();
       if (oldest) {
         try {
-          this.#emit(oldest, await oldest.results);
+          this.#emitter.emit(oldest, await oldest.results, this.#backend.shape.embedding);
         } catch (error) {
           if (!(error instanceof OutOfMemoryError)) throw error;
           // Of those in flight any may have taken it: it is the largest that can be made smaller.
@@ -279,7 +284,7 @@ export class EngineCore {
     for (const request of this.#scheduler.requests()) {
       // A listener that is told may cancel others of these.
       if (request.done || request.shorten(contextLength)) continue;
-      this.#fail(request, tooLong(request, contextLength, before));
+      this.#emitter.fail(request, tooLong(request, contextLength, before));
     }
   }
 
@@ -321,7 +326,8 @@ export class EngineCore {
       const named = deviceError(error);
       if (named instanceof DeviceLostError) throw named;
       if (named instanceof OutOfMemoryError && this.#shrink(step.bucket.size, named)) return;
-      for (const chunk of step.chunks) if (chunk && !chunk.request.done) this.#fail(chunk.request, named);
+      for (const chunk of step.chunks)
+        if (chunk && !chunk.request.done) this.#emitter.fail(chunk.request, named);
     }
   }
 
@@ -329,100 +335,6 @@ export class EngineCore {
   #endCompiling(): void {
     if (this.#awaited > 0) this.hooks.onCompiling?.(this.#awaited, this.#awaited);
     this.#awaited = 0;
-  }
-
-  #emit({ step, logprobs }: Flight, [sampled, ...scores]: HostArray[]): void {
-    const { embedding } = this.#backend.shape;
-    if (embedding) {
-      this.#embedded(step, sampled, embedding);
-      return;
-    }
-    step.sampled.forEach((request, row) => {
-      request.pending -= 1;
-      // Before its pages are entered: what this step computed of it is worth nothing.
-      if (!request.done && (sampled?.[row] ?? NOT_FINITE) < 0) this.#fail(request, notFinite(request));
-    });
-    this.#wasRead(step);
-    step.sampled.forEach((request, row) => {
-      if (request.done) return;
-      const token = sampled?.[row] ?? NOT_FINITE;
-      const wanted = logprobs ? request.params.logprobs : null;
-      this.#accept(request, token, wanted === null ? null : logprobsOf(scores, row, wanted));
-    });
-  }
-
-  #wasRead(step: Step): void {
-    this.#scheduler.read(step);
-    this.#reading.after(step, this.#scheduler.requests());
-  }
-
-  /** Each request of a step gets its row, and has ended: it is the state of its last token. */
-  #embedded(step: Step, rows: HostArray | undefined, width: number): void {
-    this.#wasRead(step);
-    step.sampled.forEach((request, row) => {
-      request.pending -= 1;
-      if (request.done) return;
-      const values = Float32Array.from(rows?.subarray(row * width, (row + 1) * width) ?? []);
-      if (!values.every(Number.isFinite)) this.#fail(request, notFinite(request));
-      else {
-        request.tokenRead();
-        request.listener.embedding?.(values);
-        this.#finish(request, "stop");
-      }
-    });
-  }
-
-  #accept(request: Request, token: number, logprobs: TokenLogprobs | null): void {
-    request.tokenRead();
-    if (this.#endTokens.has(token) && (request.constraint || !request.params.ignoreEos)) {
-      this.#finish(request, "stop");
-      return;
-    }
-    request.tokens.push(token);
-    const goOn = this.#tell(request, token, logprobs);
-    if (request.done) return;
-    const last = request.tokens.length - request.prompt.length >= request.limit;
-    if (!goOn) this.#finish(request, "stop");
-    else if (request.constraint) void this.#follow(request, request.constraint, token, last);
-    else if (last) this.#finish(request, "length");
-  }
-
-  /** Holds a request until its constraint has told what may follow; others go on, or the device is idle. */
-  async #follow(request: Request, constraint: Constraint, token: number, last: boolean): Promise<void> {
-    request.allowed = null;
-    try {
-      const allowed = await constraint.accept(token);
-      if (request.done) return;
-      if (allowed && !last) request.allowed = allowed;
-      else this.#finish(request, allowed ? "length" : "stop");
-    } catch (error) {
-      if (!request.done) this.#fail(request, error);
-    }
-    void this.#run();
-  }
-
-  /** A listener that throws ends its own request alone. */
-  #tell(request: Request, token: number, logprobs: TokenLogprobs | null): boolean {
-    try {
-      return request.listener.token(token, logprobs);
-    } catch (error) {
-      this.#fail(request, error);
-      return false;
-    }
-  }
-
-  #fail(request: Request, error: unknown): void {
-    this.#scheduler.remove(request);
-    request.listener.fail(error instanceof Error ? error : new Error(String(error)));
-  }
-
-  #finish(request: Request, reason: "stop" | "length"): void {
-    this.#scheduler.remove(request);
-    try {
-      request.listener.finish(reason, request.stats());
-    } catch (error) {
-      this.#fail(request, error);
-    }
   }
 }
 

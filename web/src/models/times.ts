@@ -1,0 +1,72 @@
+/** How long a first load takes, by what earlier ones have measured, or by what can be known without one. */
+
+import type { DeviceClass, Manifest, Program } from "../both/manifest.js";
+import { compilingOn, measured, speedOf } from "../both/measures.js";
+import type { Gpu } from "../worker/gpu/adapter.js";
+
+/** Bytes a second, and where that is from. */
+export interface Speed {
+  readonly bytesPerSecond: number;
+  readonly from: "loads" | "manifest" | "connection";
+}
+
+/** A shorter answer comes in the first few packets, and tells nothing of what follows. */
+const LEAST_BYTES = 16_384;
+
+/**
+ * What earlier loads from there have reached; else the larger of two that both tell too little: what the
+ * manifest has come with, and what the browser says of its connection (https://wicg.github.io/netinfo/:
+ * megabits a second, 10 at most). Null where there is neither.
+ */
+export function speedFrom(url: URL): Speed | null {
+  const kept = measured(speedOf(url));
+  if (kept !== null) return { bytesPerSecond: kept, from: "loads" };
+  const { connection } = (globalThis.navigator ?? {}) as { readonly connection?: { downlink?: number } };
+  const told = (connection?.downlink ?? 0) * 125_000;
+  const seen = speedOfFetch(url);
+  if (told === 0 && seen === 0) return null;
+  return told >= seen
+    ? { bytesPerSecond: told, from: "connection" }
+    : { bytesPerSecond: seen, from: "manifest" };
+}
+
+/** Of the last fetch of `url`; 0 where it came from a cache, or another origin that does not tell. */
+function speedOfFetch(url: URL): number {
+  const last = performance.getEntriesByName(url.href, "resource").at(-1);
+  const { transferSize = 0, requestStart, responseEnd } = (last ?? {}) as PerformanceResourceTiming;
+  return transferSize < LEAST_BYTES ? 0 : (1000 * transferSize) / (responseEnd - requestStart);
+}
+
+export interface Compiling {
+  readonly seconds: number;
+  readonly isMeasured: boolean;
+}
+
+/**
+ * Seconds for a kernel where none were measured. A GPU compiles the 57 kernels of a small model in a second or
+ * two, SwiftShader in two minutes.
+ */
+const GUESSED = { gpu: 1.5 / 57, software: 120 / 57 };
+
+/** What a GPU's load waits for: all kernels; that of a processor which plays one for those of the smallest step. */
+export function compilingOf({ kernels, functions }: Program, { name, deviceClass }: Named): Compiling {
+  const software = deviceClass === "software";
+  const sizes = Math.max(1, ...Object.values(functions).map(({ length }) => length));
+  const kept = measured(compilingOn(name));
+  const each = kept ?? (software ? GUESSED.software : GUESSED.gpu);
+  return {
+    seconds: each * (software ? Math.ceil(kernels.size / sizes) : kernels.size),
+    isMeasured: kept !== null,
+  };
+}
+
+type Named = Pick<Gpu, "name"> & { readonly deviceClass: DeviceClass };
+
+/** Bytes of WebAssembly a second: browsers' first compilers make tens of megabytes, phones less. */
+const WASM_SPEED = 10e6;
+
+/** By the size of its pack; null in an artifact without packs, which does not tell it. */
+export function compilingOfLibrary({ name }: Program, packs: Manifest["packs"]): Compiling | null {
+  const pack = packs.find(({ program }) => program === name);
+  return pack ? { seconds: pack.bytes / WASM_SPEED, isMeasured: false } : null;
+}

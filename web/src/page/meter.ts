@@ -1,0 +1,44 @@
+import { compilingOn, keepMeasure, speedOf } from "../both/measures.js";
+import type { LoadStep, ModelCard } from "../both/messages.js";
+
+/** Less than this comes in one piece, and tells of the way's length and not of its width. */
+const LEAST_BYTES = 65_536;
+
+/** From when to when something grew, and by how much. */
+class Growth {
+  #first: readonly [at: number, amount: number] | null = null;
+  #last: readonly [at: number, amount: number] = [0, 0];
+
+  note(amount: number): void {
+    if (this.#first && amount <= this.#last[1]) return;
+    this.#last = [performance.now(), amount];
+    this.#first ??= this.#last;
+  }
+
+  get amount(): number {
+    return this.#last[1] - (this.#first ?? this.#last)[1];
+  }
+
+  get seconds(): number {
+    return (this.#last[0] - (this.#first ?? this.#last)[0]) / 1000;
+  }
+}
+
+/** How fast a first load goes, by what it tells: `isSupported` predicts others by it. */
+export class Meter {
+  readonly #bytes = new Growth();
+  readonly #kernels = new Growth();
+
+  hear(step: LoadStep): void {
+    if (step.phase === "weights" && step.loaded > step.cached) this.#bytes.note(step.loaded - step.cached);
+    if (step.phase === "kernels") this.#kernels.note(step.compiled);
+  }
+
+  /** The load is done. One from the browser's storage says nothing: its kernels were compiled before. */
+  keep(url: URL, { adapter }: ModelCard, hasDownloaded: boolean): void {
+    if (!hasDownloaded) return;
+    const [bytes, kernels] = [this.#bytes, this.#kernels];
+    if (bytes.amount >= LEAST_BYTES) keepMeasure(speedOf(url), bytes.amount / bytes.seconds);
+    keepMeasure(compilingOn(adapter), kernels.seconds / kernels.amount);
+  }
+}
