@@ -8,12 +8,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from nearfar.edge_runtime.grammars import Grammar
 from nearfar.edge_runtime.grammars.kept import Kept, key_of
-from nearfar.errors import NearfarError
+from nearfar.errors import NearfarError, RequestError
 from nearfar.fallback_server.grammars.compiled import CompiledGrammars
 from nearfar.fallback_server.grammars.constraint import follow
 from nearfar.fallback_server.sandbox import ChildPool, ChildSpec
@@ -73,6 +74,8 @@ class GrammarService:
 
         RequestError: it does not compile, or not within the limits. OverloadError: too many wait.
         """
+        if (lack := _lacking()) is not None:
+            raise RequestError(lack)
         key = key_of(grammar)
         if (kept := self._kept.get(key)) is not None:
             return kept
@@ -99,6 +102,9 @@ class GrammarService:
         await self._pool.close()
 
     async def _warm(self, here: bool) -> None:
+        if (lack := _lacking()) is not None:
+            log.info(lack)
+            return
         try:
             await self._pool.warm(1)
             if here:
@@ -111,3 +117,10 @@ class GrammarService:
         compiled: str = answer["compiled"]
         self._kept.put(key, compiled, len(compiled))
         return compiled
+
+
+def _lacking() -> str | None:
+    """What is told where the library is not installed, as with the extra `front` alone."""
+    if find_spec("xgrammar") is not None:
+        return None
+    return "grammars (response_format, tools) need xgrammar on the server: pip install 'nearfar[server]'"

@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 
+from nearfar.fallback_server.grammars import service
 from tests.support.servers import MODEL, RunningServer, tiny_engine
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -302,3 +303,14 @@ def test_leaving_a_stream_cancels_it(server: RunningServer, client: openai.OpenA
         asyncio.run(asyncio.sleep(0.01))
     assert idle(server)
     assert server.engine.stats().generated_tokens - before < 4 * 150
+
+
+def test_a_server_without_the_library_of_grammars_says_how_to_get_it(
+    client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new: Any = {"type": "json_schema", "json_schema": {"name": "new", "schema": {"const": "never asked for"}}}
+    monkeypatch.setattr(service, "find_spec", lambda name: None)
+    with pytest.raises(openai.BadRequestError, match=r"need xgrammar on the server: pip install 'nearfar"):
+        client.chat.completions.create(messages=HELLO, max_tokens=8, response_format=new, **GREEDY)
+    made = client.chat.completions.create(messages=HELLO, max_tokens=8, **GREEDY)
+    assert made.choices[0].finish_reason == "length", "all else is answered"
