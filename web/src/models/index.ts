@@ -56,7 +56,7 @@ export interface Support {
    * compiler: `loads` on this adapter; or an `estimate` by the size of the program.
    */
   readonly basis: {
-    readonly download: Speed["from"] | null;
+    readonly download: Speed["basis"] | null;
     readonly compile: "loads" | "estimate" | null;
   };
   readonly name: string;
@@ -151,7 +151,7 @@ function facts({ base, manifest }: Found, program: string | null, compiling: Com
     loadSeconds:
       downloadSeconds && compiling && together(manifest.target, downloadSeconds, compiling.seconds),
     basis: {
-      download: speed?.from ?? null,
+      download: speed?.basis ?? null,
       compile: compiling && (compiling.isMeasured ? "loads" : "estimate"),
     } as const,
     name: model.name,

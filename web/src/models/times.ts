@@ -2,12 +2,11 @@
 
 import type { DeviceClass, Manifest, Program } from "../both/manifest.js";
 import { compilingOn, measured, speedOf } from "../both/measures.js";
-import type { Gpu } from "../worker/gpu/adapter.js";
 
 /** Bytes a second, and where that is from. */
 export interface Speed {
   readonly bytesPerSecond: number;
-  readonly from: "loads" | "manifest" | "connection";
+  readonly basis: "loads" | "manifest" | "connection";
 }
 
 /** A shorter answer comes in the first few packets, and tells nothing of what follows. */
@@ -20,14 +19,14 @@ const LEAST_BYTES = 16_384;
  */
 export function speedFrom(url: URL): Speed | null {
   const kept = measured(speedOf(url));
-  if (kept !== null) return { bytesPerSecond: kept, from: "loads" };
+  if (kept !== null) return { bytesPerSecond: kept, basis: "loads" };
   const { connection } = (globalThis.navigator ?? {}) as { readonly connection?: { downlink?: number } };
   const told = (connection?.downlink ?? 0) * 125_000;
   const seen = speedOfFetch(url);
   if (told === 0 && seen === 0) return null;
   return told >= seen
-    ? { bytesPerSecond: told, from: "connection" }
-    : { bytesPerSecond: seen, from: "manifest" };
+    ? { bytesPerSecond: told, basis: "connection" }
+    : { bytesPerSecond: seen, basis: "manifest" };
 }
 
 /** Of the last fetch of `url`; 0 where it came from a cache, or another origin that does not tell. */
@@ -60,7 +59,10 @@ export function compilingOf({ kernels, functions }: Program, { name, deviceClass
   };
 }
 
-type Named = Pick<Gpu, "name"> & { readonly deviceClass: DeviceClass };
+interface Named {
+  readonly name: string;
+  readonly deviceClass: DeviceClass;
+}
 
 /** Bytes of WebAssembly a second: browsers' first compilers make tens of megabytes, phones less. */
 const WASM_SPEED = 10e6;
