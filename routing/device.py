@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from nearfar.edge_runtime import AsyncEngine
 from nearfar.edge_runtime.grammars.compiler import available
-from nearfar.edge_runtime.openai.parameters import ChatParams, CommonParams, checked_messages
+from nearfar.edge_runtime.openai.parameters import (
+    ChatParams,
+    CommonParams,
+    checked_messages,
+    template_variables,
+)
 from nearfar.edge_runtime.openai.prompts import ChatEncoder
 from nearfar.edge_runtime.openai.records import ChatCompletionChunk
 from nearfar.edge_runtime.openai.stream import AsyncStream
@@ -85,7 +90,8 @@ class EngineDevice:
             asked_tools(params.get("tools")),
             asked_choice(params.get("tool_choice"), params.get("parallel_tool_calls")),
         )
-        tokens = ChatEncoder(engine.codec, may)(checked_messages(messages))
+        variables = template_variables(cast(ChatParams, params))
+        tokens = ChatEncoder(engine.codec, may, variables=variables)(checked_messages(messages))
         table = engine.core.scheduler.table
         limit = max(len(tokens) - 1, 0) // table.page_size
         return Size(len(tokens), len(table.index.lookup(tokens, limit)) * table.page_size)

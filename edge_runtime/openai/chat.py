@@ -20,6 +20,7 @@ from nearfar.edge_runtime.openai.parameters import (
     continues_last,
     include_usage,
     streams,
+    template_variables,
     tools_and_choice,
 )
 from nearfar.edge_runtime.openai.prompts import ChatEncoder
@@ -88,7 +89,7 @@ class ChatCompletions:
         engine, policy = self._engine, params.get("context_policy")
         check_policy(policy := engine.context_policy if policy is None else policy)
         form, may = engine.codec.answers, offered(tools, choice)
-        encode = ChatEncoder(engine.codec, may, goes_on)
+        encode = ChatEncoder(engine.codec, may, goes_on, template_variables(params))
         fitted = await fit_context(given, policy, (engine.context, sampling.max_tokens), encode, goes_on)
         opened, only = encode.reasoning_open, choice.required and bool(tools)
         grammar = answer_grammar(form, tools, choice, wanted, opened)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from enum import Enum
@@ -50,6 +51,8 @@ class CommonParams(TypedDict, total=False):
 class ChatParams(CommonParams, total=False):
     """Parameters of chat completions. `continue_final_message`: the answer goes on where the last message
     ends, as in vLLM. `context_policy`: a ContextPolicy for this request instead of the engine's.
+    `chat_template_kwargs`: variables for the model's chat template, such as `{"enable_thinking": False}`;
+    which of them mean something is its business.
     """
 
     max_completion_tokens: int | None
@@ -60,6 +63,7 @@ class ChatParams(CommonParams, total=False):
     tool_choice: str | Mapping[str, Any] | None
     parallel_tool_calls: bool | None
     context_policy: ContextPolicy | None
+    chat_template_kwargs: Mapping[str, Any] | None
 
 
 class CompletionParams(CommonParams, total=False):
@@ -193,6 +197,37 @@ def continues_last(params: ChatParams, messages: Seq[Mapping[str, Any]]) -> bool
     if goes_on and messages[-1]["role"] != "assistant":
         raise RequestError("continue_final_message needs a last message of the role assistant", "messages")
     return goes_on
+
+
+MAX_VARIABLES, MAX_LISTED = 16, 256
+_VARIABLE = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
+
+
+def template_variables(params: ChatParams) -> dict[str, Any]:
+    """Variables for the chat template, by name: numbers, texts, booleans, or lists of them."""
+    given = params.get("chat_template_kwargs")
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or len(given) > MAX_VARIABLES:
+        raise RequestError(
+            f"chat_template_kwargs must be at most {MAX_VARIABLES} variables by name, not {given!r:.80}",
+            "chat_template_kwargs",
+        )
+    for name, value in given.items():
+        if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
+            raise RequestError(
+                f"chat_template_kwargs has {name!r:.80}, which is no name of a variable: up to 64 letters, "
+                "digits, _, . and -",
+                "chat_template_kwargs",
+            )
+        listed = value if isinstance(value, list | tuple) else [value]
+        if len(listed) > MAX_LISTED or not all(isinstance(one, bool | int | float | str) for one in listed):
+            raise RequestError(
+                f"chat_template_kwargs.{name} must be a number, a text, a boolean or a list of at most "
+                f"{MAX_LISTED} of them, not {value!r:.80}",
+                "chat_template_kwargs",
+            )
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
 
 
 def check_model(params: CommonParams, loaded: str) -> None:

@@ -14,13 +14,18 @@ from nearfar.edge_runtime.tools.reading import reasoning_opened
 class ChatEncoder:
     """Conversations as tokens, up to where the answer begins, or goes on (`continue_last`).
 
-    `tools`: those that may be called.
+    `tools`: those that may be called. `variables`: for the chat template, beside those that are always there.
     """
 
     def __init__(
-        self, codec: TextCodec, tools: Seq[Mapping[str, Any]] = (), continue_last: bool = False
+        self,
+        codec: TextCodec,
+        tools: Seq[Mapping[str, Any]] = (),
+        continue_last: bool = False,
+        variables: Mapping[str, Any] | None = None,
     ) -> None:
         self._codec, self._tools, self._continue = codec, tools, continue_last
+        self._variables = variables or {}
         self.reasoning_open = False
         """Whether the prompt that was made last ends in the mark that begins reasoning."""
 
@@ -28,6 +33,7 @@ class ChatEncoder:
         """The tokens of a conversation."""
         codec = self._codec
         given, variables = prepared(messages, self._tools, codec.answers, codec.template_source or "")
+        variables = {**self._variables, **variables}
         text = codec.render_chat(given, continue_last=self._continue, variables=variables)
         self.reasoning_open = reasoning_opened(codec.answers, text)
         return codec.encode_raw(text)

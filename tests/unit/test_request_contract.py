@@ -19,6 +19,7 @@ from nearfar.edge_runtime.openai.parameters import (
     continues_last,
     include_usage,
     streams,
+    template_variables,
     token_prompt,
     tools_and_choice,
 )
@@ -53,6 +54,7 @@ def chat_on_device(request: dict[str, Any]) -> None:
     include_usage(params)
     asked_grammar(params)
     tools_and_choice(params)
+    template_variables(params)
     check_model(params, "sample")
     continues_last(params, checked_messages(request.get("messages", HELLO)))
 

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from nearfar.cli.options import template_variables as given_variables
+from nearfar.edge_runtime.openai.parameters import template_variables
+from nearfar.edge_runtime.openai.prompts import ChatEncoder
 from nearfar.edge_runtime.text import templates
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.edge_runtime.text.templates import ChatTemplate
@@ -201,3 +204,32 @@ def open_with(folder: Path, files: dict[str, bytes]) -> TextCodec:
     for name, data in files.items():
         (folder / name).write_bytes(data)
     return TextCodec.open_directory(folder, None)
+
+
+def test_variables_of_a_request_reach_the_template_and_take_nothing_s_place() -> None:
+    source = "{{ bos_token }}{% if think %}[think {{ level }}]{% endif %}{{ messages[0]['content'] }}"
+    codec = TextCodec(tiny.tokenizer(), {"bos_token": "<|bos|>"}, source, None)
+    messages = [{"role": "user", "content": "Hi"}]
+
+    def made(**variables: object) -> str:
+        asked = template_variables({"chat_template_kwargs": variables})
+        return codec.tokenizer.decode(
+            ChatEncoder(codec, variables=asked)(messages), skip_special_tokens=False
+        )
+
+    assert made() == "<|bos|>Hi"
+    assert made(think=True, level=3, unknown="x") == "<|bos|>[think 3]Hi"
+    assert made(messages="others", bos_token="other", think=False) == "<|bos|>Hi"
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [("a=false", False), ("a=3", 3), ('a=["x", 1]', ["x", 1]), ("a=b=c", "b=c"), ("a=", "")],
+)
+def test_values_of_the_command_line_are_json_or_text(given: str, read: object) -> None:
+    assert given_variables([given]) == {"chat_template_kwargs": {"a": read}}
+
+
+def test_a_variable_without_a_value_is_refused() -> None:
+    with pytest.raises(RequestError, match="give NAME=VALUE"):
+        given_variables(["a"])

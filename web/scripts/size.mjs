@@ -21,8 +21,8 @@ const TEXT = "src/worker/text/index.ts";
  * which the first request that asks for a format or has tools loads, or a model that marks its reasoning.
  */
 export const LIMITS = {
-  webgpu: 48_800,
-  wasm: 44_000,
+  webgpu: 48_950,
+  wasm: 44_150,
   text: 26_000,
   routing: 21_000,
   openai: 2_000,
@@ -30,7 +30,7 @@ export const LIMITS = {
   react: 2_000,
   "prompt-api": 4_500,
   models: 11_500,
-  all: 116_700,
+  all: 116_900,
   grammars: 410_000,
   answers: 8_500,
 };

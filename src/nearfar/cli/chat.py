@@ -28,6 +28,7 @@ from nearfar.cli.options import (
     Stop,
     System,
     Temperature,
+    TemplateVars,
     Threads,
     TopK,
     TopP,
@@ -35,6 +36,7 @@ from nearfar.cli.options import (
     load_engine,
     load_snapshot,
     sampling,
+    template_variables,
 )
 from nearfar.cli.session import commands
 from nearfar.cli.session.input import Lines, Reader
@@ -58,6 +60,7 @@ def chat(
     seed: Seed = DEFAULTS.seed,
     stop: Stop = None,
     system: System = None,
+    template_var: TemplateVars = None,
     context_policy: Policy = "error",
     cache: Cache = None,
     stats: Stats = False,
@@ -79,7 +82,10 @@ def chat(
     """Chat in the terminal; /help there lists the commands. In a pipe, each line of stdin is a question or a
     command, and the exit code is 1 where one could not be done.
     """
-    params = sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
+    params = {
+        **sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop),
+        **template_variables(template_var),
+    }
     options: LoadKeywords = {
         "device": device,
         "threads": threads,

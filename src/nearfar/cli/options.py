@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Unpack
+from typing import Annotated, Any, Literal, Unpack
 
 import typer
 from rich.console import Console
@@ -18,7 +18,7 @@ from nearfar.edge_runtime import Engine, SamplingParams, Snapshot
 from nearfar.edge_runtime.artifact.options import LoadKeywords, LoadOptions
 from nearfar.edge_runtime.devices import AUTO, device_choices, device_names, kv_bits_choices
 from nearfar.edge_runtime.engine.requests import RequestStats
-from nearfar.edge_runtime.openai.parameters import CommonParams
+from nearfar.edge_runtime.openai.parameters import ChatParams, CommonParams
 from nearfar.errors import RequestError
 from nearfar.strict_json import loads
 
@@ -71,6 +71,15 @@ Policy = Annotated[
     ),
 ]
 System = Annotated[str | None, typer.Option(help="System prompt.")]
+TemplateVars = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--template-var",
+        metavar="NAME=VALUE",
+        help="A variable for the model's chat template, such as enable_thinking=false: the value as JSON, "
+        "else as text; may be repeated.",
+    ),
+]
 DeviceName = Annotated[
     str,
     typer.Option(
@@ -151,6 +160,20 @@ def sampling(
         stop=list(stop or ()),
         stream_options={"include_usage": True},
     )
+
+
+def template_variables(given: Sequence[str] | None) -> ChatParams:
+    """The parameter of `--template-var`; nothing where there is none."""
+    variables: dict[str, Any] = {}
+    for one in given or ():
+        name, equals, value = one.partition("=")
+        if not equals:
+            raise RequestError(f"--template-var {one}: give NAME=VALUE, as in enable_thinking=false")
+        try:
+            variables[name] = loads(value)
+        except ValueError:
+            variables[name] = value
+    return {"chat_template_kwargs": variables} if variables else {}
 
 
 def response_format(json_object: bool, schema: Path | None) -> CommonParams:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -32,6 +32,7 @@ from nearfar.cli.options import (
     Stop,
     System,
     Temperature,
+    TemplateVars,
     Threads,
     TopK,
     TopP,
@@ -41,6 +42,7 @@ from nearfar.cli.options import (
     report,
     response_format,
     sampling,
+    template_variables,
 )
 from nearfar.cli.session.screen import Answered, Screen, emit
 from nearfar.edge_runtime import Engine
@@ -74,6 +76,7 @@ def run(
     json_object: JsonObject = False,
     schema: SchemaFile = None,
     system: System = None,
+    template_var: TemplateVars = None,
     raw: Raw = False,
     cache: Cache = None,
     stats: Stats = False,
@@ -103,6 +106,9 @@ def run(
     params.update(response_format(json_object, schema))
     if raw and system is not None:
         raise RequestError("--system needs the chat template, which --raw leaves out", "system")
+    if raw and template_var:
+        raise RequestError("--template-var is for the chat template, which --raw leaves out")
+    params = cast(CommonParams, {**params, **template_variables(template_var)})
     options: LoadKeywords = {
         "device": device,
         "threads": threads,

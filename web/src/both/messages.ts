@@ -1,7 +1,14 @@
 import type { ErrorRecord } from "./errors.js";
 import type { Grammar } from "./grammar.js";
 import type { BackendName, DeviceClass } from "./manifest.js";
-import type { ChatMessage, FinishReason, FunctionTool, SamplingOptions, ToolCall } from "./openai.js";
+import type {
+  ChatMessage,
+  FinishReason,
+  FunctionTool,
+  SamplingOptions,
+  TemplateVariables,
+  ToolCall,
+} from "./openai.js";
 
 /**
  * What page and worker say to each other. Every message is one of these unions, so that a switch covers all.
@@ -214,12 +221,13 @@ export interface Calling {
 }
 
 export type Prompt =
-  /** `continueLast`: the answer is the rest of the last message. */
+  /** `continueLast`: the answer is the rest of the last message. `variables`: for the chat template. */
   | {
       readonly kind: "chat";
       readonly messages: readonly ChatMessage[];
       readonly continueLast: boolean;
       readonly calling?: Calling;
+      readonly variables?: TemplateVariables;
     }
   /** Or its token ids. `echo`: it comes before its answers, or instead of them. */
   | {

@@ -136,6 +136,10 @@ export interface RequestOptions extends SamplingOptions {
   signal?: AbortSignal;
 }
 
+type Scalar = string | number | boolean;
+/** By name, at most 16. */
+export type TemplateVariables = Readonly<Record<string, Scalar | readonly Scalar[]>>;
+
 export interface ChatCompletionRequest extends RequestOptions {
   messages: readonly MessageParam[];
   /** Functions that the model may ask to be called. */
@@ -150,6 +154,8 @@ export interface ChatCompletionRequest extends RequestOptions {
   top_logprobs?: number | null;
   /** The answer is the rest of the last message, which must be the assistant's. */
   continue_final_message?: boolean | null;
+  /** Variables for the model's chat template, such as `{ enable_thinking: false }`. */
+  chat_template_kwargs?: TemplateVariables | null;
   /** What becomes of a conversation that does not fit the context; else as `contextPolicy` of the engine. */
   context_policy?: ContextPolicy | null;
   stream?: boolean | null;

@@ -286,10 +286,12 @@ export class Engine {
   /** How many tokens a conversation has as the model's prompt, with the tools that may be called. */
   async countTokens(
     messages: readonly openai.MessageParam[],
-    { tools, tool_choice }: Pick<openai.ChatCompletionRequest, "tools" | "tool_choice"> = {},
+    request: Pick<openai.ChatCompletionRequest, "tools" | "tool_choice" | "chat_template_kwargs"> = {},
   ): Promise<number> {
+    const { tools, tool_choice, chat_template_kwargs: variables } = request;
     const calling = checkedCalling({ tools, tool_choice, parallel_tool_calls: null });
-    const told = { messages: checkedMessages(messages), ...(calling && { calling }) };
+    const asked = { ...(calling && { calling }), ...(variables && { variables }) };
+    const told = { messages: checkedMessages(messages), ...asked };
     return this.#link.count({ kind: "chat", ...told, continueLast: false });
   }
 

@@ -57,6 +57,20 @@ const CHOICE: Kind = [
 
 const FORMAT: Kind = ["an object with a type", (value) => isRecord(value) && typeof value.type === "string"];
 
+/** As in edge_runtime/openai/parameters.py. */
+const VARIABLES: Kind = [
+  "at most 16 variables by name: texts, numbers, booleans, or lists of at most 256",
+  (value) =>
+    isRecord(value) &&
+    Object.keys(value).length <= 16 &&
+    Object.entries(value).every(([name, one]) => /^[\w.-]{1,64}$/.test(name) && isVariable(one)),
+];
+
+function isVariable(value: unknown): boolean {
+  const listed: unknown[] = Array.isArray(value) ? value : [value];
+  return listed.length <= 256 && listed.every((one) => ["string", "number", "boolean"].includes(typeof one));
+}
+
 const COMMON = {
   model: TEXT,
   /** Means something only to who is billed for many people's requests. */
@@ -86,6 +100,7 @@ const CHAT = {
   logprobs: FLAG,
   top_logprobs: NUMBER,
   continue_final_message: FLAG,
+  chat_template_kwargs: VARIABLES,
   context_policy: POLICY,
   tools: TOOLS,
   tool_choice: CHOICE,
@@ -122,7 +137,8 @@ export type ReadFormat = (format: unknown) => Grammar | null;
 export function prepareChat(request: ChatCompletionRequest, model: string, read: ReadFormat): Prepared {
   check(request, CHAT, model);
   const { max_completion_tokens, logprobs, top_logprobs, continue_final_message, ...others } = request;
-  const { messages: given, tools, tool_choice, parallel_tool_calls, response_format, ...rest } = others;
+  const { messages: given, tools, tool_choice, parallel_tool_calls, response_format, ...more } = others;
+  const { chat_template_kwargs: variables, ...rest } = more;
   const grammar = response_format == null ? null : read(response_format);
   const messages = checkedMessages(given);
   const calling = checkedCalling({ tools, tool_choice, parallel_tool_calls });
@@ -131,7 +147,13 @@ export function prepareChat(request: ChatCompletionRequest, model: string, read:
     throw new RequestError("continue_final_message needs a last message of the role assistant", "messages");
   if (top_logprobs && !logprobs) throw new RequestError("top_logprobs needs logprobs: true", "top_logprobs");
   return {
-    prompt: { kind: "chat", messages, continueLast, ...(calling && { calling }) },
+    prompt: {
+      kind: "chat",
+      messages,
+      continueLast,
+      ...(calling && { calling }),
+      ...(variables && { variables }),
+    },
     options: { ...rest, max_tokens: max_completion_tokens ?? rest.max_tokens ?? null },
     logprobs: logprobs ? (top_logprobs ?? 0) : null,
     ...(grammar && { grammar }),

@@ -39,7 +39,7 @@ export interface DeviceEngine {
 }
 
 /** What of a request says how tools stand in its prompt. */
-export type DeviceTools = Pick<ChatCompletionRequest, "tools" | "tool_choice">;
+export type DeviceTools = Pick<ChatCompletionRequest, "tools" | "tool_choice" | "chat_template_kwargs">;
 
 /** How long a device may be silent before it is given up; seconds. */
 export interface DeviceTimeouts {
@@ -68,6 +68,7 @@ const TAKEN = [
   "logprobs",
   "top_logprobs",
   "continue_final_message",
+  "chat_template_kwargs",
   "tools",
   "tool_choice",
   "parallel_tool_calls",
@@ -130,10 +131,10 @@ export async function* deviceStream(
 /** Tokens of the prompt; null where the engine cannot tell, or not at once. */
 export async function countTokens(
   engine: DeviceEngine,
-  { messages, tools, tool_choice }: HybridRequest,
+  { messages, tools, tool_choice, chat_template_kwargs }: HybridRequest,
 ): Promise<number | null> {
   if (!engine.countTokens) return null;
-  const offered = tools?.length ? ({ tools, tool_choice } as DeviceTools) : undefined;
+  const offered = { ...(tools?.length && { tools, tool_choice }), chat_template_kwargs } as DeviceTools;
   return quickly(engine.countTokens(messages.map(asText), offered));
 }
 

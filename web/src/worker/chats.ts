@@ -51,7 +51,7 @@ export class Chats {
     return !!this.record?.calls && this.codec.template !== null;
   }
 
-  encode({ messages, continueLast, calling }: Chat): ChatPrompt {
+  encode({ messages, continueLast, calling, variables }: Chat): ChatPrompt {
     const { template } = this.codec;
     const calls = this.#form?.calls ?? null;
     if (calling && !calls)
@@ -65,7 +65,7 @@ export class Chats {
       this.#answers && template !== null && (calling || messages.some(isOfTools))
         ? this.#answers.prompting(messages, tools, calls, template)
         : { messages: messages as readonly object[] as readonly Told[], tools };
-    const text = this.codec.render(told.messages, { continueLast, tools: told.tools });
+    const text = this.codec.render(told.messages, { continueLast, tools: told.tools, variables });
     const begin = this.#form?.reasoning?.begin.trimEnd();
     return {
       // The template writes BOS and all other special tokens itself.

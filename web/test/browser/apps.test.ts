@@ -106,7 +106,8 @@ describe.skipIf(!CHROMIUM)("an app in Chromium", { timeout: PATIENCE_MS }, () =>
         server: { port: 0, host: "127.0.0.1" },
       });
       await server.listen();
-      await expectAnswer(server.resolvedUrls?.local[0] ?? "").finally(() => server.close());
+      const shared = sources.includes("shared");
+      await expectAnswer(server.resolvedUrls?.local[0] ?? "", shared).finally(() => server.close());
     });
 
     test("runs as it is built", async () => {

@@ -146,7 +146,7 @@ test("a chat template gives text, or names itself or the messages as what is wro
         return;
       }
       try {
-        expect(typeof template.render(conversation, true, continueLast)).toBe("string");
+        expect(typeof template.render(conversation, { continueLast })).toBe("string");
       } catch (error) {
         expect(error).toBeInstanceOf(RequestError);
       }

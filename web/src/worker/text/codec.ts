@@ -78,8 +78,7 @@ class ModelTextCodec implements TextCodec {
         "messages",
       );
     }
-    const { addGenerationPrompt = true, continueLast, tools } = options;
-    return this.#template.render(messages, addGenerationPrompt, continueLast, tools);
+    return this.#template.render(messages, options);
   }
 
   stream(stop: readonly string[], context: readonly number[] = [], withMarks = false): TextStream {

@@ -2,8 +2,7 @@
 
 import { Template } from "@huggingface/jinja";
 import { ArtifactError, RequestError } from "../../both/errors.js";
-import type { FunctionTool } from "../../both/openai.js";
-import type { Told } from "./types.js";
+import type { ChatOptions, Told } from "./types.js";
 
 export class ChatTemplate {
   readonly #template: Template;
@@ -23,27 +22,19 @@ export class ChatTemplate {
     this.#tokens = tokens;
   }
 
-  /**
-   * `continueLast`: up to where the content of the last message ends, so that the answer goes on from there.
-   */
-  render(
-    messages: readonly Told[],
-    addGenerationPrompt: boolean,
-    continueLast = false,
-    tools: readonly FunctionTool[] = [],
-  ): string {
-    if (!continueLast) return this.#render(messages, addGenerationPrompt, tools);
-    return untilMark(this.#render(marked(messages), false, tools));
+  /** `continueLast` gives the text up to where the content of the last message ends: the answer goes on there. */
+  render(messages: readonly Told[], options: ChatOptions = {}): string {
+    if (!options.continueLast) return this.#render(messages, options);
+    return untilMark(this.#render(marked(messages), { ...options, addGenerationPrompt: false }));
   }
 
-  #render(messages: readonly Told[], addGenerationPrompt: boolean, tools: readonly FunctionTool[]): string {
-    const variables = {
-      messages,
-      add_generation_prompt: addGenerationPrompt,
-      ...(tools.length > 0 && { tools }),
-    };
+  #render(
+    messages: readonly Told[],
+    { addGenerationPrompt = true, tools = [], variables }: ChatOptions,
+  ): string {
+    const own = { messages, add_generation_prompt: addGenerationPrompt, ...(tools.length > 0 && { tools }) };
     try {
-      return this.#template.render({ ...this.#tokens, ...variables });
+      return this.#template.render({ ...variables, ...this.#tokens, ...own });
     } catch (error) {
       // Templates refuse conversations on purpose, for instance two user turns in a row; their words say why.
       throw new RequestError(`the model's chat template refused the messages: ${reason(error)}`, "messages", {

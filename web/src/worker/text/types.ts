@@ -1,5 +1,5 @@
 import type { AnswerFormatRecord } from "../../both/format.js";
-import type { FunctionTool } from "../../both/openai.js";
+import type { FunctionTool, TemplateVariables } from "../../both/openai.js";
 
 /** What the runtime needs from a tokenizer and a chat template; it loads `index.ts` by dynamic import. */
 
@@ -44,6 +44,8 @@ export interface ChatOptions {
   readonly continueLast?: boolean;
   /** What templates know as `tools`. */
   readonly tools?: readonly FunctionTool[];
+  /** For the template, beside those that are always there. */
+  readonly variables?: TemplateVariables | undefined;
 }
 
 /** Text to token ids and back. */
