@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ def build(out: Path, *more: object) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@cache
 def loss(out: Path) -> float:
     """Perplexity of an artifact's weights."""
     packed = open_source(BuildOptions(str(out / "mlx"), out)).packed
@@ -33,15 +35,15 @@ def loss(out: Path) -> float:
     plain = open_checkpoint(shared_data(*MODEL))
     model = AutoModelForCausalLM.from_pretrained(plain.path, dtype=torch.float32).eval()
     with_weights(model, {name: packed.weights(name, 0, plain.shapes[name][0]) for name in packed.tensors})
-    return perplexity(model, windows(plain.path, shared_data("text", "heldout.txt"), 40))
+    return perplexity(model, windows(plain.path, shared_data("text", "heldout.txt"), 20))
 
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A text of one's own, some 12,000 tokens."""
+    """A text of one's own, some 6,000 tokens."""
     file = tmp_path_factory.mktemp("text") / "mine.txt"
     book = shared_data("text", "classics", "Kenneth Grahame", "The Wind in the Willows.md")
-    file.write_text(book.read_text(encoding="utf-8")[:48_000], encoding="utf-8")
+    file.write_text(book.read_text(encoding="utf-8")[:24_000], encoding="utf-8")
     return file
 
 

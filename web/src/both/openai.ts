@@ -136,9 +136,10 @@ export interface RequestOptions extends SamplingOptions {
   signal?: AbortSignal;
 }
 
-type Scalar = string | number | boolean;
 /** By name, at most 16. */
-export type TemplateVariables = Readonly<Record<string, Scalar | readonly Scalar[]>>;
+export type TemplateVariables = Readonly<
+  Record<string, string | number | boolean | readonly (string | number | boolean)[]>
+>;
 
 export interface ChatCompletionRequest extends RequestOptions {
   messages: readonly MessageParam[];
