@@ -137,6 +137,14 @@ def test_the_server_takes_a_name_of_the_store(home: Path, monkeypatch: pytest.Mo
         server.end()
 
 
+@pytest.mark.parametrize("command", ["run", "serve", "show"])
+def test_its_name_is_completed(home: Path, command: str) -> None:
+    typed = {"_TYPER_COMPLETE_ARGS": f"nearfar {command} stor", "_NEARFAR_COMPLETE": "complete_zsh"}
+    code, out, err = nearfar(home, **typed)
+    assert code == 0, err
+    assert "stories" in out
+
+
 def test_artifacts_are_copied_out(home: Path, tmp_path: Path) -> None:
     code, _, err = nearfar(home, "cp", "stories", tmp_path / "out")
     assert code == 0, err

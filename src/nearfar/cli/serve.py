@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from nearfar.cli.models import artifacts_of
+from nearfar.cli.models import artifacts_of, there
 from nearfar.cli.progress import Shown
 from nearfar.edge_runtime.artifact.finder import MANIFEST
 from nearfar.edge_runtime.devices import device_choices, kv_bits_choices
@@ -36,6 +36,7 @@ Model = Annotated[
         "the URLs of OpenAI-compatible servers; with --engine artifact the URL of an artifact, which is "
         "fetched into the store (so is one that ends with /manifest.json).",
         show_default=False,
+        autocompletion=there,
     ),
 ]
 
