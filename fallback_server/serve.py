@@ -84,13 +84,28 @@ class DrainingServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See uvicorn; then say where the server is."""
+        reason = ""
+
+        def keep(record: logging.LogRecord) -> bool:
+            """Of the system's reason, which uvicorn logs before it exits: the sentence below has it."""
+            nonlocal reason
+            if not isinstance(record.msg, OSError):
+                return True
+            reason = str(record.msg).rpartition(": ")[2]  # asyncio names the address before it
+            return False
+
+        told = logging.getLogger("uvicorn.error")
+        told.addFilter(keep)
         try:
             await super().startup(sockets)
-        except SystemExit as error:  # uvicorn's way to say so; its log has the system's reason
+        except SystemExit as error:  # uvicorn's way to say so
             at = f"{self.config.host}:{self.config.port}"
             raise NearfarError(
-                f"the server cannot listen at {at}: is another one there? --port takes another, 0 a free one"
+                f"the server cannot listen at {at}, {reason}: is another one there? --port takes another, "
+                "0 a free one"
             ) from error
+        finally:
+            told.removeFilter(keep)
         if self.started:
             log.info("listening at %s; the model is loaded now", self._url())
 
