@@ -60,7 +60,7 @@ def error_of(where: str, status: int, text: str, headers: Mapping[str, str]) -> 
     message, param = _told(text)
     if status in _BAD:  # clients see this: an error page of something in between is not for them
         return RefusedError(message or f"the server refuses the request (status {status})", param, status)
-    shown = f"{where}: status {status}: {message or text[:200]}"
+    shown = f"{where}: status {status}: {message or shown_page(text)}"
     return RemoteError(shown, str(status), status=status, retry_after=_seconds(headers))
 
 
@@ -77,6 +77,20 @@ def event_error(where: str, error: object) -> RemoteError | RefusedError:
         return error_of(where, status, json.dumps({"error": fields}), {})
     kind = fields.get("type") or status or "error"
     return RemoteError(f"{where}: {kind}: {fields.get('message', error)}"[:TEXT], "error")
+
+
+def shown_page(text: str) -> str:
+    """What is shown of a body that has not OpenAI's shape: of a page, that it is one."""
+    if text.lstrip()[:9].lower().startswith(("<!doctype", "<html")):
+        return "a web page, so another kind of server is there: check the address and its port"
+    return " ".join(text[:200].split())
+
+
+def unreachable(where: str, error: Exception) -> str:
+    """What is said of a server that no connection comes about with."""
+    if "WRONG_VERSION_NUMBER" in str(error):  # OpenSSL's name for an answer that is no TLS
+        return f"{where} speaks no TLS: is it http:// and not https://?"
+    return f"{where} cannot be reached: {type(error).__name__}: {error}"
 
 
 def _told(text: str) -> tuple[str, str | None]:

@@ -14,7 +14,7 @@ import httpx
 
 from nearfar.errors import RequestError
 from nearfar.remote.chunks import Chunk, ShapeError, read_chunk
-from nearfar.remote.errors import RefusedError, RemoteError, error_of, event_error
+from nearfar.remote.errors import RefusedError, RemoteError, error_of, event_error, unreachable
 from nearfar.remote.events import beginning, body, datas
 
 log = logging.getLogger(__name__)
@@ -183,9 +183,7 @@ class Server:
         except TimeoutError as error:
             raise RemoteError(f"{self.root}: {error}", "timeout") from error
         except httpx.ConnectError as error:
-            raise RemoteError(
-                f"{self.root} cannot be reached: {type(error).__name__}: {error}", "connection"
-            ) from error
+            raise RemoteError(unreachable(self.root, error), "connection") from error
         except (httpx.HTTPError, httpx.StreamError) as error:
             raise RemoteError(f"{self.root}: {type(error).__name__}: {error}", "cut") from error
         except (ValueError, RecursionError) as error:

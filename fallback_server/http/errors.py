@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
@@ -85,9 +86,12 @@ def install(app: FastAPI) -> None:
     async def known(_: Request, error: Exception) -> Response:
         return problem_of(error).response()
 
-    async def plain(_: Request, error: Exception) -> Response:
+    async def plain(request: Request, error: Exception) -> Response:
         assert isinstance(error, StarletteException)
-        problem = Problem(error.status_code, str(error.detail), None, _CODES.get(error.status_code))
+        text = str(error.detail)
+        if error.status_code == 404 and text == "Not Found":  # Starlette's, of a path that no route has
+            text = _no_path(request.url.path)
+        problem = Problem(error.status_code, text, None, _CODES.get(error.status_code))
         response = problem.response()
         response.headers.update(error.headers or {})
         return response
@@ -97,7 +101,7 @@ def install(app: FastAPI) -> None:
         errors = error.errors()
         if any(tuple(each["loc"]) == ("body",) and each["type"] in _NO_OBJECT for each in errors):
             return _no_object(request.headers.get("content-type")).response()
-        return _validation(errors).response()
+        return _validation(errors, _fields(request)).response()
 
     app.add_exception_handler(NearfarError, known)
     app.add_exception_handler(ApiError, known)
@@ -121,12 +125,30 @@ def _no_object(content_type: str | None) -> Problem:
     return Problem(400, text, None, "invalid_request")
 
 
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models")
+"""What there is, for who asks for what there is not. (Of the app itself it is known only with its schema.)"""
+
+
+def _no_path(asked: str) -> str:
+    """What is said of a path that is none, with the one that may be meant."""
+    known = {path.removeprefix("/v1"): path for path in PATHS}
+    close = get_close_matches(asked.removeprefix("/v1"), known, 1)
+    return f"there is no {asked[:80]} here" + (f": is {known[close[0]]} meant?" if close else "")
+
+
+def _fields(request: Request) -> Iterable[str]:
+    """Names of the fields of the body that the route of a request takes."""
+    body = getattr(request.scope.get("route"), "body_field", None)
+    model = getattr(getattr(body, "field_info", None), "annotation", None)
+    return getattr(model, "model_fields", ())
+
+
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
-def _validation(errors: Sequence[Mapping[str, Any]]) -> Problem:
+def _validation(errors: Sequence[Mapping[str, Any]], fields: Iterable[str] = ()) -> Problem:
     """What is wrong, with its place and value. Of a union's errors: our own, else the one that lies
-    deepest.
+    deepest. `fields`: those that there are, for one that is none.
     """
     error = max(errors, key=lambda e: (e["type"] == "value_error", len(e["loc"])))
     place = [str(part) for part in error["loc"] if not _is_type_name(part)]
@@ -135,6 +157,10 @@ def _validation(errors: Sequence[Mapping[str, Any]]) -> Problem:
     value = value[:80] if isinstance(value, str) else value
     shown = "" if isinstance(value, dict | list) or error["type"] == "missing" else f", not {value!a:.80}"
     where = ".".join(place)
+    if error["type"] == "extra_forbidden":
+        close = get_close_matches(where, fields, 1)
+        meant = f": is {close[0]} meant?" if close else "; leave it out"
+        return Problem(400, f"{where:.80} is no field of such a request{meant}", place[0], "invalid_request")
     text = f"{where}: {message}{shown}" if where else message
     # What concerns several fields has no place, but may name one of them.
     param = place[0] if place else error.get("ctx", {}).get("param")

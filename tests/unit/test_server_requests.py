@@ -29,6 +29,7 @@ from nearfar.fallback_server.engines.base import (
 )
 from nearfar.fallback_server.http import convert
 from nearfar.fallback_server.http.app import create_app
+from nearfar.fallback_server.http.errors import PATHS
 from nearfar.fallback_server.http.schemas import ChatRequest, CompletionRequest
 
 MODEL = "echo"
@@ -160,7 +161,8 @@ def test_the_place_of_a_mistake_is_named(http: TestClient) -> None:
     assert param == "messages"
     assert message(n=1000)[1] == "n"
     assert "1000" in message(n=1000)[0]
-    assert message(colour="red") == ("colour: Extra inputs are not permitted, not 'red'", "colour")
+    assert message(colour="red") == ("colour is no field of such a request; leave it out", "colour")
+    assert message(max_token=3)[0] == "max_token is no field of such a request: is max_tokens meant?"
     assert "tool_choice needs tools" in message(tool_choice="required")[0]
 
 
@@ -243,3 +245,21 @@ def test_the_app_keeps_to_its_own_openapi(case: Any) -> None:
     assert response.status_code in (200, 400, 404, 405)
     if response.status_code >= 400:
         assert response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [("/v1/chat/completion", "/v1/chat/completions"), ("/completions", "/v1/completions"), ("/x", None)],
+)
+def test_a_path_that_is_none_is_told_with_the_one_that_is_meant(
+    http: TestClient, path: str, meant: str | None
+) -> None:
+    answer = http.post(path, json={})
+    assert answer.status_code == 404
+    told = answer.json()["error"]["message"]
+    assert told == f"there is no {path} here" + (f": is {meant} meant?" if meant else "")
+
+
+def test_paths_that_may_be_meant_are_those_that_there_are() -> None:
+    paths = create_app(EchoEngine()).openapi()["paths"]
+    assert set(PATHS) == {path for path in paths if path.startswith("/v1/") and "{" not in path}

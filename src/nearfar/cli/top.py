@@ -16,6 +16,7 @@ from rich.table import Table
 from nearfar.cli.drawing import draws
 from nearfar.errors import NearfarError
 from nearfar.fallback_server.http.metrics import PREFIX
+from nearfar.remote.errors import shown_page, unreachable
 
 Values = dict[tuple[str, str], float]
 
@@ -68,10 +69,10 @@ def look(client: httpx.Client) -> Sample:
         response.raise_for_status()
     except httpx.HTTPStatusError as error:
         raise NearfarError(
-            f"{error.request.url} answers {error.response.status_code}: {error.response.text}"
+            f"{error.request.url}: status {error.response.status_code}: {shown_page(error.response.text)}"
         ) from error
     except httpx.HTTPError as error:
-        raise NearfarError(f"{client.base_url} cannot be reached: {error}") from error
+        raise NearfarError(unreachable(str(client.base_url), error)) from error
     return Sample(time.monotonic(), parse(response.text))
 
 
