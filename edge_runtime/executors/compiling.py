@@ -49,6 +49,7 @@ class Compiler(Generic[Made]):
         self._later: deque[tuple[str, Kernel]] = deque()
         self._running: set[threading.Thread] = set()
         self._closed = False
+        self._fresh = False  # something was made since `rest` was called last
 
     def begin(self, kernels: Iterable[tuple[str, Kernel]], *, later: bool = False) -> list[Future[Made]]:
         """What becomes of each kernel. `later`: after all that somebody waits for.
@@ -72,7 +73,9 @@ class Compiler(Generic[Made]):
         return [f.result() for f in done if f.exception() is None]
 
     def close(self) -> None:
-        """Begin nothing more, and wait for what is being compiled: as long as one kernel takes."""
+        """Begin nothing more, and wait for what is being compiled: as long as one kernel takes. Then `rest`,
+        if something was made since.
+        """
         with self._lock:
             self._closed = True
             running = list(self._running)
@@ -80,6 +83,9 @@ class Compiler(Generic[Made]):
                 future.cancel()
         for thread in running:
             thread.join()
+        if self._rest is not None and self._fresh:
+            self._fresh = False
+            self._rest()
 
     def _ask(self, name: str, kernel: Kernel, later: bool) -> Future[Made]:
         key = content(kernel)
@@ -110,10 +116,13 @@ class Compiler(Generic[Made]):
                     found.set_running_or_notify_cancel()
             if found is None:  # and look again: more may have come meanwhile
                 assert self._rest is not None
+                self._fresh = False
                 self._rest()
                 rested = True
                 continue
             try:
-                found.set_result(self._make(name, kernel))
+                made = self._make(name, kernel)
+                self._fresh = True
+                found.set_result(made)
             except BaseException as error:
                 found.set_exception(error)

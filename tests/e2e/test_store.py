@@ -8,6 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,13 @@ def nearfar(home: Path, *args: object, **environment: str) -> tuple[int, str, st
     done = start(home, *args, **environment)
     out, err = done.communicate(timeout=300)
     return done.returncode, out, " ".join(err.split())
+
+
+def until(there: Callable[[], bool], seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not there():
+        assert time.monotonic() < end
+        time.sleep(0.02)
 
 
 def listed(home: Path) -> list[dict[str, Any]]:
@@ -175,6 +184,7 @@ def test_ctrl_c_in_a_download_leaves_nothing_half(home: Path, tmp_path: Path) ->
         host.hold["mlx/model.safetensors"] = 1000
         pulling = start(tmp_path, "pull", url, "--target", "mlx")
         assert host.held.wait(60)
+        until(lambda: any(file.stat().st_size == 1000 for file in tmp_path.rglob("*") if file.is_file()))
         pulling.send_signal(signal.SIGINT)
         pulling.communicate(timeout=10)
         assert pulling.returncode != 0

@@ -49,6 +49,22 @@ def test_kernels_of_one_content_are_compiled_once() -> None:
     compiler.close()
 
 
+def test_what_was_made_last_is_rested_on_though_it_is_closed_at_once() -> None:
+    gate, rested = threading.Event(), []
+    compiler = Compiler(
+        lambda _, __: gate.wait(PATIENCE), 1, rest=lambda: rested.append(len(compiler.made()))
+    )
+    (first,) = compiler.begin([kernel("a")])
+    closing = threading.Thread(target=compiler.close)
+    closing.start()
+    while not compiler.begin([kernel("b")])[0].cancelled():
+        pass  # not closed yet
+    gate.set()
+    closing.join(PATIENCE)
+    assert first.result(0)
+    assert rested == [1]
+
+
 def test_several_are_compiled_at_a_time_and_the_threads_end_when_all_is_done() -> None:
     meeting = threading.Barrier(3, timeout=PATIENCE)
     compiler = Compiler(lambda _, __: meeting.wait(), 3)
