@@ -26,7 +26,7 @@ WEB_READY  := $(if $(WEB),web/dist/.ready)
 .PHONY: help setup setup-dev system system-demo system-dev demo test lint fuzz bench docs dist clean
 
 help: ## this list
-	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
 
 setup: system $(USER_READY) $(WEB_READY) ## .venv with what building and running need, the web package
 	@echo "nearfar is set up: $(BIN)/nearfar --help; what works here: $(BIN)/nearfar doctor"

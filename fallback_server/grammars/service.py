@@ -74,11 +74,11 @@ class GrammarService:
 
         RequestError: it does not compile, or not within the limits. OverloadError: too many wait.
         """
-        if (lack := _lacking()) is not None:
-            raise RequestError(lack)
         key = key_of(grammar)
         if (kept := self._kept.get(key)) is not None:
             return kept
+        if (lack := _lacking()) is not None:
+            raise RequestError(lack)
         task = self._under_way.get(key)
         if task is None:
             task = self._under_way[key] = asyncio.create_task(self._compile(key, grammar))

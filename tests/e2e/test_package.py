@@ -112,19 +112,8 @@ def test_a_build_needs_no_torch(wheel: Path, bare: Bare) -> None:
     bare.install(wheel, "build,edge")
     assert bare.has("tvm", "transformers", "torch", "ray", "mlx") == ["tvm", "transformers"]
     checkpoint = shared_data("models", "stories260K")
-    command = (
-        "build",
-        checkpoint,
-        "--target",
-        "cpu",
-        "--quant",
-        "none",
-        "--cpu-features",
-        "native",
-        "-o",
-        "out",
-    )
-    bare.python("-m", "nearfar", *command)
+    options = "--target cpu --quant none --cpu-features native -o out"
+    bare.python("-m", "nearfar", "build", checkpoint, *options.split())
     golden = shared_data("models", "stories260K", "golden_greedy.txt").read_text(encoding="utf-8")
     greedy = ("--raw", "--max-tokens", 199, "--temperature", 0)
     assert bare.python("-m", "nearfar", "run", "out/cpu", "", *greedy).strip() == golden.strip()
