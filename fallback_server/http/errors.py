@@ -151,16 +151,21 @@ def _validation(errors: Sequence[Mapping[str, Any]], fields: Iterable[str] = ())
     deepest. `fields`: those that there are, for one that is none.
     """
     error = max(errors, key=lambda e: (e["type"] == "value_error", len(e["loc"])))
-    place = [str(part) for part in error["loc"] if not _is_type_name(part)]
+    unknown = error["type"] == "extra_forbidden"
+    # A field that there is not may be named like a type: it is the last part of its place.
+    *within, last = error["loc"] or ("body",)
+    place = [str(part) for part in within if not _is_type_name(part)]
+    place += [str(last)] if unknown or not _is_type_name(last) else []
     message = str(error["msg"]).removeprefix("Value error, ")
     value = error.get("input")
     value = value[:80] if isinstance(value, str) else value
     shown = "" if isinstance(value, dict | list) or error["type"] == "missing" else f", not {value!a:.80}"
     where = ".".join(place)
-    if error["type"] == "extra_forbidden":
+    if unknown:
         close = get_close_matches(where, fields, 1)
         meant = f": is {close[0]} meant?" if close else "; leave it out"
-        return Problem(400, f"{where:.80} is no field of such a request{meant}", place[0], "invalid_request")
+        name = where if where and where.isprintable() else ascii(where)
+        return Problem(400, f"{name:.80} is no field of such a request{meant}", place[0], "invalid_request")
     text = f"{where}: {message}{shown}" if where else message
     # What concerns several fields has no place, but may name one of them.
     param = place[0] if place else error.get("ctx", {}).get("param")

@@ -164,6 +164,12 @@ def test_the_place_of_a_mistake_is_named(http: TestClient) -> None:
     assert message(colour="red") == ("colour is no field of such a request; leave it out", "colour")
     assert message(max_token=3)[0] == "max_token is no field of such a request: is max_tokens meant?"
     assert "tool_choice needs tools" in message(tool_choice="required")[0]
+    for name in ("body", "str", "tool", "[2J", "a[b]", "messages[0]"):  # named like types of a place
+        assert message(**{name: 1})[0].startswith(f"{name} is no field of such a request"), name
+        assert message(**{name: 1})[1] == name
+    for name in ("", "\x1b[2J"):
+        assert message(**{name: 1}) == (f"{name!a} is no field of such a request; leave it out", name)
+    assert "no field" in message(messages=[{"role": "user", "content": "a", "str": 1}])[0]
 
 
 JSON = st.recursive(
