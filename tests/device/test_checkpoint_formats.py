@@ -144,10 +144,14 @@ GROUP = ("config_groups", "group_0")
         (changed(nf4(), "load_in_8bit", to=True), "load_in_4bit"),
         (replace(gptq(), config=CONFIG), "no quantization_config, but 14 tensors such as .*qweight"),
         (changed(gptq(), "quant_method", to="vptq"), r'quantized by "vptq", which is not read: use .*AWQ'),
+        (
+            changed(gptq(), "quant_method", to="torchao"),
+            r'quantized by "torchao", which is not read: .*GPTQ.*, or the unquantized original',
+        ),
         (replace(mlc(), config={**mlc().config, "quantization": "q4f16_0"}), '"q4f16_0", which is not read'),
         (replace(mlc(), config={**mlc().config, "model_type": "phi"}), 'model_type is "phi"'),
     ],
-    ids=range(15),
+    ids=range(16),
 )
 def test_what_is_not_read_is_named(made: Made, said: str, tmp_path: Path) -> None:
     root = made.write(tmp_path / "x")

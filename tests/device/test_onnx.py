@@ -195,6 +195,25 @@ def test_weights_lie_in_parts_of_bounded_size(tmp_path: Path) -> None:
         np.testing.assert_array_equal(np.frombuffer(data, np.float32), array.ravel())
 
 
+def test_a_graph_whose_weights_lie_in_several_parts_gives_the_same_logits(
+    plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one,) = (plain / "onnx").glob("*.onnx_data*")
+    limit = one.stat().st_size // 3
+    monkeypatch.setattr(ExternalWriter.__init__, "__defaults__", (limit,))
+    (root,) = build(BuildOptions(str(checkpoint(PLAIN)), tmp_path, ("onnx",), "none"))
+    parts = list((root / "onnx").glob("*.onnx_data*"))
+    assert len(parts) >= 3
+    assert all(part.stat().st_size <= limit for part in parts)
+    loaded = json.loads((root / "config.json").read_text())["transformers.js_config"]
+    assert loaded["use_external_data_format"] == {"model.onnx": len(parts)}
+    graphs = Graph(plain), Graph(root)
+    onnx.checker.check_model(str(graphs[1].file))
+    tokens = np.array([prompt(PLAIN, 9)])
+    first, second = (graph.run(tokens, np.ones((1, 9)), graph.empty(1))[0] for graph in graphs)
+    np.testing.assert_array_equal(first, second)
+
+
 def test_the_files_beside_the_graph_describe_it(plain: Path) -> None:
     graph = Graph(plain)
     config, genai = (json.loads((plain / name).read_text()) for name in ("config.json", "genai_config.json"))
