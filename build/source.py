@@ -62,7 +62,8 @@ class BuildOptions:
     that good and best are calibrated with, None: the one that comes with nearfar. `bits`: of a weight on
     average, scales and biases included; `fit`: bytes of all weights; each matrix then has bits of its own.
     `kernel_cache`: take compiled programs of earlier builds, and keep those of this one
-    (build/program/kept.py).
+    (build/program/kept.py). `kernel_figures` (webgpu, vulkan): what each kernel does goes into the artifact,
+    for people who work on kernels.
     """
 
     checkpoint: str
@@ -86,6 +87,7 @@ class BuildOptions:
     bits: float | None = None
     fit: int | None = None
     kernel_cache: bool = True
+    kernel_figures: bool = False
 
 
 @dataclass(frozen=True)

@@ -12,14 +12,13 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from nearfar.build.program.compile import Job
 from nearfar.build.program.kept import Compiled
 from nearfar.errors import BuildError
-from nearfar.format.manifest import Buffer, Tensor
 from nearfar.targets.emit import EmitContext
 from nearfar.targets.kernels import Variant
 
@@ -40,8 +39,8 @@ class Share:
     target: str
     job: Job
     variants: tuple[Variant, ...]
-    buffers: Mapping[str, Buffer]
-    weights: Mapping[str, Tensor]
+    context: EmitContext
+    """Whose folder is not this process's."""
 
 
 def shares(variants: Sequence[Variant]) -> list[tuple[Variant, ...]]:
@@ -97,10 +96,9 @@ def work(name: str) -> None:
     share: Share = pickle.loads((folder / _WORK).read_bytes())
     target = target_of(share.target)
     assert isinstance(target, PlannedTarget)
-    context = EmitContext(folder, share.buffers, share.weights)
     made: list[Compiled] | BuildError
     try:
-        made = [target.compiled(share.job, variant, context) for variant in share.variants]
+        made = [target.compiled(share.job, variant, share.context) for variant in share.variants]
     except BuildError as error:
         made = BuildError(str(error))
     (folder / _MADE).write_bytes(pickle.dumps(made))

@@ -18,11 +18,12 @@ from nearfar.format.manifest import Buffer, Function, Tensor
 
 @dataclass(frozen=True)
 class EmitContext:
-    """Where to write, and what the plans' arguments look like, by name."""
+    """Where to write, what the plans' arguments look like, by name; whether figures are wanted."""
 
     root: Path
     buffers: Mapping[str, Buffer]
     weights: Mapping[str, Tensor]
+    figures: bool = False
 
 
 def module_of(program: Program) -> tvm.IRModule:

@@ -170,6 +170,7 @@ class PlannedTarget:
             root=root,
             buffers={buffer.name: buffer for buffer in manifest.buffers(source.model)},
             weights={tensor.name: tensor for tensor in weights.tensors},
+            figures=options.kernel_figures,
         )
         job = Job(source.model, source.matrices, manifest.CACHE, options.buckets or self.buckets)
         asked = self._asked(options)
@@ -196,7 +197,8 @@ class PlannedTarget:
     def _key(self, job: Job, variant: Variant, context: EmitContext) -> str:
         """The fingerprint of all that a variant's program is made of."""
         target = str(tvm.target.Target(self.tvm_target))
-        return fingerprint(self.name, self.emit, target, job, variant, context.buffers, context.weights)
+        given = context.buffers, context.weights, context.figures
+        return fingerprint(self.name, self.emit, target, job, variant, given)
 
     def _compile(
         self, job: Job, variants: Sequence[Variant], context: EmitContext, dump: Path | None
@@ -207,10 +209,7 @@ class PlannedTarget:
         known = self.name in target_names() and target_of(self.name) is self  # by the other processes
         here, *others = shares(variants) if known and dump is None else [tuple(variants)]
         with ExitStack() as stack:
-            waits = [
-                stack.enter_context(beside(Share(self.name, job, each, context.buffers, context.weights)))
-                for each in others
-            ]
+            waits = [stack.enter_context(beside(Share(self.name, job, each, context))) for each in others]
             made = [self.compiled(job, variant, context, dump) for variant in here]
             made += [each for wait in waits for each in wait()]
         return {each.record.name: each for each in made}

@@ -55,7 +55,7 @@ def gpu_program(
         workspace=tuple(program.workspace),
         kernels=kernels,
         functions=write_plans(context.root, program, launches),
-        figures=_write_figures(program, context),
+        figures=_write_figures(program, context) if context.figures else None,
     )
 
 

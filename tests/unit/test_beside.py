@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import psutil
 import pytest
@@ -14,13 +15,15 @@ from nearfar.build.program.compile import Job
 from nearfar.errors import BuildError
 from nearfar.step.model import Model, Step
 from nearfar.targets.beside import Share, beside, shares
+from nearfar.targets.emit import EmitContext
 from nearfar.targets.kernels import Variant
 from nearfar.targets.webgpu import VARIANTS
 
 
 def share(target: str) -> Share:
     model = Model("none", 8, 8, None, (), Step((), (), (), {}))
-    return Share(target, Job(model, {}, manifest.CACHE, Buckets()), (VARIANTS[0],), {}, {})
+    job = Job(model, {}, manifest.CACHE, Buckets())
+    return Share(target, job, (VARIANTS[0],), EmitContext(Path(), {}, {}))
 
 
 def classes(variants: Sequence[Variant]) -> list[str | None]:

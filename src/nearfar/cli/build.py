@@ -186,6 +186,14 @@ def build(
             "artifact is the same either way.",
         ),
     ] = DEFAULTS.kernel_cache,
+    kernel_figures: Annotated[
+        bool,
+        typer.Option(
+            "--kernel-figures",
+            help="webgpu, vulkan: also compute what each kernel does to a GPU, for `nearfar inspect "
+            "--kernels`: threads, bytes under way, registers and more. It makes a build slower.",
+        ),
+    ] = DEFAULTS.kernel_figures,
 ) -> None:
     """Compile a checkpoint into one artifact per device target.
 
@@ -219,6 +227,7 @@ def build(
         bits=bits,
         fit=None if fit is None else parse_size(fit, "--fit"),
         kernel_cache=kernel_cache,
+        kernel_figures=kernel_figures,
     )
     console = Console(stderr=True)
     made = build_shown(options, console)

@@ -74,14 +74,9 @@ def _buckets(artifact: Artifact, chosen: str | None) -> Iterator[tuple[Program, 
 
 
 def _figures(artifact: Artifact, program: Program) -> dict[str, Figures]:
-    """By kernel; ArtifactError where a program of shaders has none, or not of all its kernels."""
-    if artifact.target not in SHADERS:
-        return {}
+    """By kernel; none where the program was built without. ArtifactError where they lack a kernel."""
     if program.figures is None:
-        raise ArtifactError(
-            f"{artifact.path}: program {program.name} was built without figures of its kernels. Build the "
-            "artifact again"
-        )
+        return {}
     found = figures.parse(artifact.text(program.figures.file), program.figures.file)
     if missing := program.kernels.keys() - found.keys():
         raise ArtifactError(
@@ -108,6 +103,11 @@ def show_launches(console: Console, report: dict[str, Any]) -> None:
     """A table for each bucket; launches of the same kernel are one line."""
     if report["target"] not in SHADERS:
         console.print(f"{report['target']}: launches are calls of a library; figures are of GPU kernels")
+    elif not all(report["figures"].values()):
+        console.print(
+            "This artifact was built without figures of its kernels: `nearfar build --kernel-figures` "
+            "computes them."
+        )
     tables: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
     for launch in report["launches"]:
         tables.setdefault((launch["variant"], launch["function"], launch["size"]), []).append(launch)
