@@ -57,7 +57,7 @@ def loops(folder: Path) -> Iterator[Loop]:
     for unit in (each for each in UNITS.values() if each.architecture == PLATFORM.architecture):
         (stage,) = CpuKernels(unit).stages(JOB).stages
         module = tvm.IRModule({"linear": stage.func.with_attr("global_symbol", "linear")})
-        objects = compile_objects(module, unit, PLATFORM.triple, folder)
+        objects = compile_objects(module, unit, PLATFORM.triple, folder).files
         bits = 1 if unit.dot == "smlal" else 2  # products a weight: by 16 bits, or by two bytes
         yield innermost(unit.name, objects, bits)
 

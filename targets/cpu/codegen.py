@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
@@ -59,35 +59,50 @@ def compile_library(
     """
     where = platform or host()
     with tempfile.TemporaryDirectory(prefix="nearfar-kernels-") as folder:
-        objects = compile_objects(mod, unit or native(), where.triple, Path(folder))
-        link(objects, where, Path(path))
+        made = compile_objects(mod, unit or native(), where.triple, Path(folder))
+        link(made.files, where, Path(path), made.shared)
+
+
+@dataclass(frozen=True)
+class Objects:
+    """Kernels as object files. `shared`: of kernels that are the same function, the name by which the files
+    have it, for each of the others' names.
+    """
+
+    files: list[Path]
+    shared: dict[str, str]
 
 
 def compile_objects(
     mod: tvm.IRModule, unit: Unit, triple: str | None, folder: Path, pipeline: str = PIPELINE
-) -> list[Path]:
-    """Object files for LLVM's `triple` (None: this machine's), one a kernel, written into `folder`.
+) -> Objects:
+    """Object files for LLVM's `triple` (None: this machine's), one a function, written into `folder`.
 
     They are made side by side: LLVM releases the interpreter lock.
     """
-    kernels = sorted(
+    first: dict[Any, str] = {}
+    shared: dict[str, str] = {}
+    for name, func in sorted(
         ((str(variable.name_hint), func) for variable, func in mod.functions_items()), key=itemgetter(0)
-    )
+    ):
+        held = first.setdefault(_Structure(func.without_attr("global_symbol")), name)
+        if held != name:
+            shared[name] = held
 
-    def compile_one(index: int) -> Path:
-        name, func = kernels[index]
+    def compile_one(item: tuple[int, tuple[Any, str]]) -> Path:
+        index, (structure, name) = item
         path = folder / f"kernels{index}.o"
-        path.write_bytes(_object(name, _Structure(func), unit, triple, pipeline))
+        path.write_bytes(_object(name, structure, unit, triple, pipeline))
         return path
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(compile_one, range(len(kernels))))
+        return Objects(list(pool.map(compile_one, enumerate(first.items()))), shared)
 
 
 @lru_cache(maxsize=512)
 def _object(name: str, structure: Any, unit: Unit, triple: str | None, pipeline: str) -> bytes:
     """The object file of a kernel: models have many in common, those of sampling before all."""
-    module = tvm.IRModule({name: structure.key})
+    module = tvm.IRModule({name: structure.key.with_attr("global_symbol", name)})
     with tempfile.TemporaryDirectory(prefix="nearfar-kernel-") as folder:
         path = Path(folder) / "kernel.o"
         tvm.tirx.build(module, target=llvm_target(unit, triple), pipeline=pipeline).write_to_file(str(path))

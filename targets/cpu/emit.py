@@ -8,6 +8,7 @@ from nearfar.build.program.compile import Program
 from nearfar.format import manifest
 from nearfar.format.manifest import Param, Requires
 from nearfar.targets.cpu.codegen import compile_library
+from nearfar.targets.cpu.kernels.extents import closed
 from nearfar.targets.cpu.variants import CpuVariant
 from nearfar.targets.emit import EmitContext, module_of, plan_file, sha256_of, write_plans
 
@@ -46,13 +47,13 @@ def record(program: Program, context: EmitContext, requires: Requires, library: 
 
 
 def _params(func: Any, context: EmitContext, program: Program, kernel: str) -> tuple[Param, ...]:
-    """Dtype and shape of each parameter; symbolic extents take the name that the buffer has in the
-    manifest.
+    """Dtype and shape of each parameter: with as many rows as the plan has whose kernel it is; other symbolic
+    extents take the name that the buffer has in the manifest.
     """
-    launch = next(la for plan in program.plans for la in plan.launches if la.kernel == kernel)
+    plan, launch = next((plan, la) for plan in program.plans for la in plan.launches if la.kernel == kernel)
     out: list[Param] = []
     for param, arg in zip(func.params, launch.args, strict=True):
-        shape = [int(d) if isinstance(d, int) or hasattr(d, "value") else None for d in param.shape]
+        shape = closed(param.shape, plan.size)
         known = (
             context.buffers[arg.split(":", 1)[1]].shape
             if None in shape

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 
 from nearfar.edge_runtime.artifact.folders import cache_folder
 from nearfar.errors import BuildError
@@ -35,8 +36,13 @@ _MACHINES = {"x86_64": "i386:x86-64", "aarch64": "arm64"}
 """Architectures as dlltool calls them."""
 
 
-def link(objects: Sequence[Path], platform: Platform, out: Path) -> None:
-    """Write the library `out` of objects and runtime; the same objects give the same bytes on every host."""
+def link(
+    objects: Sequence[Path], platform: Platform, out: Path, shared: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Write the library `out` of objects and runtime; the same objects give the same bytes on every host.
+
+    `shared`: more names of kernels, and those of the kernels that they are.
+    """
     # Relative names in a directory of our own: no path of this machine gets into the library.
     with tempfile.TemporaryDirectory(prefix="nearfar-link-") as name:
         folder = Path(name)
@@ -44,11 +50,35 @@ def link(objects: Sequence[Path], platform: Platform, out: Path) -> None:
         for given, held in zip(objects, names, strict=True):
             shutil.copy(given, folder / held)
         runtime = compile_runtime(platform.zig, folder, _SOURCES.get(platform.system, ()), _pic(platform))
+        if shared:
+            names.append(_compile_names(shared, platform, folder))
         libraries = _IMPORTS[platform.system](platform, folder) if platform.system in _IMPORTS else []
         options = _OPTIONS[platform.system](platform)
         zig(["cc", "-target", platform.zig, "-shared", "-s", *options, *names, *runtime, *libraries,
              "-o", platform.library], folder)  # fmt: skip
         shutil.move(folder / platform.library, out)
+
+
+def symbol(kernel: str) -> str:
+    """A kernel's function, as TVM calls it (tvm-ffi's calling convention)."""
+    return f"__tvm_ffi_{kernel}"
+
+
+SIGNATURE = "(void *self, const void *args, int32_t count, void *result)"
+
+
+def _compile_names(shared: Mapping[str, str], platform: Platform, folder: Path) -> str:
+    """An object with a function for each name, which calls the kernel that it is."""
+    lines = ['#include "platform.h"', "#include <stdint.h>"]
+    lines += [f"int32_t {symbol(held)}{SIGNATURE};" for held in sorted(set(shared.values()))]
+    lines += [
+        f"NF_EXPORT int32_t {symbol(name)}{SIGNATURE} {{ return {symbol(held)}(self, args, count, result); }}"
+        for name, held in sorted(shared.items())
+    ]
+    (folder / "names.c").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    zig(["cc", "-target", platform.zig, *FLAGS, f"-I{RUNTIME}", *_pic(platform), "-c", "names.c",
+         "-o", "names.o"], folder)  # fmt: skip
+    return "names.o"
 
 
 def compile_runtime(

@@ -12,7 +12,7 @@ import tvm
 
 from nearfar.format.sizes import WASM_RESERVED
 from nearfar.targets.cpu.codegen import compile_objects
-from nearfar.targets.cpu.link import compile_runtime, zig
+from nearfar.targets.cpu.link import compile_runtime, symbol, zig
 from nearfar.targets.cpu.tir_passes import TRUSTING
 from nearfar.targets.wasm import UNIT
 
@@ -41,9 +41,10 @@ def link_modules(mod: tvm.IRModule, paths: Mapping[Path, bool]) -> None:
     # Relative names in a directory of our own: no path of this machine gets into a module.
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        objects = [file.name for file in compile_objects(mod, _COMPILED, TRIPLE, folder, TRUSTING)]
+        made = compile_objects(mod, _COMPILED, TRIPLE, folder, TRUSTING)
+        objects = [file.name for file in made.files]
         runtime = compile_runtime(ZIG, folder, ("wasm.c", "bare.c"), (_MCPU,))
-        (folder / "kernels.c").write_text(_table(mod), encoding="utf-8")
+        (folder / "kernels.c").write_text(_table(mod, made.shared), encoding="utf-8")
         zig(["cc", "-target", ZIG, _MCPU, "-c", "kernels.c", "-o", "kernels.o"], folder)
         for path, shared in paths.items():
             memory = ["-Wl,--shared-memory"] if shared else []
@@ -51,11 +52,12 @@ def link_modules(mod: tvm.IRModule, paths: Mapping[Path, bool]) -> None:
             shutil.move(folder / "model.wasm", path)
 
 
-def _table(mod: tvm.IRModule) -> str:
-    """nf_kernels: the functions in the order of their names, then 0."""
-    names = sorted(f"__tvm_ffi_{name.name_hint}" for name in mod.get_global_vars())
-    lines = [f"int {name}(void *, const void *, int, void *);" for name in names]
-    table = "".join(f"  {name},\n" for name in names)
+def _table(mod: tvm.IRModule, shared: Mapping[str, str]) -> str:
+    """nf_kernels: the kernels' functions in the order of the kernels' names, then 0."""
+    names = sorted(str(name.name_hint) for name in mod.get_global_vars())
+    functions = [symbol(shared.get(name, name)) for name in names]
+    lines = [f"int {function}(void *, const void *, int, void *);" for function in sorted(set(functions))]
+    table = "".join(f"  {function},\n" for function in functions)
     return "\n".join(
         [*lines, f"int (*const nf_kernels[])(void *, const void *, int, void *) = {{\n{table}  0\n}};\n"]
     )

@@ -15,8 +15,10 @@ from nearfar.edge_runtime.executors.quantized_pages import pages_of, parts_of
 from nearfar.format.kv import BITS
 from nearfar.targets.cpu import CpuKernels
 from nearfar.targets.cpu.codegen import compile_library, native
+from nearfar.targets.cpu.kernels.extents import closed
 from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Embed, GraphJob, Job, Linear
+from nearfar.targets.jobs.logits import OverLogits
 from tests.support import quantized_kv
 from tests.support.job_reference import random_inputs, random_matrix, reference
 
@@ -51,7 +53,13 @@ class CpuJobs:
             held[f"scratch:{i}"] = aligned(shape, dtype)
             held[f"scratch:{i}"].view(np.uint8)[...] = 0xFF
         launches = [
-            (f"{self._names[job]}_{i}", [Tensor(held[arg]) for arg in stage.args])
+            (
+                f"{self._names[job]}_{i}",
+                [
+                    Tensor(_taken(held[arg], param.shape, job))
+                    for arg, param in zip(stage.args, stage.func.params, strict=True)
+                ],
+            )
             for i, stage in enumerate(staged.stages)
         ]
         self.pool.replay(self.library.bind(launches))
@@ -94,6 +102,12 @@ class CpuJobs:
                         quantized_kv.rounded(kept, job.kv_dtype),
                     )
                 np.testing.assert_allclose(got[name], kept, rtol=ulp, atol=ulp, err_msg=f"{job.label} {name}")
+
+
+def _taken(array: Array, shape: Sequence[Any], job: Job) -> Array:
+    """What a kernel is told of an array: as many rows of it as the manifest would say."""
+    told = closed(shape, job.rows if isinstance(job, OverLogits) else job.m)
+    return array if told[0] is None else array[: told[0]]
 
 
 def _held(name: str, cache: Array, job: Any) -> Array:

@@ -114,7 +114,8 @@ int main(void) {
 
 def module() -> tvm.IRModule:
     """What a platform may not have: a parallel loop, halves to floats and back, e^x, an array that is too
-    large for TVM to keep on the stack, and one of several pages that is kept there.
+    large for TVM to keep on the stack, and one of several pages that is kept there. The same once more, by
+    another name.
     """
 
     def body(x, y):
@@ -126,7 +127,7 @@ def module() -> tvm.IRModule:
             v.put1(y, [i], v.cast(far[i] + near[4 * (N - 1 - i)], "float16"))
 
     func = v.prim_func("widen", [("x", (N,), "float16"), ("y", (N,), "float16")], body)
-    return tvm.IRModule({"widen": func.with_attr("global_symbol", "widen")})
+    return tvm.IRModule({name: func.with_attr("global_symbol", name) for name in ("widen", "widen_again")})
 
 
 @cache
@@ -146,7 +147,7 @@ def folder(tmp_path_factory) -> Path:
 def test_a_library_is_one_of_its_platform(name, folder):
     platform, found = PLATFORMS[name], binary(linked(name, folder))
     assert (found.format, found.architecture) == (FORMATS[platform.system], platform.architecture)
-    assert GIVES | {"__tvm_ffi_widen"} <= found.exports
+    assert GIVES | {"__tvm_ffi_widen", "__tvm_ffi_widen_again"} <= found.exports
     assert found.undefined - ASKS[platform.system] == {link._FFI}
     assert found.needed <= NEEDS[platform.system]
 

@@ -89,7 +89,10 @@ class _Lower(relax.PyExprMutator):
 
     def _global(self, name: str, func: tirx.PrimFunc) -> tvm.ir.GlobalVar:
         if name not in self._global_vars:
-            self._global_vars[name] = self.builder_.add_func(func.with_attr("op_pattern", _OPAQUE), name)
+            # Named before it is added: of structurally equal functions the builder keeps the first, but plans
+            # give each its own shapes.
+            named = func.with_attr("global_symbol", name).with_attr("op_pattern", _OPAQUE)
+            self._global_vars[name] = self.builder_.add_func(named, name)
         return self._global_vars[name]
 
 

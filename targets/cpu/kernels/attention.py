@@ -16,6 +16,7 @@ from tvm.script.ir_builder import tirx as T
 
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.blocks import BLOCK, Queries, Running, block_of, start
+from nearfar.targets.cpu.kernels.extents import opened
 from nearfar.targets.cpu.kernels.paged import arguments, caches, check
 from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Attend
@@ -36,23 +37,33 @@ STATE = 8192
 def attention(job: Attend, unit: Unit) -> Staged:
     """See Attend."""
     check(job)
+    shared, rows = job.m * job.kv_heads < SHARES, _rows_of_task(job)
+    scratch = _scratch(job) if shared else ()
+    job = opened(job, least=1)
     args, pages = arguments(job)
-    scratch: tuple[tuple[tuple[int, ...], str], ...] = ()
-    if job.m * job.kv_heads < SHARES:
-        parts = (job.m, job.heads, _parts(job))
-        scratch = (((*parts, job.head_dim), "float32"), ((*parts, 2), "float32"))
-    named = [(f"scratch:{i}", shape, dtype) for i, (shape, dtype) in enumerate(scratch)]
+    named = [
+        (f"scratch:{i}", shape, dtype) for i, (shape, dtype) in enumerate(_scratch(job) if shared else ())
+    ]
     args = [*args[:-1], *named, args[-1]]
 
     def body(*buffers: Expr) -> None:
         buf = dict(zip([name for name, *_ in args], buffers, strict=True))
         buf |= caches(job, unit, buf, pages)
-        (_shared if scratch else _whole)(job, unit, buf)
+        if shared:
+            _shared(job, unit, buf)
+        else:
+            _whole(job, unit, buf, rows)
 
     func = v.prim_func(
         "attention", [(name.replace(":", "_"), shape, dtype) for name, shape, dtype in args], body
     )
     return Staged((Stage(func, tuple(name for name, *_ in args)),), scratch)
+
+
+def _scratch(job: Attend) -> tuple[tuple[tuple[int, ...], str], ...]:
+    """What the blocks of shared rows gave: their sums; their maxima and sums of weights."""
+    parts = (job.m, job.heads, _parts(job))
+    return ((*parts, job.head_dim), "float32"), ((*parts, 2), "float32")
 
 
 def _rows_of_task(job: Attend) -> int:
@@ -66,9 +77,8 @@ def _rows_of_task(job: Attend) -> int:
     )
 
 
-def _whole(job: Attend, unit: Unit, buf: Buffers) -> None:
+def _whole(job: Attend, unit: Unit, buf: Buffers, rows: int) -> None:
     """A task has all positions of its rows."""
-    rows = _rows_of_task(job)
     with v.parallel(job.m // rows * job.kv_heads) as task:
         m, kv_head = T.Bind(task // job.kv_heads * rows), T.Bind(task % job.kv_heads)
         if rows == 1:

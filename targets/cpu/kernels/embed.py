@@ -13,6 +13,7 @@ from nearfar.format.sizes import MAX_STEP
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.dot import turn
+from nearfar.targets.cpu.kernels.extents import opened
 from nearfar.targets.cpu.kernels.linear_quant import affine
 from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Embed
@@ -24,7 +25,7 @@ Expr = Any
 
 def embed(job: Embed, unit: Unit) -> Staged:
     """See Embed."""
-    matrix = job.matrix
+    job, matrix = opened(job), job.matrix
     w_args = [(f"w{i}", part.shape, part.dtype) for i, part in enumerate(packing.parts(matrix))]
     args = [("tokens", (MAX_STEP,), "int32"), *w_args, ("out", *job.out)]
 

@@ -12,8 +12,10 @@ from tvm.script.ir_builder import tirx as T
 from nearfar.format.sampler import COLUMNS
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP
 from nearfar.targets.cpu.kernels import vec as v
+from nearfar.targets.cpu.kernels.extents import opened_rows, whole
 from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Greedy, Logprobs
+from nearfar.targets.jobs.logits import OverLogits
 from nearfar.targets.kernels import SCRATCH, Stage, Staged
 
 Expr = Any
@@ -29,27 +31,22 @@ GROUP = 64
 """Tokens of which logprobs knows the largest: it looks at all tokens of a group only where that matters."""
 
 
-def build(name: str, args: Args, body: Callable[[dict[str, Expr]], None]) -> Staged:
-    """One launch. `args` called scratch:<i> are memory between its loops, first to last."""
+def build(job: OverLogits, args: Args, body: Callable[[dict[str, Expr]], None]) -> Staged:
+    """One launch of `job`. `args` called scratch:<i> are memory between its loops, first to last."""
 
     def named(*buffers: Expr) -> None:
         body(dict(zip([name for name, *_ in args], buffers, strict=True)))
 
-    func = v.prim_func(name, [(arg.replace(":", "_"), shape, dtype) for arg, shape, dtype in args], named)
-    scratch = tuple((shape, dtype) for arg, shape, dtype in args if arg.startswith(SCRATCH))
+    func = v.prim_func(job.kind, [(arg.replace(":", "_"), shape, dtype) for arg, shape, dtype in args], named)
+    scratch = tuple((whole(shape, job.rows), dtype) for arg, shape, dtype in args if arg.startswith(SCRATCH))
     return Staged((Stage(func, tuple(arg for arg, *_ in args)),), scratch)
 
 
 @contextmanager
-def chunks(rows: int) -> Iterator[tuple[Expr, Expr]]:
+def chunks(rows: Expr) -> Iterator[tuple[Expr, Expr]]:
     """Tasks of each row and chunk."""
     with v.parallel(rows * CHUNKS) as task:
         yield T.Bind(task // CHUNKS), T.Bind(task % CHUNKS)
-
-
-def each_row(rows: int) -> Any:
-    """A task for each row."""
-    return v.parallel(rows) if rows > 1 else T.serial(0, rows)
 
 
 def chunk(vocab: int) -> int:
@@ -114,11 +111,11 @@ def _tail(buf: Expr, r: Expr, vocab: int) -> Expr:
 
 def greedy(job: Greedy, unit: Unit) -> Staged:
     """See Greedy."""
-    rows, vocab = job.rows, job.vocab
+    rows, vocab = opened_rows(job).rows, job.vocab
     args: Args = [
         ("logits", (MAX_ROWS, vocab), "float32"),
         ("sample_i32", (MAX_ROWS, COLUMNS), "int32"),
-        ("sampled", (MAX_ROWS,), "int32"),
+        ("sampled", (rows,), "int32"),  # which says how many rows there are
         ("tokens", (MAX_STEP,), "int32"),
     ]
 
@@ -131,7 +128,7 @@ def greedy(job: Greedy, unit: Unit) -> Staged:
                 best.offer(_tail(buf["logits"], r, vocab), v.i32(vocab - vocab % v.LANES))
             finish(buf, r, best.token())
 
-    return build("greedy", args, body)
+    return build(job, args, body)
 
 
 def logprobs(job: Logprobs, unit: Unit) -> Staged:
@@ -139,7 +136,7 @@ def logprobs(job: Logprobs, unit: Unit) -> Staged:
 
     scratch: the logits; the groups' largest; the chunks' sums of exponentials.
     """
-    rows, vocab = job.rows, job.vocab
+    rows, vocab = opened_rows(job).rows, job.vocab
     width = chunk(vocab) * CHUNKS
     args: Args = [
         ("logits", (MAX_ROWS, vocab), "float32"),
@@ -166,10 +163,10 @@ def logprobs(job: Logprobs, unit: Unit) -> Staged:
                 value = v.lanes(work, [r, c * chunk(vocab) + i * v.LANES])
                 v.put1(total, [0], total[0] + v.exp(value - v.splat(top)))
             v.put1(buf["scratch:2"], [r, c], v.hsum(total[0]))
-        with each_row(rows) as r:
+        with v.parallel(rows) as r:
             _tell(buf, r, vocab, width)
 
-    return build("logprobs", args, body)
+    return build(job, args, body)
 
 
 def _tell(buf: dict[str, Expr], r: Expr, vocab: int, width: int) -> None:

@@ -13,6 +13,7 @@ from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import linear_dense, linear_quant
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.epilogue import bounded, out_args, params
+from nearfar.targets.cpu.kernels.extents import opened
 from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Linear
 from nearfar.targets.kernels import Stage, Staged
@@ -37,7 +38,8 @@ def _gated_by_parts(job: Linear, unit: Unit, kernel: Callable[[Linear, Unit], St
         Stage(s.func, tuple(f"scratch:{both}" if a == "out" else a for a in s.args)) for s in plain.stages
     ]
     gate_up = ((job.out[0][0], 2 * n), job.out_dtype)
-    args = [(f"scratch:{both}", *gate_up), *out_args(replace(job, bias=False))]
+    job = opened(job)
+    args = [(f"scratch:{both}", (job.out[0][0], 2 * n), job.out_dtype), *out_args(replace(job, bias=False))]
 
     def body(*buffers: Expr) -> None:
         pairs, out = buffers[0], buffers[-1]

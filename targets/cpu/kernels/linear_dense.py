@@ -10,6 +10,7 @@ from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.dot import tile
 from nearfar.targets.cpu.kernels.epilogue import finish_tile, out_args, params
+from nearfar.targets.cpu.kernels.extents import opened
 from nearfar.targets.cpu.kernels.half import widen
 from nearfar.targets.cpu.kernels.rows import norm_scale, source_row, x_args
 from nearfar.targets.cpu.units import Unit
@@ -22,10 +23,12 @@ Expr = Any
 def linear(job: Linear, unit: Unit) -> Staged:
     """Normalise the rows of x into scratch where needed, then a parallel loop over blocks of 16 outputs."""
     w_args = [(f"w{i}", part.shape, part.dtype) for i, part in enumerate(packing.parts(job.matrix))]
-    args = [*x_args(job), *w_args, *out_args(job)]
     staged_x = job.norm is not None or job.rows
     scratch = (((job.m, job.matrix.k), "float32"),) if staged_x else ()
-    args[-1:-1] = [("scratch:0", shape, dtype) for shape, dtype in scratch]
+    rows, _ = tile(unit, job.m, 1, (v.ROWS,))
+    job = opened(job)
+    args = [*x_args(job), *w_args, *out_args(job)]
+    args[-1:-1] = [("scratch:0", (job.m, job.matrix.k), "float32")] * staged_x
 
     def body(*buffers: Expr) -> None:
         buf = dict(zip([name for name, *_ in args], buffers, strict=True))
@@ -33,7 +36,7 @@ def linear(job: Linear, unit: Unit) -> Staged:
         if staged_x:
             with T.serial(0, job.m) as m:
                 _prepare_row(job, buf, m, x)
-        _matmul(job, unit, buf, x)
+        _matmul(job, unit, buf, x, rows)
 
     func = v.prim_func(
         "linear", [(name.replace(":", "_"), shape, dtype) for name, shape, dtype in args], body
@@ -52,8 +55,7 @@ def _prepare_row(job: Linear, buf: dict[str, Expr], m: Expr, out: Expr) -> None:
         v.put1(out, [m, i], x[row, i] * rms * buf["norm"][i])
 
 
-def _matmul(job: Linear, unit: Unit, buf: dict[str, Expr], x: Expr) -> None:
-    rows, _ = tile(unit, job.m, 1, (v.ROWS,))
+def _matmul(job: Linear, unit: Unit, buf: dict[str, Expr], x: Expr, rows: int) -> None:
     n = job.columns
     with v.parallel(packing.blocks(n)) as block, T.serial(0, job.m // rows) as t:
         acc = v.local((rows, v.ROWS), "float32")

@@ -17,6 +17,7 @@ from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.dot import SUMS, Products, Reader, Words, products, tile, turn
 from nearfar.targets.cpu.kernels.epilogue import finish_tile, out_args, params
+from nearfar.targets.cpu.kernels.extents import opened
 from nearfar.targets.cpu.kernels.half import widen
 from nearfar.targets.cpu.kernels.rows import quantise_row, x_args
 from nearfar.targets.cpu.units import Unit
@@ -31,15 +32,10 @@ def linear(job: Linear, unit: Unit) -> Staged:
     """Quantise the rows of x (in the same launch), then a parallel loop over blocks of 16 outputs."""
     matrix = job.matrix
     (part,) = packing.parts(matrix)
-    rows, columns = tile(unit, job.m, SUMS[unit.dot])
-    dot = products(unit, matrix, rows, columns)
-    # Rows of a tile are interleaved: one stream, whatever k is (rows 16 KiB apart would share a set of the L1
-    # cache).
-    scratch: tuple[tuple[tuple[int, ...], str], ...] = (
-        ((job.m // rows, matrix.k // 2 * rows), "int32"),
-        ((job.m // rows, matrix.k // matrix.group, 3 if dot.offset else 2, rows), "float32"),
-    )
-    s_args = [(f"scratch:{i}", shape, dtype) for i, (shape, dtype) in enumerate(scratch)]
+    dot = products(unit, matrix, *tile(unit, job.m, SUMS[unit.dot]))
+    scratch = _scratch(job, dot)
+    job = opened(job)
+    s_args = [(f"scratch:{i}", shape, dtype) for i, (shape, dtype) in enumerate(_scratch(job, dot))]
     args = [*x_args(job), ("w0", part.shape, part.dtype), *out_args(job)]
     args[-1:-1] = s_args  # the output stays last
 
@@ -50,6 +46,19 @@ def linear(job: Linear, unit: Unit) -> Staged:
         "linear", [(name.replace(":", "_"), shape, dtype) for name, shape, dtype in args], body
     )
     return Staged((Stage(func, params(args)),), scratch)
+
+
+def _scratch(job: Linear, dot: Products) -> tuple[tuple[tuple[int, ...], str], ...]:
+    """The rows as integers, and what goes with each of their groups.
+
+    Rows of a tile are interleaved: one stream, whatever k is (rows 16 KiB apart would share a set of the L1
+    cache).
+    """
+    matrix, rows = job.matrix, dot.rows
+    return (
+        ((job.m // rows, matrix.k // 2 * rows), "int32"),
+        ((job.m // rows, matrix.k // matrix.group, 3 if dot.offset else 2, rows), "float32"),
+    )
 
 
 def _body(job: Linear, unit: Unit, dot: Products, buf: dict[str, Expr]) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from nearfar.targets.cpu.kernels import vec as v
+from nearfar.targets.cpu.kernels.extents import opened
 from nearfar.targets.cpu.kernels.rows import norm_scale
 from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Norm
@@ -17,7 +18,7 @@ Expr = Any
 
 def norm(job: Norm, unit: Unit) -> Staged:
     """See Norm."""
-    width = job.k // job.groups
+    job, width = opened(job), job.k // job.groups
     shapes = {"weight": (width,)}
     args = [(name, shapes.get(name, (job.m, job.k)), "float32") for name in (*job.inputs(), "out")]
 

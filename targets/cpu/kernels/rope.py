@@ -10,6 +10,7 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from nearfar.targets.cpu.kernels import vec as v
+from nearfar.targets.cpu.kernels.extents import opened
 from nearfar.targets.cpu.kernels.half import stored
 from nearfar.targets.cpu.kernels.paged import arguments, caches, check
 from nearfar.targets.cpu.kernels.quantized_kv import Layout, put_row
@@ -24,6 +25,7 @@ Pair = tuple[Expr, Expr]
 def rope_append(job: RopeAppend, unit: Unit) -> Staged:
     """See RopeAppend."""
     check(job)
+    job = opened(job)
     args, pages = arguments(job)
 
     def body(*buffers: Expr) -> None:

@@ -15,6 +15,7 @@ from tvm.script.ir_builder import tirx as T
 from nearfar.format.sampler import BOUND, COLDEST, COLUMNS
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP
 from nearfar.targets.cpu.kernels import vec as v
+from nearfar.targets.cpu.kernels.extents import opened_rows
 from nearfar.targets.cpu.kernels.greedy import (
     CHUNKS,
     Args,
@@ -22,7 +23,6 @@ from nearfar.targets.cpu.kernels.greedy import (
     build,
     chunk,
     chunks,
-    each_row,
     finish,
     iota,
 )
@@ -42,7 +42,7 @@ def sample(job: Sample, unit: Unit) -> Staged:
     """See Sample. scratch: l of each token; the chunks' best value, then its token; counts; listed values;
     the least l that is kept; the largest.
     """
-    rows, vocab, slots = job.rows, job.vocab, job.slots
+    rows, vocab, slots = opened_rows(job).rows, job.vocab, job.slots
     width = chunk(vocab) * CHUNKS
     args: Args = [
         ("logits", (MAX_ROWS, vocab), "float32"),
@@ -76,7 +76,7 @@ def sample(job: Sample, unit: Unit) -> Staged:
                 _adjust(buf, r, slot, c, vocab)
         with chunks(rows) as (r, c), T.If(cuts(r)), T.Then():
             count(buf["scratch:0"], buf["scratch:3"], r, c, _top(buf, r), chunk(vocab))
-        with each_row(rows) as r, T.If(draws(r)), T.Then():
+        with v.parallel(rows) as r, T.If(draws(r)), T.Then():
             top = _top(buf, r)
             v.put1(buf["scratch:6"], [r], top)
             limit(buf, r, top, chunk(vocab))
@@ -90,7 +90,7 @@ def sample(job: Sample, unit: Unit) -> Staged:
                 with T.If(token >= 0), T.Then():
                     v.put1(buf["counts"], [slot, token], buf["counts"][slot, token] + 1)
 
-    return build("sample", args, body)
+    return build(job, args, body)
 
 
 def _top(buf: dict[str, Expr], r: Expr) -> Expr:

@@ -17,6 +17,8 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
+from nearfar.targets.cpu.kernels.extents import MANY
+
 LANES = 16
 ROWS = LANES  # output rows of a packed block: a vector of accumulators
 Expr = Any  # tirx expressions carry their operators at run time only
@@ -36,16 +38,18 @@ def prim_func(
     return func.with_attr("tirx.noalias", True)
 
 
-def rows(m: int) -> Any:
-    """The loop over rows that take little each: side by side from 16 on; waking a thread takes time too."""
-    return parallel(m) if m >= 16 else T.serial(0, m)
+def rows(m: Expr) -> Any:
+    """The loop over rows that take little each: side by side from 16 on, as where they are a symbol; waking a
+    thread takes time too.
+    """
+    return T.serial(0, m) if isinstance(m, int) and m < MANY else parallel(m)
 
 
-def parallel(extent: int) -> Any:
+def parallel(extent: Expr) -> Any:
     """A loop whose turns are shared by the threads. The pool is told how many there are, so that each thread
     has as many of them, side by side (runtime/pool.c).
     """
-    T.evaluate(tirx.call_extern("int32", "nf_extent", i32(extent)))
+    T.evaluate(tirx.call_extern("int32", "nf_extent", _int(extent)))
     return T.parallel(0, extent)
 
 

@@ -165,7 +165,8 @@ static void launch(nf_pool *pool, nf_lambda lambda, void *data, int tasks) {
 
 int nf_parallel_launch(nf_lambda lambda, void *data, int tasks) {
   nf_pool *pool = nf_own();
-  if (pool == NULL || pool->workers == 0) {
+  if (pool == NULL || pool->workers == 0 || pool->extent == 1) { /* one turn: nobody needs to wake for it */
+    if (pool != NULL) pool->extent = 0;
     nf_group group = {NULL, 1};
     return lambda(0, &group, data);
   }

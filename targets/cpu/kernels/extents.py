@@ -1,0 +1,70 @@
+"""Rows as a symbol: what kernels of a job for 16, 32, 64 and 256 rows differ in is how far their loops go.
+
+Such a kernel reads the number from the shapes of its arguments, so that it is one function for all of these
+steps: codegen.py compiles what is structurally equal once. Where fewer rows make other code (tiles of a
+matmul, loops that no thread is woken for) the number stays in the code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from tvm import sym, tirx
+
+from nearfar.targets.jobs import Attend, Embed, Linear, Norm, RopeAppend
+from nearfar.targets.jobs.logits import OverLogits
+
+ROWS = "rows"
+"""The symbol's name: of a step how many rows it has, of a sampler how many it draws for."""
+MANY = 16
+"""From so many rows on they are shared by threads, and are whole tiles of every unit."""
+J = TypeVar("J", Embed, Norm, Linear, RopeAppend, Attend)
+O = TypeVar("O", bound=OverLogits)  # noqa: E741
+
+
+def opened(job: J, least: int = MANY) -> J:
+    """The job with its rows as a symbol where there are at least so many, and they are whole tiles.
+
+    What decides on the kernel's code (tile sizes, scratch) is computed from the job as it was given; shapes
+    of arguments and extents of loops from this one. A matmul that gathers its rows has as many whatever the
+    step.
+    """
+    rows = tirx.Var(ROWS, "int32")
+    whole_tiles = job.m >= least and (least == 1 or job.m % MANY == 0)
+    symbols: dict[str, Any] = {"m": rows} if whole_tiles else {}
+    if isinstance(job, Linear):
+        gathers = job.rows and job.x_rows >= least
+        symbols = {"x_rows": rows} if gathers else {} if job.rows else symbols
+    return replace(job, **symbols)
+
+
+def opened_rows(job: O) -> O:
+    """The same of a job over rows of logits, however few."""
+    symbols: dict[str, Any] = {"rows": tirx.Var(ROWS, "int32")}
+    return replace(job, **symbols)
+
+
+def closed(shape: Sequence[Any], rows: int) -> tuple[int | None, ...]:
+    """A shape with so many rows for the symbol; None for extents of which other symbols are a part."""
+    return tuple(_closed(extent, rows) for extent in shape)
+
+
+def whole(shape: Sequence[Any], rows: int) -> tuple[int, ...]:
+    """The same of a shape without other symbols."""
+    extents = closed(shape, rows)
+    if None in extents:
+        raise AssertionError(f"{tuple(shape)} has other symbols than {ROWS}")
+    return tuple(extent for extent in extents if extent is not None)
+
+
+def _closed(extent: Any, rows: int) -> int | None:
+    if isinstance(extent, int | tirx.IntImm):
+        return int(extent)
+    analyzer = sym.Analyzer()
+    for var in tirx.analysis.undefined_vars(extent):
+        if var.name == ROWS:
+            analyzer.bind(var, tirx.IntImm("int32", rows))
+    value = analyzer.simplify(extent)
+    return int(value) if isinstance(value, tirx.IntImm) else None
