@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
 
 from nearfar.build import manifest
 from nearfar.build.calibration.quality import check_quality, refined
+from nearfar.build.meanwhile import Progress, Stages, Stopped, meanwhile
 from nearfar.build.output import output_directory
 from nearfar.build.packs import write_packs
 from nearfar.build.source import BuildOptions, Source, open_source
@@ -32,14 +32,6 @@ from nearfar.targets.kernels import PRODUCTS
 from nearfar.targets.target import Made, Target
 
 __all__ = ["BuildOptions", "Progress", "Timings", "build"]
-
-
-class Progress(Protocol):
-    """Told how far the build is: `stage` is shown, `total` counts bytes for weights, programs for kernels."""
-
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        """Report `done` of `total`."""
-        ...
 
 
 def build(
@@ -88,14 +80,24 @@ def build(
         roots = {name: stack.enter_context(output_directory(options.out / name)) for name in targets}
         with timings.phase("calibrate"):
             source, solved = refined(options, source, progress)
-        with timings.phase("weights"):
-            weights, digest = _write_weights(source, solved, targets, roots, options, progress)
+        stages = Stages(progress)
+
+        def write(stop: threading.Event) -> tuple[dict[str, Weights], str]:
+            with timings.phase("weights"):
+                return _write_weights(source, solved, targets, roots, options, stages.beside, stop)
+
+        programs = {}
+        with meanwhile(write) as written:
+            for index, (name, target) in enumerate(targets.items()):
+                stages.report(f"compiling for {name}", index, len(targets))
+                with timings.phase("kernels"):
+                    programs[name] = target.compile(source, options)
+                timings.count(programs[name].kernels)
+            weights, digest = written()
         for index, (name, target) in enumerate(targets.items()):
-            progress(f"making {name}", index, len(targets))
-            with timings.phase("kernels"):
-                made = target.finish(source, roots[name], weights[name], options)
-            timings.count(made.kernels)
+            progress(f"checking {name}", index, len(targets))
             with timings.phase("check"):
+                made = target.finish(source, roots[name], weights[name], programs[name], options)
                 _write_manifest(source, name, roots[name], weights[name], made, digest)
                 _check(roots[name])
         progress("made", len(targets), len(targets))
@@ -125,9 +127,10 @@ def _write_weights(
     roots: Mapping[str, Path],
     options: BuildOptions,
     progress: Progress,
+    stop: threading.Event,
 ) -> tuple[dict[str, Weights], str]:
     """Stream the weights into all targets; each one's section of the manifest, and the checkpoint's
-    SHA-256.
+    SHA-256. Stopped where `stop` is set.
     """
     total = sum(entry.bytes for entry in source.checkpoint.entries.values())
     quantizes = source.scheme.bits and not source.keeps and solved is None
@@ -136,17 +139,19 @@ def _write_weights(
 
     def advance(count: int) -> None:
         nonlocal done
+        if stop.is_set():
+            raise Stopped
         done += count
         progress(stage, done, total)
 
     stream = WeightStream(
         source.params, source.matrices, source.checkpoint, source.packed, source.keeps, source.report, solved
     )
-    stop = threading.Event()
     # The checkpoint is hashed beside the stream that reads it, so that both find it in the system's cache.
     with ThreadPoolExecutor(1) as hasher, ExitStack() as stack:
-        stack.callback(stop.set)
-        digest = hasher.submit(source.checkpoint.sha256, stop)
+        over = threading.Event()
+        stack.callback(over.set)
+        digest = hasher.submit(source.checkpoint.sha256, over)
         writers = {
             name: stack.enter_context(target.writer(source, roots[name], options))
             for name, target in targets.items()

@@ -14,7 +14,10 @@ PHASES = ("open", "calibrate", "weights", "kernels", "check")
 
 @dataclass
 class Timings:
-    """Filled by a build: seconds of each of `PHASES` that it has come to, and the kernels of all targets."""
+    """Filled by a build: seconds of each of `PHASES` that it has come to, and the kernels of all targets.
+
+    Weights and kernels are made side by side: their seconds overlap.
+    """
 
     seconds: dict[str, float] = field(default_factory=dict)
     kept: int = 0
@@ -26,6 +29,10 @@ class Timings:
         start = time.monotonic()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
+
+    def listed(self) -> list[tuple[str, float]]:
+        """The phases that it has come to, in the order in which they begin."""
+        return [(name, self.seconds[name]) for name in PHASES if name in self.seconds]
 
     def count(self, kernels: KernelCounts) -> None:
         """Add the kernels of a target."""

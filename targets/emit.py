@@ -13,16 +13,18 @@ import tvm
 
 from nearfar.build.program.compile import Program
 from nearfar.build.program.plan import Plan
-from nearfar.format.manifest import Buffer, Function, Tensor
+from nearfar.format.manifest import Buffer, Function
 
 
 @dataclass(frozen=True)
 class EmitContext:
-    """Where to write, what the plans' arguments look like, by name; whether figures are wanted."""
+    """Where to write, what buffers look like, by name; bytes of the largest tensor of the weights; whether
+    figures are wanted.
+    """
 
     root: Path
     buffers: Mapping[str, Buffer]
-    weights: Mapping[str, Tensor]
+    largest_weight: int
     figures: bool = False
 
 

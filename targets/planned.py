@@ -39,7 +39,7 @@ from nearfar.targets.bundles import Bundles
 from nearfar.targets.emit import EmitContext
 from nearfar.targets.kernels import Packing, Products, Variant
 from nearfar.targets.quantized import Matrix
-from nearfar.targets.target import KernelCounts, Made, check_kv_bits
+from nearfar.targets.target import KernelCounts, Made, Programs, check_kv_bits
 
 _NONE = np.zeros(0, np.float32)
 
@@ -164,12 +164,12 @@ class PlannedTarget:
             shards.add(manifest.rope_tensor(name), np.array(rope.inv_freq, np.float32))
         return PackedWriter(self.packing, shards, self.packing.bundles(source.model.step))
 
-    def finish(self, source: Source, root: Path, weights: Weights, options: BuildOptions) -> Made:
-        """Compile a program for each variant that was asked for."""
+    def compile(self, source: Source, options: BuildOptions) -> Programs:
+        """A program for each variant that was asked for."""
         context = EmitContext(
-            root=root,
+            root=Path(),
             buffers={buffer.name: buffer for buffer in manifest.buffers(source.model)},
-            weights={tensor.name: tensor for tensor in weights.tensors},
+            largest_weight=self._largest_weight(source),
             figures=options.kernel_figures,
         )
         job = Job(source.model, source.matrices, manifest.CACHE, options.buckets or self.buckets)
@@ -183,21 +183,35 @@ class PlannedTarget:
         for name, compiled in made.items():
             if cache is not None:
                 cache.put(keys[name], compiled)
-        programs = [(kept | made)[variant.name] for variant in asked]
-        for each in programs:
+        programs = tuple((kept | made)[variant.name] for variant in asked)
+        return Programs(programs, KernelCounts(_kernels(kept), _kernels(made)))
+
+    def finish(
+        self, source: Source, root: Path, weights: Weights, programs: Programs, options: BuildOptions
+    ) -> Made:
+        """The programs' files, and the tokenizer's."""
+        for each in programs.compiled:
             each.write(root)
         return Made(
             manifest.stream_ropes(source.model.step),
-            tuple(each.record for each in programs),
+            tuple(each.record for each in programs.compiled),
             source.checkpoint.write_tokenizer(root / "tokenizer"),
             packed=self.packed,
-            kernels=KernelCounts(_kernels(kept), _kernels(made)),
         )
+
+    def _largest_weight(self, source: Source) -> int:
+        """Bytes of the largest tensor that `writer` writes."""
+        parts = [part for matrix in source.matrices.values() for part in self.packing.parts(matrix)]
+        vectors = {param.name: 4 * param.n for param in source.params if param.name not in source.matrices}
+        bundles = self.packing.bundles(source.model.step).values()
+        ropes = [4 * len(rope.inv_freq) for rope in source.model.step.ropes.values()]
+        sizes = [part.bytes for part in parts] + [sum(vectors[name] for name in held) for held in bundles]
+        return max([*sizes, *vectors.values(), *ropes], default=0)
 
     def _key(self, job: Job, variant: Variant, context: EmitContext) -> str:
         """The fingerprint of all that a variant's program is made of."""
         target = str(tvm.target.Target(self.tvm_target))
-        given = context.buffers, context.weights, context.figures
+        given = context.buffers, context.largest_weight, context.figures
         return fingerprint(self.name, self.emit, target, job, variant, given)
 
     def _compile(

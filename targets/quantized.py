@@ -94,3 +94,8 @@ class Part:
     name: str
     shape: tuple[int, ...]
     dtype: str
+
+    @property
+    def bytes(self) -> int:
+        """That it takes in the stream."""
+        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize

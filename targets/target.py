@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from nearfar.build.program.kept import Compiled
 from nearfar.build.source import BuildOptions, Source
 from nearfar.build.weights.stream import WeightWriter
 from nearfar.errors import BuildError
@@ -23,12 +24,19 @@ class KernelCounts:
 
 
 @dataclass(frozen=True)
+class Programs:
+    """What a target has compiled, which the values of the weights have no part in; where it came from."""
+
+    compiled: tuple[Compiled, ...] = ()
+    kernels: KernelCounts = KernelCounts()
+
+
+@dataclass(frozen=True)
 class Made:
     """What a target adds to its manifest.
 
     `tokenizer`: the files of the tokenizer, relative to the artifact; `config`, `function`: mlx's own;
-    `packed`: browsers load it, file by file over a network, so that it has packs; `kernels`:
-    where those of its programs came from.
+    `packed`: browsers load it, file by file over a network, so that it has packs.
     """
 
     ropes: dict[str, Rope]
@@ -37,7 +45,6 @@ class Made:
     config: File | None = None
     function: File | None = None
     packed: bool = False
-    kernels: KernelCounts = KernelCounts()
 
 
 def check_kv_bits(name: str, options: BuildOptions) -> None:
@@ -52,7 +59,9 @@ def check_kv_bits(name: str, options: BuildOptions) -> None:
 
 
 class Target(Protocol):
-    """One target. The pipeline calls check, writer, and, when the weights are written, finish."""
+    """One target. The pipeline calls check; then writer, for a thread that writes the weights, and compile
+    meanwhile; when both are done, finish.
+    """
 
     def check(self, source: Source, options: BuildOptions) -> None:
         """Refuse what the target cannot do, before anything is written: BuildError."""
@@ -66,6 +75,12 @@ class Target(Protocol):
         """Where the weights go."""
         ...
 
-    def finish(self, source: Source, root: Path, weights: Weights, options: BuildOptions) -> Made:
-        """Compile, and write what lies beside the weights; `weights` is the manifest's section."""
+    def compile(self, source: Source, options: BuildOptions) -> Programs:
+        """The programs, while the weights are written; nothing is written to the artifact."""
+        ...
+
+    def finish(
+        self, source: Source, root: Path, weights: Weights, programs: Programs, options: BuildOptions
+    ) -> Made:
+        """Write what lies beside the weights; `weights` is the manifest's section."""
         ...

@@ -81,7 +81,7 @@ def _launch(kernel: str, args: Sequence[str], made: Any) -> dict[str, Any]:
 
 def largest_buffer(program: Program, context: EmitContext) -> int:
     """Bytes of the largest buffer of fixed size (the cache's own need depends on its budget)."""
-    sizes = [tensor.bytes for tensor in context.weights.values()] + program.workspace
+    sizes = [context.largest_weight, *program.workspace]
     for buffer in context.buffers.values():
         extents = [extent for extent in buffer.shape if isinstance(extent, int)]
         if len(extents) == len(buffer.shape):

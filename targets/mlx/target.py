@@ -25,7 +25,7 @@ from nearfar.step.reading import read_model
 from nearfar.targets.kernels import Products
 from nearfar.targets.mlx.config_json import mlx_config, module_of
 from nearfar.targets.quantized import QuantTensor
-from nearfar.targets.target import Made
+from nearfar.targets.target import Made, Programs
 
 COPIED = ("generation_config.json", "special_tokens_map.json")
 
@@ -146,7 +146,13 @@ class MlxTarget:
         """One safetensors file, or several with an index."""
         return MlxWriter(source, root)
 
-    def finish(self, source: Source, root: Path, weights: Weights, options: BuildOptions) -> Made:
+    def compile(self, source: Source, options: BuildOptions) -> Programs:
+        """None: MLX compiles where it runs."""
+        return Programs()
+
+    def finish(
+        self, source: Source, root: Path, weights: Weights, programs: Programs, options: BuildOptions
+    ) -> Made:
         """config.json, the tokenizer and, where asked for, the exported function."""
         checkpoint = source.checkpoint
         reading = read_model(checkpoint.config, checkpoint.entries, options.context)
@@ -163,9 +169,9 @@ class MlxTarget:
             export.export_step(root / export.FUNCTION, step, source.model.vocab_size, tensors)
             function = manifest.file_record(root, root / export.FUNCTION)
         task = "generate" if source.model.embedding is None else "embed"
-        programs = (_program("f16", ("metal",), PLANNED[task]), _program("f32", (), PLANNED[task]))
+        records = (_program("f16", ("metal",), PLANNED[task]), _program("f32", (), PLANNED[task]))
         config = manifest.file_record(root, root / "config.json")
-        return Made(manifest.listed_ropes(step), programs, files, config, function)
+        return Made(manifest.listed_ropes(step), records, files, config, function)
 
 
 def _program(name: Literal["f16", "f32"], features: tuple[str, ...], names: Sequence[str]) -> Program:

@@ -23,7 +23,7 @@ from nearfar.step.reading import read_model
 from nearfar.targets.kernels import Products
 from nearfar.targets.onnx import configs
 from nearfar.targets.quantized import Matrix
-from nearfar.targets.target import Made, check_kv_bits
+from nearfar.targets.target import Made, Programs, check_kv_bits
 
 GROUPS = (16, 32, 64, 128)
 """Group sizes that ONNX Runtime's operators take, of those that there are."""
@@ -116,7 +116,13 @@ class OnnxTarget:
         """The graph, and files of at most 2 GB beside it."""
         return OnnxWriter(source, root, self.products(options) == {"int8"})
 
-    def finish(self, source: Source, root: Path, weights: Weights, options: BuildOptions) -> Made:
+    def compile(self, source: Source, options: BuildOptions) -> Programs:
+        """None: ONNX Runtime compiles where it runs."""
+        return Programs()
+
+    def finish(
+        self, source: Source, root: Path, weights: Weights, programs: Programs, options: BuildOptions
+    ) -> Made:
         """The files that the libraries read before the graph, and the tokenizer."""
         checkpoint, model = source.checkpoint, source.model
         bits = configs.widest(source.matrices)

@@ -23,7 +23,7 @@ from nearfar.targets.webgpu import VARIANTS
 def share(target: str) -> Share:
     model = Model("none", 8, 8, None, (), Step((), (), (), {}))
     job = Job(model, {}, manifest.CACHE, Buckets())
-    return Share(target, job, (VARIANTS[0],), EmitContext(Path(), {}, {}))
+    return Share(target, job, (VARIANTS[0],), EmitContext(Path(), {}, 0))
 
 
 def classes(variants: Sequence[Variant]) -> list[str | None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +12,6 @@ from nearfar.build import manifest
 from nearfar.build.program.buckets import Buckets
 from nearfar.build.program.compile import Job, compile_program
 from nearfar.errors import BuildError
-from nearfar.format.consistency import DTYPE_BYTES
-from nearfar.format.manifest import Tensor
 from nearfar.step.reading import read_model
 from nearfar.synth import published
 from nearfar.targets.emit import EmitContext
@@ -24,15 +21,11 @@ from nearfar.targets.gpu.emit import largest_buffer
 from nearfar.targets.gpu.pieces import BINDING, COLUMNS, pack, parts, pieces
 from nearfar.targets.jobs import Embed, Linear
 from nearfar.targets.kernels import Precision
-from nearfar.targets.quantized import Matrix, Part
+from nearfar.targets.quantized import Matrix
 from tests.support.job_reference import random_matrix
 
 KERNELS = variant(DISCRETE, "f16", vectors=False).kernels
 SMALL = 64 * 256
-
-
-def bytes_of(part: Part) -> int:
-    return math.prod(part.shape) * DTYPE_BYTES[part.dtype]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +43,7 @@ def test_no_piece_is_larger_than_every_device_binds_and_there_are_no_more_than_t
     matrix: Matrix, count: int
 ) -> None:
     whole = matrix.n * matrix.k * matrix.bits // 8
-    assert max(bytes_of(part) for part in parts(matrix)) <= BINDING
+    assert max(part.bytes for part in parts(matrix)) <= BINDING
     assert count == 1 or whole > BINDING * (count - 1)
     found = pieces(matrix)
     assert len(found) == count
@@ -113,12 +106,12 @@ def test_a_shape_of_4b_asks_for_no_larger_binding_than_every_device_has(precisio
     job = Job(model, matrices, manifest.CACHE, Buckets((1, 256), (1,)))
     program = compile_program(job, made, tvm.target.Target("webgpu"))
     tensors = {
-        f"{name}.{part.name}": Tensor(part.name, part.dtype, part.shape, 0, bytes_of(part))
+        f"{name}.{part.name}": part.bytes
         for name, matrix in matrices.items()
         for part in made.kernels.parts(matrix)
     }
     buffers = {buffer.name: buffer for buffer in manifest.buffers(model)}
-    assert largest_buffer(program, EmitContext(Path(), buffers, tensors)) <= BINDING
+    assert largest_buffer(program, EmitContext(Path(), buffers, max(tensors.values()))) <= BINDING
     for plan in program.plans:
         used = {arg for launch in plan.launches for arg in launch.args if arg.startswith("weight:")}
         if plan.function == "step":

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from nearfar.build import pipeline
-from nearfar.build.pipeline import BuildOptions, build
+from nearfar.build.meanwhile import Stages
+from nearfar.build.pipeline import BuildOptions, Timings, build
 from nearfar.build.source import Source, open_source
 from nearfar.errors import BuildError
 from nearfar.format.manifest import Rope, Weights
 from nearfar.targets import target_of
-from nearfar.targets.mlx.target import MlxTarget
+from nearfar.targets.mlx.target import MlxTarget, MlxWriter
 from nearfar.targets.quantized import Matrix
-from nearfar.targets.target import Made
+from nearfar.targets.target import Made, Programs
 
 SAMPLE = Path(__file__).resolve().parents[2] / "examples" / "sample-model"
 
@@ -23,9 +26,89 @@ SAMPLE = Path(__file__).resolve().parents[2] / "examples" / "sample-model"
 class Careless(MlxTarget):
     """A target that forgets the frequencies of the rotary embedding."""
 
-    def finish(self, source: Source, root: Path, weights: Weights, options: BuildOptions) -> Made:
-        made = super().finish(source, root, weights, options)
+    def finish(
+        self, source: Source, root: Path, weights: Weights, programs: Programs, options: BuildOptions
+    ) -> Made:
+        made = super().finish(source, root, weights, programs, options)
         return dataclasses.replace(made, ropes={"rope": Rope((), 1.0)})
+
+
+class Together(MlxTarget):
+    """A target that compiles until weights are written, and whose weights wait until it compiles."""
+
+    def __init__(self) -> None:
+        self.compiles, self.writes = threading.Event(), threading.Event()
+
+    def writer(self, source: Source, root: Path, options: BuildOptions) -> MlxWriter:
+        assert self.compiles.wait(30), "nothing is compiled while weights are written"
+        self.writes.set()
+        return super().writer(source, root, options)
+
+    def compile(self, source: Source, options: BuildOptions) -> Programs:
+        self.compiles.set()
+        assert self.writes.wait(30), "no weights are written while kernels are compiled"
+        return super().compile(source, options)
+
+
+class Failing(Together):
+    """A target that cannot compile, and notices when some weights are written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.some = threading.Event()
+
+    def compile(self, source: Source, options: BuildOptions) -> Programs:
+        super().compile(source, options)
+        assert self.some.wait(30)
+        raise BuildError("no kernel for that")
+
+
+def test_weights_are_written_while_kernels_are_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "target_of", {"mlx": Together()}.__getitem__)
+    timings = Timings()
+    (made,) = build(BuildOptions(str(SAMPLE), tmp_path, targets=("mlx",)), timings=timings)
+    assert (made / "manifest.json").is_file()
+    assert [name for name, _ in timings.listed()] == ["open", "calibrate", "weights", "kernels", "check"]
+
+
+def test_where_kernels_fail_the_weights_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = Failing()
+    monkeypatch.setattr(pipeline, "target_of", {"mlx": failing}.__getitem__)
+    told: list[tuple[int, int]] = []
+
+    def progress(stage: str, done: int, total: int) -> None:
+        if "weights" in stage:
+            told.append((done, total))
+            failing.some.set()
+            time.sleep(0.1)  # while the other thread fails
+
+    with pytest.raises(BuildError, match="no kernel for that"):
+        build(BuildOptions(str(SAMPLE), tmp_path, targets=("mlx",)), progress)
+    assert told
+    assert all(done < total for done, total in told)
+    assert list(tmp_path.iterdir()) == []
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("nearfar-weights")]
+
+
+def test_an_error_of_the_weights_is_the_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lost(MlxTarget):
+        def writer(self, source: Source, root: Path, options: BuildOptions) -> MlxWriter:
+            raise TimeoutError("the disk does not answer")
+
+    monkeypatch.setattr(pipeline, "target_of", {"mlx": Lost()}.__getitem__)
+    with pytest.raises(TimeoutError, match="the disk does not answer"):
+        build(BuildOptions(str(SAMPLE), tmp_path, targets=("mlx",)))
+
+
+def test_the_stage_that_is_left_is_told_again_when_weights_are_written() -> None:
+    told: list[tuple[str, int, int]] = []
+    stages = Stages(lambda *stage: told.append(stage))
+    stages.report("compiling", 0, 2)
+    stages.beside("packing", 1, 2)
+    stages.beside("packing", 2, 2)
+    assert told == [("compiling", 0, 2), ("packing", 1, 2), ("packing", 2, 2), ("compiling", 0, 2)]
 
 
 def test_what_its_own_reader_refuses_never_appears(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

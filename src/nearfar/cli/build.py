@@ -270,5 +270,5 @@ def _timing_lines(timings: Timings) -> list[str]:
     """Where the kernels came from, and what took how long."""
     kernels = timings.seconds.get("kernels", 0.0)
     lines = [f"kernels: {timings.kept} kept, {timings.compiled} compiled, {kernels:.1f} s"]
-    parts = [f"{name} {seconds:.1f} s" for name, seconds in timings.seconds.items() if seconds >= 0.05]
+    parts = [f"{name} {seconds:.1f} s" for name, seconds in timings.listed() if seconds >= 0.05]
     return [*(lines if timings.kept or timings.compiled else []), f"time: {', '.join(parts)}"]
