@@ -39,7 +39,7 @@ def attention(job: Attend, unit: Unit) -> Staged:
     check(job)
     shared, rows = job.m * job.kv_heads < SHARES, _rows_of_task(job)
     scratch = _scratch(job) if shared else ()
-    job = opened(job, least=1)
+    job = opened(job)
     args, pages = arguments(job)
     named = [
         (f"scratch:{i}", shape, dtype) for i, (shape, dtype) in enumerate(_scratch(job) if shared else ())

@@ -1,8 +1,8 @@
-"""Rows as a symbol: what kernels of a job for 16, 32, 64 and 256 rows differ in is how far their loops go.
+"""Rows as a symbol: what kernels of a job for 1 row or 256 mostly differ in is how far their loops go.
 
 Such a kernel reads the number from the shapes of its arguments, so that it is one function for all of these
-steps: codegen.py compiles what is structurally equal once. Where fewer rows make other code (tiles of a
-matmul, loops that no thread is woken for) the number stays in the code.
+steps: codegen.py compiles what is structurally equal once. Where the number decides on the code (the tiles of
+a matmul, the tasks of attention), there is a function for each such code.
 """
 
 from __future__ import annotations
@@ -13,30 +13,31 @@ from typing import Any, TypeVar
 
 from tvm import sym, tirx
 
+from nearfar.format.sizes import MAX_ROWS
 from nearfar.targets.jobs import Attend, Embed, Linear, Norm, RopeAppend
 from nearfar.targets.jobs.logits import OverLogits
 
 ROWS = "rows"
 """The symbol's name: of a step how many rows it has, of a sampler how many it draws for."""
-MANY = 16
-"""From so many rows on they are shared by threads, and are whole tiles of every unit."""
+TILE = 8
+"""Rows that are whole tiles of a matmul on every unit (dot.tile)."""
 J = TypeVar("J", Embed, Norm, Linear, RopeAppend, Attend)
 O = TypeVar("O", bound=OverLogits)  # noqa: E741
 
 
-def opened(job: J, least: int = MANY) -> J:
-    """The job with its rows as a symbol where there are at least so many, and they are whole tiles.
+def opened(job: J) -> J:
+    """The job with its rows as a symbol; not a matmul's of fewer rows than are whole tiles.
 
     What decides on the kernel's code (tile sizes, scratch) is computed from the job as it was given; shapes
-    of arguments and extents of loops from this one. A matmul that gathers its rows has as many whatever the
-    step.
+    of arguments and extents of loops from this one. Of a matmul that gathers its rows only those that it
+    gathers from are a symbol, where it has as many as there can be.
     """
     rows = tirx.Var(ROWS, "int32")
-    whole_tiles = job.m >= least and (least == 1 or job.m % MANY == 0)
-    symbols: dict[str, Any] = {"m": rows} if whole_tiles else {}
-    if isinstance(job, Linear):
-        gathers = job.rows and job.x_rows >= least
-        symbols = {"x_rows": rows} if gathers else {} if job.rows else symbols
+    symbols: dict[str, Any] = {"m": rows}
+    if isinstance(job, Linear) and job.rows:
+        symbols = {"x_rows": rows} if job.m == MAX_ROWS else {}
+    elif isinstance(job, Linear) and job.m % TILE:
+        symbols = {}
     return replace(job, **symbols)
 
 

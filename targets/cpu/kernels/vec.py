@@ -17,11 +17,12 @@ from tvm import tirx
 from tvm.script.ir_builder import IRBuilder
 from tvm.script.ir_builder import tirx as T
 
-from nearfar.targets.cpu.kernels.extents import MANY
-
 LANES = 16
 ROWS = LANES  # output rows of a packed block: a vector of accumulators
 Expr = Any  # tirx expressions carry their operators at run time only
+
+MANY = 16
+"""Rows that are worth waking threads for."""
 
 I32X16, U32X16, F32X16 = "int32x16", "uint32x16", "float32x16"
 
@@ -39,17 +40,18 @@ def prim_func(
 
 
 def rows(m: Expr) -> Any:
-    """The loop over rows that take little each: side by side from 16 on, as where they are a symbol; waking a
-    thread takes time too.
-    """
-    return T.serial(0, m) if isinstance(m, int) and m < MANY else parallel(m)
+    """The loop over rows that take little each: side by side from 16 on; waking a thread takes time too."""
+    if isinstance(m, int):
+        return parallel(m) if m >= MANY else T.serial(0, m)
+    return parallel(m, tirx.Select(m < MANY, i32(1), m))
 
 
-def parallel(extent: Expr) -> Any:
+def parallel(extent: Expr, told: Expr | None = None) -> Any:
     """A loop whose turns are shared by the threads. The pool is told how many there are, so that each thread
-    has as many of them, side by side (runtime/pool.c).
+    has as many of them, side by side (runtime/pool.c); one turn wakes nobody, nor do those of which it is
+    `told` that they are one.
     """
-    T.evaluate(tirx.call_extern("int32", "nf_extent", _int(extent)))
+    T.evaluate(tirx.call_extern("int32", "nf_extent", _int(extent if told is None else told)))
     return T.parallel(0, extent)
 
 
