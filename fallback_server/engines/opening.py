@@ -70,7 +70,7 @@ async def open_engine(
     if kind not in KINDS:
         raise RequestError(f"engine must be one of {', '.join(KINDS)}, not {kind!r}", "engine")
     kind = guess(models) if kind == "auto" else kind
-    _check_program(kind, options)
+    check_program(kind, options)
     if kind == "upstream":
         return await UpstreamEngine.connect(models, options.upstream, options.names)
     if len(models) != 1:
@@ -114,11 +114,12 @@ def text_source(model: str, kind: Kind, options: EngineOptions) -> TextSource:
 
 async def open_backend(model: str, kind: Kind, options: EngineOptions, tell: Tell | None = None) -> Backend:
     """Load a model that runs here: token ids in, token events out. `kind` is torch or artifact."""
-    _check_program(kind, options)
+    check_program(kind, options)
     return await (_artifact(Path(model), options, tell) if kind == "artifact" else _torch(model, options))
 
 
-def _check_program(kind: Kind, options: EngineOptions) -> None:
+def check_program(kind: Kind, options: EngineOptions) -> None:
+    """RequestError where options are of another kind of engine."""
     if options.program is not None and kind != "artifact":
         raise RequestError(
             f"program (--program) names one of an artifact's, but the engine is {kind}: leave it out, or "

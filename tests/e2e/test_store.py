@@ -18,7 +18,8 @@ import pytest
 
 from tests.e2e.test_serve import Process
 from tests.shared_data import shared_data
-from tests.support.hub import hub
+from tests.support import gguf_files, packed_formats
+from tests.support.hub import Hub, hub
 
 BEGINNING = "Once upon a time, there was a"
 GREEDY = ("--raw", "--temperature", "0", "--max-tokens", "40", "--device", "mlx")
@@ -36,6 +37,15 @@ def nearfar(home: Path, *args: object, **environment: str) -> tuple[int, str, st
     done = start(home, *args, **environment)
     out, err = done.communicate(timeout=300)
     return done.returncode, out, " ".join(err.split())
+
+
+def client(server: Hub, home: Path) -> dict[str, str]:
+    """The settings that send the hub's own client to a server."""
+    return {
+        "HF_ENDPOINT": server.url,
+        "HF_HOME": str(home / "hub"),
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+    }
 
 
 def until(there: Callable[[], bool], seconds: float = 30) -> None:
@@ -136,14 +146,53 @@ def test_one_of_the_hub_by_its_id(tmp_path: Path, model: Path) -> None:
         assert out.startswith(BEGINNING)
 
 
-def test_the_server_takes_a_name_of_the_store(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NEARFAR_HOME", str(home / "home"))
-    server = Process("stories", "--device", "mlx")
-    try:
-        models = httpx.get(f"{server.url}/v1/models", timeout=20).json()["data"]
-        assert [each["id"] for each in models] == ["stories"]
-    finally:
-        server.end()
+def test_the_server_takes_what_run_takes(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kind of name, to an answer; what has to be built is built into the store."""
+    monkeypatch.setenv("NEARFAR_HOME", str(tmp_path / "home"))
+    assert nearfar(tmp_path, "pull", model, "--target", "mlx")[0] == 0
+    artifact = Path(listed(tmp_path)[0]["path"])
+    quantized = packed_formats.FORMATS["mlc"]().write(tmp_path / "mlc")
+    files = tmp_path / "files"
+    files.mkdir()
+    gguf_files.write(
+        model,
+        files / "stories-Q8_0.gguf",
+        vocabulary=lambda writer: gguf_files.sentencepiece(
+            writer, json.loads((model / "tokenizer.json").read_text())
+        ),
+    )
+    known = "HuggingFaceTB/SmolLM2-135M-Instruct"
+    repositories = {known: model, "tales/stories": model, "tales/files": files, "some/host": artifact}
+    with hub(repositories) as host:
+        for name, value in client(host, tmp_path).items():
+            monkeypatch.setenv(name, value)
+        url = f"{host.url}/some/host/resolve/main"
+        for given, more, called in (
+            ("stories", (), "stories"),
+            ("smollm2:135m", (), "HuggingFaceTB/SmolLM2-135M-Instruct"),
+            ("tales/stories", (), None),
+            ("tales/stories", ("--engine", "artifact"), "tales/stories"),
+            ("tales/files:Q8_0", (), "stories-Q8_0"),
+            (files / "stories-Q8_0.gguf", (), "stories-Q8_0"),
+            (quantized, (), "mlc"),
+            (model, (), "stories"),
+            (f"{url}/mlx/manifest.json", (), "stories"),
+        ):
+            torch = given == model or (given == "tales/stories" and not more)
+            server = Process(given, *more, *(() if torch else ("--device", "mlx")))
+            try:
+                (one,) = httpx.get(f"{server.url}/v1/models", timeout=20).json()["data"]
+                assert called in (None, one["id"]), given
+                body = {"model": one["id"], "prompt": [1], "max_tokens": 2}
+                done = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+                assert done.status_code == 200, (given, done.text)
+            finally:
+                server.end()
+    names = {entry["name"]: entry["source"] for entry in listed(tmp_path)}
+    assert names["smollm2:135m"] == known
+    assert {"stories", "stories-Q8_0.gguf", "files:Q8_0", "mlc"} <= names.keys()
 
 
 @pytest.mark.parametrize("command", ["run", "serve", "show"])

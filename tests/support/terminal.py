@@ -25,7 +25,9 @@ class Terminal:
         words = (
             ["-m", "nearfar", *map(str, arguments)] if program == sys.executable else [*map(str, arguments)]
         )
-        settings = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS")}
+        settings = {
+            name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "CI")
+        }
         settings |= {"TERM": "xterm-256color", "NEARFAR_HOME": str(home), "PROMPT_TOOLKIT_NO_CPR": "1"}
         self._child = pexpect.spawn(
             program, words, env=settings | environment, dimensions=(LINES, COLUMNS), timeout=60

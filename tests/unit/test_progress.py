@@ -8,21 +8,30 @@ import io
 import logging
 import os
 import pty
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from nearfar.cli import options, progress
-from nearfar.cli.progress import Bars, Shown, bytes_bar, waiting
+from nearfar.cli.progress import Bars, Pace, Shown, bytes_bar, waiting
 from nearfar.edge_runtime.progress import Progress
 from tests.support.artifacts import Built
 
 PATIENCE = 60
+
+
+@pytest.fixture(autouse=True)
+def nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a CI, nor colours forced."""
+    for name in ("CI", "FORCE_COLOR"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
@@ -174,3 +183,56 @@ def test_colours_are_left_out_where_nobody_wants_them(tty: tuple[int, int]) -> N
     assert "compiling" in seen
     assert "\x1b[3" not in seen
     assert "\x1b[38" not in seen
+
+
+class Clock:
+    """Time that goes on when it is told to."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_the_pace_of_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, lines = Clock(), []
+    monkeypatch.setattr(progress, "time", clock)
+    pace = Pace(lambda line: lines.append((round(clock.now - 1000, 1), line)))
+    pace.begin()
+    for tenth in range(1, 302):
+        clock.now = 1000 + tenth / 10
+        pace.look("starting" if tenth < 120 else f"packing, {tenth // 100} of 3")
+    pace.end("packing, 3 of 3")
+    assert lines[0] == (0.8, "starting …"), "within a second"
+    assert len({line for _, line in lines}) == len(lines), "none twice"
+    times = [at for at, _ in lines]
+    assert all(later - earlier >= 4.99 for earlier, later in pairwise(times[:-1]))
+    assert [line for _, line in lines][1:4] == ["starting, 6 s …", "starting, 11 s …", "packing, 1 of 3 …"]
+    assert lines[-1] == (30.1, "packing, 3 of 3: 30.1 s")
+    del lines[:]
+    pace.begin()
+    clock.now += 0.5
+    pace.look("packing")
+    pace.end("packing")
+    assert lines == [], "of what was short, nothing"
+
+
+@pytest.mark.parametrize(("name", "value"), [("CI", "true"), ("FORCE_COLOR", "1")])
+def test_a_log_is_no_terminal(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    assert not progress.shows(Console(file=io.StringIO(), force_terminal=True))
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_last_line_is_of_what_came_to_its_end() -> None:
+    console, text = piped()
+    with Shown(console) as shown:
+        shown.show("packing, 1 of 2")
+        until(lambda: "packing, 1 of 2 …\n" in text())
+        shown.show("packing, 2 of 2")
+    assert re.search(r"packing, 2 of 2: \d+\.\d s\n$", text())
+    before = len(text())
+    shown.show("reading")
+    until(lambda: "reading …\n" in text()[before:])
+    shown.__exit__(KeyboardInterrupt)
+    assert re.fullmatch(r"(reading.* …\n)+", text()[before:])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any, ClassVar
 
 import typer
@@ -85,7 +87,7 @@ class LazyGroup(typer.core.TyperGroup):
 
     def _load(self, name: str) -> Any:
         try:
-            module = importlib.import_module(f"nearfar.cli.{'_'.join((*self.path, name))}")
+            module = self._import(f"nearfar.cli.{'_'.join((*self.path, name))}")
         except ModuleNotFoundError as error:
             if (error.name or "").startswith("nearfar"):
                 raise
@@ -96,6 +98,15 @@ class LazyGroup(typer.core.TyperGroup):
         app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
         app.command(name=name, help=function.__doc__ or self.table[name])(function)
         return typer.main.get_command(app)
+
+    @staticmethod
+    def _import(name: str) -> ModuleType:
+        if f"_{PROGRAM.upper()}_COMPLETE" in os.environ:  # a shell asks, while somebody types a line
+            return importlib.import_module(name)
+        from nearfar.cli.progress import importing
+
+        with importing("nearfar"):
+            return importlib.import_module(name)
 
     def _unavailable(self, name: str, error: ModuleNotFoundError) -> Any:
         missing = (error.name or "").split(".")[0]

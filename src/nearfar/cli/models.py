@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from nearfar.cli.progress import bytes_bar
+from nearfar.cli.progress import bytes_bar, importing
 from nearfar.store.entries import Store
 from nearfar.store.known import KNOWN
 from nearfar.store.making import Build, Tell, artifacts_at, for_device
@@ -55,7 +55,8 @@ def building(console: Console) -> Build:
     """Builds, with bars where somebody looks."""
 
     def build(options: BuildOptions) -> None:
-        from nearfar.cli.build import build_shown
+        with importing("the compiler"):
+            from nearfar.cli.build import build_shown
 
         build_shown(options, console)
 

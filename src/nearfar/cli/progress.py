@@ -6,6 +6,7 @@ All of it goes to stderr. What takes less than a moment shows nothing.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -27,8 +28,8 @@ from nearfar.edge_runtime.progress import Progress
 
 MOMENT = 0.3
 """Seconds of a wait before a terminal shows it."""
-FIRST, EVERY = 1.0, 5.0
-"""Seconds of a wait before its first plain line, and between two."""
+FIRST, EVERY = 0.8, 5.0
+"""Seconds of a wait before its first plain line, and at least between two."""
 LOOK = 0.1
 """Seconds between two looks at what is waited for."""
 
@@ -36,8 +37,47 @@ Line = Callable[[str], None]
 
 
 def shows(console: Console) -> bool:
-    """Whether a line of it can change."""
-    return console.is_terminal and not console.is_dumb_terminal
+    """Whether a line of it can change, and somebody looks: a CI would keep every state of it in its log, and
+    FORCE_COLOR makes a terminal of any file.
+    """
+    forced = bool(os.environ.get("FORCE_COLOR")) and not console.file.isatty()
+    plain = forced or os.environ.get("CI", "").lower() not in ("", "0", "false")
+    return console.is_terminal and not console.is_dumb_terminal and not plain
+
+
+class Pace:
+    """Which plain lines are said of a wait: the first soon, then one now and then, none twice; and where any
+    was said, the last when it is over, with the time that it took.
+    """
+
+    def __init__(self, say: Line) -> None:
+        self._say = say
+        self._said: set[str] = set()
+        self._begun = self._due = 0.0
+
+    def begin(self) -> None:
+        """The wait begins now."""
+        self._begun = time.monotonic()
+        self._due = self._begun + FIRST
+        self._said.clear()
+
+    def look(self, text: str) -> None:
+        """Say what is waited for, if it is time to; where nothing has changed, for how long already."""
+        now = time.monotonic()
+        if now < self._due:
+            return
+        if text in self._said:
+            text = f"{text}, {now - self._begun:.0f} s"
+        if text not in self._said:
+            self._said.add(text)
+            self._say(f"{text} …")
+        self._due = now + EVERY
+
+    def end(self, text: str) -> None:
+        """It is over."""
+        if self._said:
+            self._say(f"{text}: {time.monotonic() - self._begun:.1f} s")
+            self._said.clear()
 
 
 class Shown:
@@ -46,9 +86,10 @@ class Shown:
     """
 
     def __init__(self, console: Console, line: Line | None = None) -> None:
-        """`line`: takes plain lines, and there is no bar."""
+        """`line`: takes plain lines, but for the last, and there is no bar."""
         self._console = console
-        self._line = line or (None if shows(console) else self._print)
+        self._last = line is None
+        self._pace = None if line is None and shows(console) else Pace(line or self._print)
         self._lock = threading.RLock()
         self._text, self._done, self._total = "", 0, 0
         self._thread: threading.Thread | None = None
@@ -58,7 +99,7 @@ class Shown:
     def __call__(self, progress: Progress) -> None:
         """See nearfar.edge_runtime.progress.Tell."""
         if progress.over:
-            self.end()
+            self.end(str(progress))
         else:
             self.show(str(progress), progress.done, progress.total)
 
@@ -67,12 +108,18 @@ class Shown:
         with self._lock:
             self._text, self._done, self._total = text, done, total
             if self._thread is None:
+                if self._pace is not None:
+                    self._pace.begin()
                 self._thread = threading.Thread(target=self._watch, name="nearfar-progress", daemon=True)
                 self._thread.start()
 
-    def end(self) -> None:
-        """Nothing is waited for any more; when this returns, the terminal is as it was."""
+    def end(self, text: str = "") -> None:
+        """Nothing is waited for any more; when this returns, the terminal is as it was. `text`: what it came
+        to, where it came to its end.
+        """
         with self._lock:
+            if self._pace is not None and self._thread is not None and self._last and text:
+                self._pace.end(text)
             self._text, self._thread = "", None
             if self._bar is not None:
                 self._bar.stop()
@@ -81,23 +128,20 @@ class Shown:
     def __enter__(self) -> Shown:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.end()
+    def __exit__(self, kind: object = None, *_: object) -> None:
+        self.end(self._text if kind is None else "")
 
     def _watch(self) -> None:
         """Show it once it has taken long enough: until the wait is over, or another has begun."""
-        due = time.monotonic() + (FIRST if self._line is not None else MOMENT)
+        due = time.monotonic() + MOMENT
         while True:
             time.sleep(LOOK)
             with self._lock:
                 if self._thread is not threading.current_thread():
                     return
-                if time.monotonic() < due:
-                    continue
-                if self._line is not None:
-                    self._line(self._text)
-                    due = time.monotonic() + EVERY
-                else:
+                if self._pace is not None:
+                    self._pace.look(self._text)
+                elif time.monotonic() >= due:
                     self._draw()
 
     def _draw(self) -> None:
@@ -109,7 +153,7 @@ class Shown:
         self._bar.update(self._task, description=self._text, completed=self._done, total=self._total or None)
 
     def _print(self, text: str) -> None:
-        self._console.print(f"{text} …", highlight=False, soft_wrap=True, markup=False)
+        self._console.print(text, highlight=False, soft_wrap=True, markup=False)
 
 
 class Bars:
@@ -126,10 +170,10 @@ class Bars:
             self._bars.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *reason: object) -> None:
         if self._bars is not None:
             self._bars.stop()
-        self._lines.end()
+        self._lines.__exit__(*reason)
 
     def report(self, stage: str, done: int, total: int) -> None:
         """How far a stage is, in whatever it counts; large numbers are bytes."""
@@ -148,6 +192,16 @@ def waiting(text: str) -> Iterator[None]:
     """Shows that something of which nothing else is known takes its time."""
     with Shown(Console(stderr=True)) as shown:
         shown.show(text)
+        yield
+
+
+@contextlib.contextmanager
+def importing(what: str) -> Iterator[None]:
+    """Shows, where a terminal is looked at, that libraries are loaded: 2 s for a compiler."""
+    console = Console(stderr=True)
+    with Shown(console) if shows(console) else contextlib.nullcontext() as shown:
+        if shown is not None:
+            shown.show(f"loading {what}")
         yield
 
 

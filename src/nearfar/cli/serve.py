@@ -10,20 +10,18 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from nearfar.cli.models import artifacts_of, there
+from nearfar.cli.models import artifacts_of, named
 from nearfar.cli.progress import Shown
-from nearfar.edge_runtime.artifact.finder import MANIFEST
 from nearfar.edge_runtime.devices import device_choices, kv_bits_choices
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.local import TextOptions
-from nearfar.fallback_server.engines.opening import KINDS, EngineOptions
+from nearfar.fallback_server.engines.opening import KINDS, EngineOptions, check_program
 from nearfar.fallback_server.engines.upstream import KEY_VARIABLE, UpstreamOptions
 from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.fallback_server.ray_engine.options import RayOptions, parse_replicas
-from nearfar.fallback_server.serve import ServeOptions
+from nearfar.fallback_server.serve import ServeOptions, check_access
 from nearfar.fallback_server.serve import serve as run
-from nearfar.store.fetching import is_url
-from nearfar.store.making import kept
+from nearfar.store.serving import served
 
 DEFAULTS = ServeOptions()
 ENGINES, LIMITS = EngineOptions(), ServerLimits()
@@ -32,11 +30,12 @@ TEXT, UPSTREAM, RAY = TextOptions(), UpstreamOptions(), RayOptions()
 Model = Annotated[
     list[str],
     typer.Argument(
-        help="An artifact directory, a name of the store (nearfar list), a Hugging Face directory or hub id, "
-        "the URLs of OpenAI-compatible servers; with --engine artifact the URL of an artifact, which is "
-        "fetched into the store (so is one that ends with /manifest.json).",
+        help="What `nearfar run` takes: an artifact, a checkpoint, a hub id, a name (nearfar list), the URL "
+        "of an artifact's manifest.json; or the URLs of OpenAI-compatible servers. A checkpoint in "
+        "safetensors is served as it is, through PyTorch where it is installed; others are built into the "
+        "store where they are not there yet. With --engine artifact all are, and every URL is an artifact's.",
         show_default=False,
-        autocompletion=there,
+        autocompletion=named,
     ),
 ]
 
@@ -253,16 +252,11 @@ def serve(
     )
     log = logging.getLogger("nearfar.serve")
     shown = Shown(Console(stderr=True), lambda text: log.info("waiting for the model: %s", text))
-    run(tuple(_found(given, chosen, device) for given in model), options, shown)
-
-
-def _found(given: str, engine: str, device: str) -> str:
-    """What is served for a word: an artifact at a URL is fetched, where it is said to be one; other URLs are
-    of servers.
-    """
-    if is_url(given) and (engine == "artifact" or given.endswith(f"/{MANIFEST}")):
-        return str(artifacts_of(given, device))
-    return kept(given)
+    check_access(options)  # this too before anything is built or fetched
+    if chosen not in ("auto", "upstream"):
+        check_program(chosen, engines)
+    found = [served(model[0], chosen, lambda name: artifacts_of(name, device))] if len(model) == 1 else model
+    run(tuple(found), options, shown)
 
 
 serve.__doc__ = f"{serve.__doc__}\n\nThe key for upstream servers is read from {KEY_VARIABLE}."

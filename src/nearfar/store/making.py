@@ -13,7 +13,7 @@ from nearfar.edge_runtime.artifact.finder import find_artifacts, holds_artifacts
 from nearfar.edge_runtime.devices import AUTO, device, device_names, parse_device
 from nearfar.errors import NearfarError, StoreError
 from nearfar.store.entries import Entry, Store, Wanted
-from nearfar.store.fetching import Told, address_of, fetch, is_url
+from nearfar.store.fetching import Told, fetch, is_url
 from nearfar.store.naming import holds_checkpoint, mark_of, wanted_of
 
 if TYPE_CHECKING:
@@ -63,19 +63,6 @@ def artifacts_at(given: str, runner: Runner, build: Build, tell: Tell, bar: Bar)
     entry = made(store, wanted_of(given, None, store), runner, build, tell, bar)
     entry.touch()
     return entry.folder
-
-
-def kept(given: str) -> str:
-    """The folder of a model of the store, for what is no path here and a name there, or the address that it
-    was fetched from; else what was given.
-    """
-    if Path(given).expanduser().exists():
-        return given
-    entry = Store().find(address_of(given) if is_url(given) else given)
-    if entry is None:
-        return given
-    entry.touch()
-    return str(entry.folder)
 
 
 def made(store: Store, wanted: Wanted, runner: Runner, build: Build, tell: Tell, bar: Bar) -> Entry:

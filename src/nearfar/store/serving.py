@@ -1,0 +1,90 @@
+"""What a server opens for a name on its command line: the names are those of `nearfar run`, and beside
+artifacts there are PyTorch and other servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+from nearfar import strict_json
+from nearfar.edge_runtime.artifact.finder import MANIFEST, holds_artifacts
+from nearfar.errors import StoreError
+from nearfar.hub import HUB_ID
+from nearfar.store.entries import Store
+from nearfar.store.fetching import address_of, is_url
+from nearfar.store.naming import wanted_of
+
+QUANTIZED = ("quantization", "quantization_config", "compression_config")
+"""Keys of a config.json whose weights are codes: of MLX, of transformers, of compressed-tensors' first
+versions. A build keeps the codes as they are; transformers needs a library for each kind, and a GPU for most.
+"""
+
+
+def served(given: str, engine: str, artifacts: Callable[[str], Path]) -> str:
+    """The path, the hub id or the address that an engine opens: `artifacts` gives the folder of what is built
+    or fetched where it is not there yet. StoreError for what is no name.
+
+    Where `engine` is auto, a model of the store is an artifact, and so is what transformers does not read
+    (GGUF, MLX, MLC, quantized weights); another checkpoint is served as it is where there is PyTorch.
+    """
+    if engine == "upstream":
+        return given
+    if engine == "torch":
+        return _checkpoint(given)
+    if is_url(given):
+        fetched = engine == "artifact" or given.endswith(f"/{MANIFEST}") or Store().find(address_of(given))
+        return str(artifacts(given)) if fetched else given
+    if engine == "artifact":
+        return str(artifacts(given))
+    path = Path(given).expanduser()
+    if path.exists():
+        if holds_artifacts(path) or _for_transformers(path):
+            return str(path)
+        return str(artifacts(given))
+    store = Store()
+    wanted = wanted_of(given, None, store)
+    as_it_is = wanted.source == given and wanted.quant is None and store.of(wanted) is None
+    return given if as_it_is and _repository(given) and _torch_is_there() else str(artifacts(given))
+
+
+def _checkpoint(given: str) -> str:
+    """What PyTorch is given: the checkpoint behind a name."""
+    if is_url(given):
+        raise StoreError(
+            f"{given} is the address of artifacts or of a server: --engine torch takes a checkpoint, "
+            "--engine artifact or upstream takes this"
+        )
+    path = Path(given).expanduser()
+    source = str(path) if path.exists() else wanted_of(given, None, Store()).source
+    readable = _for_transformers(Path(source), codes=True) if Path(source).exists() else _repository(source)
+    if is_url(source) or not readable:
+        raise StoreError(
+            "--engine torch reads a directory with config.json and safetensors, or such a repository of the "
+            f"hub, and {given} is {source if source != given else 'neither'}: leave --engine torch out, and "
+            "nearfar builds it"
+        )
+    return source
+
+
+def _for_transformers(path: Path, codes: bool = False) -> bool:
+    """Whether it is a checkpoint as transformers saves them; `codes`: also of quantized weights."""
+    if not any(path.glob("*.safetensors")):
+        return False
+    try:
+        config = strict_json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return True  # what is wrong with it is told by who opens it
+    quantized = isinstance(config, dict) and any(config.get(key) for key in QUANTIZED)
+    return (codes or not quantized) and _torch_is_there()
+
+
+def _repository(source: str) -> bool:
+    """Whether it is a repository of the hub whose name does not say that it has GGUF files alone."""
+    named = HUB_ID.fullmatch(source)
+    return named is not None and named["wanted"] is None and not source.lower().endswith("-gguf")
+
+
+def _torch_is_there() -> bool:
+    return find_spec("torch") is not None

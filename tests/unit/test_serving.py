@@ -1,0 +1,81 @@
+"""What a server opens for a name: as it is, or built."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nearfar.errors import StoreError
+from nearfar.store import serving
+from nearfar.store.serving import served
+
+BUILT = Path("built")
+
+
+@pytest.fixture(autouse=True)
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty store, and a checkpoint of each kind."""
+    monkeypatch.setenv("NEARFAR_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    for name, config in {
+        "plain": {},
+        "mlx": {"quantization": {}},
+        "codes": {"quantization_config": {}},
+    }.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").touch()
+        filled = {key: {"bits": 4} for key in config}
+        (tmp_path / name / "config.json").write_text(json.dumps({"model_type": "llama", **filled}))
+    (tmp_path / "mlc").mkdir()
+    (tmp_path / "mlc" / "mlc-chat-config.json").touch()
+    (tmp_path / "file.gguf").touch()
+    (tmp_path / "out" / "cpu").mkdir(parents=True)
+    (tmp_path / "out" / "cpu" / "manifest.json").write_text("{}")
+
+
+def found(given: str, engine: str = "auto") -> str:
+    """`=` where it is opened as it is, "built" where it is built or fetched first."""
+    result = served(given, engine, lambda name: BUILT)
+    return "=" if result == given else result
+
+
+@pytest.mark.parametrize(
+    ("given", "auto", "artifact", "torch"),
+    [
+        ("plain", "=", "built", "="),
+        ("codes", "built", "built", "="),
+        ("mlx", "built", "built", "="),
+        ("mlc", "built", "built", None),
+        ("file.gguf", "built", "built", None),
+        ("out", "=", "built", None),
+        ("someone/model", "=", "built", "="),
+        ("someone/model:Q4_K_M", "built", "built", None),
+        ("someone/model-GGUF", "built", "built", None),
+        ("smollm2:135m", "built", "built", "HuggingFaceTB/SmolLM2-135M-Instruct"),
+        ("http://host:8000", "=", "built", None),
+        ("http://host/model/manifest.json", "built", "built", None),
+    ],
+)
+def test_by_kind_and_engine(given: str, auto: str, artifact: str, torch: str | None) -> None:
+    assert found(given) == auto
+    assert found(given, "artifact") == artifact
+    if torch is None:
+        with pytest.raises(StoreError, match="--engine torch"):
+            found(given, "torch")
+    else:
+        assert found(given, "torch") == torch
+    assert found(given, "upstream") == "="
+
+
+def test_without_torch_all_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "_torch_is_there", lambda: False)
+    assert {found(given) for given in ("plain", "someone/model", "mlx")} == {"built"}
+    assert found("out") == "="
+
+
+def test_what_is_no_name_is_said_before_anything_is_loaded() -> None:
+    for engine in ("auto", "torch"):
+        with pytest.raises(StoreError, match="smolm2 is no path here, no model of the store"):
+            served("smolm2", engine, lambda name: BUILT)
