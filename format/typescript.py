@@ -11,7 +11,19 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from nearfar.format import adapters, buffers, consistency, keywords, kv, manifest, plans, sampler, seal, sizes
+from nearfar.format import (
+    adapters,
+    buffers,
+    consistency,
+    keywords,
+    kv,
+    manifest,
+    plans,
+    requests,
+    sampler,
+    seal,
+    sizes,
+)
 from nearfar.format.attributes import meanings
 from nearfar.format.tables import snake
 
@@ -38,6 +50,8 @@ def _constants() -> Iterator[str]:
     yield _constant("DIGEST", seal.FIELD, "The manifest's key for its own digest.")
     for name in said:
         yield _constant(name, getattr(sizes, name), said[name])
+    for name, said_of in meanings(requests).items():
+        yield _constant(name, getattr(requests, name), said_of)
     told = meanings(adapters)
     yield _constant("DEVICE_CLASSES", adapters.DEVICE_CLASSES, told["DEVICE_CLASSES"])
     rules = [{_camel(key): item for key, item in vars(rule).items()} for rule in adapters.RULES]

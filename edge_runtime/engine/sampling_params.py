@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nearfar.errors import CheckpointError, RequestError
+from nearfar.format.requests import MAX_STOPS
 from nearfar.format.sampling import NAMES, SamplingDefaults
 from nearfar.format.sizes import TOP_LOGPROBS
 
-MAX_STOPS = 16
 MAX_TOP_LOGPROBS = TOP_LOGPROBS
 
 

@@ -14,12 +14,11 @@ from nearfar.edge_runtime.openai.formats import grammar_of
 from nearfar.edge_runtime.openai.tooling import asked_choice, asked_tools, check_calls
 from nearfar.edge_runtime.tools.asking import ToolChoice
 from nearfar.errors import RequestError
+from nearfar.format.requests import MAX_CHOICES, MAX_LISTED, MAX_VARIABLES
 from nearfar.format.sampling import NOTHING, SamplingDefaults
 
 if TYPE_CHECKING:
     from nearfar.edge_runtime.openai.context import ContextPolicy
-
-MAX_CHOICES = 64
 
 
 class CommonParams(TypedDict, total=False):
@@ -199,7 +198,6 @@ def continues_last(params: ChatParams, messages: Seq[Mapping[str, Any]]) -> bool
     return goes_on
 
 
-MAX_VARIABLES, MAX_LISTED = 16, 256
 _VARIABLE = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 
 

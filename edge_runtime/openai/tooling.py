@@ -11,9 +11,8 @@ from typing import Any
 from nearfar.edge_runtime.grammars import MAX_GRAMMAR_BYTES
 from nearfar.edge_runtime.tools.asking import ToolChoice
 from nearfar.errors import RequestError
+from nearfar.format.requests import MAX_TOOLS
 
-MOST = 128
-"""Tools of a request, and calls of a message."""
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 """Of a function."""
 _FUNCTION = frozenset({"name", "description", "parameters", "strict"})
@@ -25,12 +24,12 @@ def asked_tools(given: object) -> tuple[Mapping[str, Any], ...]:
         return ()
     if not isinstance(given, Seq) or isinstance(given, str | bytes):
         raise RequestError(f"tools must be a list, not {given!r:.80}", "tools")
-    if len(given) > MOST:
-        raise RequestError(f"tools takes at most {MOST} tools, not {len(given)}", "tools")
+    if len(given) > MAX_TOOLS:
+        raise RequestError(f"tools takes at most {MAX_TOOLS} tools, not {len(given)}", "tools")
     made = tuple(_tool(f"tools[{index}]", tool) for index, tool in enumerate(given))
     names = [tool["function"]["name"] for tool in made]
     if twice := next((name for name in names if names.count(name) > 1), None):
-        raise RequestError(f"tools has two of the name {twice!r}", "tools")
+        raise RequestError(f"tools has two of the name {twice!r}: give each its own", "tools")
     try:
         size = len(json.dumps(made, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
@@ -77,8 +76,8 @@ def check_calls(where: str, message: Mapping[str, Any]) -> None:
     if calls is not None:
         if message["role"] != "assistant":
             raise RequestError(f"{where}.tool_calls belongs to the role assistant", "messages")
-        if not isinstance(calls, Seq) or isinstance(calls, str | bytes) or not 0 < len(calls) <= MOST:
-            raise RequestError(f"{where}.tool_calls must be a list of 1 to {MOST} calls", "messages")
+        if not isinstance(calls, Seq) or isinstance(calls, str | bytes) or not 0 < len(calls) <= MAX_TOOLS:
+            raise RequestError(f"{where}.tool_calls must be a list of 1 to {MAX_TOOLS} calls", "messages")
         for index, call in enumerate(calls):
             _check_call(f"{where}.tool_calls[{index}]", call)
     if message["role"] == "tool" and not isinstance(call_id, str):

@@ -26,8 +26,8 @@ from pydantic import (
 from pydantic_core import CoreSchema, core_schema
 
 from nearfar.edge_runtime.grammars import MAX_GRAMMAR_BYTES
+from nearfar.format.requests import MAX_STOPS
 
-MAX_STOPS = 16
 MAX_STOP_CHARS = 512
 MAX_BIASES = 1024
 MAX_PROMPTS = 64

@@ -10,7 +10,6 @@ from pydantic_core import PydanticCustomError
 from nearfar.fallback_server.http.fields import (
     MAX_PARTS,
     MAX_SCHEMA_BYTES,
-    MAX_STOPS,
     AnyJson,
     Bias,
     Inputs,
@@ -27,11 +26,10 @@ from nearfar.fallback_server.http.fields import (
     one_of,
 )
 from nearfar.fallback_server.tenants import MAX_PRIORITY
+from nearfar.format.requests import MAX_CHOICES, MAX_LISTED, MAX_STOPS, MAX_TOOLS, MAX_VARIABLES
+from nearfar.format.sizes import TOP_LOGPROBS
 
 MAX_MESSAGES = 2048
-MAX_CHOICES = 32
-MAX_TOP_LOGPROBS = 20
-MAX_TOOLS = 128
 MAX_OPTIONS = 1024
 """Of a choice in structured_outputs."""
 
@@ -306,7 +304,7 @@ class Common(Strict):
 
 
 Scalar = bool | int | float | str
-TemplateValue = Scalar | Annotated[list[Scalar], many(256), few(256)]
+TemplateValue = Scalar | Annotated[list[Scalar], many(MAX_LISTED), few(MAX_LISTED)]
 
 
 class ChatRequest(Common):
@@ -316,14 +314,16 @@ class ChatRequest(Common):
     max_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
     logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    top_logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS)
     tools: Annotated[list[Tool], many(MAX_TOOLS), few(MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     include_reasoning: bool | None = None
-    chat_template_kwargs: Annotated[dict[Name, TemplateValue], Field(max_length=16), few(16)] | None = None
+    chat_template_kwargs: (
+        Annotated[dict[Name, TemplateValue], Field(max_length=MAX_VARIABLES), few(MAX_VARIABLES)] | None
+    ) = None
     reasoning_effort: str | None = Field(None, max_length=32)
     verbosity: str | None = Field(None, max_length=32)
     best_of: Annotated[Any, Only((1,))] = None
@@ -343,6 +343,14 @@ class ChatRequest(Common):
     prompt_cache_retention: str | None = Field(None, max_length=32)
     safety_identifier: str | None = Field(None, max_length=512)
 
+    @field_validator("tools")
+    @classmethod
+    def _names_apart(cls, tools: list[Tool] | None) -> list[Tool] | None:
+        names = [tool.function.name for tool in tools or ()]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"tools has two of the name {twice!r}: give each its own")
+        return tools
+
     @model_validator(mode="after")
     def _fits_together(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
@@ -359,7 +367,7 @@ class CompletionRequest(Common):
 
     prompt: Prompts
     max_tokens: int | None = Field(16, ge=0, le=2**31 - 1)
-    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS)
     echo: bool | None = None
     best_of: int | None = Field(None, ge=1, le=MAX_CHOICES)
     suffix: Annotated[Any, Only(("",))] = None

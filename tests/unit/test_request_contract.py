@@ -34,7 +34,11 @@ from tests.unit.test_server_requests import MODEL, EchoEngine
 
 FOLDER = Path(vectors.__file__).with_name("requests")
 VECTORS = {kind: json.loads((FOLDER / f"{kind}.json").read_text()) for kind in ("chat", "completions")}
-REFUSED = [(kind, one["param"], one["request"]) for kind, both in VECTORS.items() for one in both["refused"]]
+REFUSED = [
+    (kind, one["param"], one.get("says", ""), one["request"])
+    for kind, both in VECTORS.items()
+    for one in both["refused"]
+]
 TAKEN = [(kind, request) for kind, both in VECTORS.items() for request in both["taken"]]
 ROUTES = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -80,14 +84,20 @@ def ask(http: TestClient, kind: str, request: dict[str, Any]) -> Any:
     return http.post(ROUTES[kind], json={"model": MODEL, **start, **request})
 
 
-@pytest.mark.parametrize(("kind", "param", "request_"), REFUSED, ids=lambda value: json.dumps(value)[:60])
-def test_refused_by_name(http: TestClient, kind: str, param: str, request_: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "param", "says", "request_"), REFUSED, ids=lambda value: json.dumps(value)[:60]
+)
+def test_refused_by_name(
+    http: TestClient, kind: str, param: str, says: str, request_: dict[str, Any]
+) -> None:
     with pytest.raises(RequestError) as refusal:
         CHECKS[kind](request_)
     assert refusal.value.param == param
+    assert says in str(refusal.value)
     answer = ask(http, kind, request_)
     assert answer.status_code in (400, 422), answer.text
     assert answer.json()["error"]["param"] == param
+    assert says in answer.json()["error"]["message"]
 
 
 async def test_refused_of_artifacts(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@
  */
 import { readFile } from "node:fs/promises";
 import { fileURLToPath } from "node:url";
-import { build } from "esbuild";
+import { buildSmall } from "./shrink.mjs";
 
 const root = fileURLToPath(new URL("..", import.meta.url));
 
@@ -56,7 +56,7 @@ export const grammarsForBrowsers = {
 
 /** The worker without chunks, as `define` for what imports src/page/worker-source.ts. */
 export async function workerSource() {
-  const { outputFiles } = await build({
+  const { outputFiles } = await buildSmall({
     absWorkingDir: root,
     entryPoints: [WORKER],
     bundle: true,
@@ -68,10 +68,9 @@ export async function workerSource() {
     plugins: [grammarsForBrowsers, noFormatter, noDecoders],
     write: false,
   });
-  return { WORKER_SOURCE: JSON.stringify(outputFiles[0]?.text) };
+  return { WORKER_SOURCE: JSON.stringify(Buffer.from(outputFiles[0]?.contents ?? []).toString()) };
 }
 
-/**
 /**
  * Where the bundles go: into memory with `write: false`, else into `outdir`, by default dist/.
  * @typedef {{ write: boolean, outdir?: string }} Output
@@ -83,7 +82,7 @@ export async function workerSource() {
  * @param {Output} output
  */
 export async function bundle({ write, outdir = "dist" }) {
-  const page = await build({
+  const page = await buildSmall({
     ...inChunks(write, outdir),
     define: await workerSource(),
     entryPoints: ENTRIES,
@@ -96,7 +95,7 @@ export async function bundle({ write, outdir = "dist" }) {
       inputs: { ...metafile.inputs, ...worker.metafile.inputs },
       outputs: { ...metafile.outputs, ...worker.metafile.outputs },
     },
-    outputFiles: [...(page.outputFiles ?? []), ...(worker.outputFiles ?? [])],
+    outputFiles: [...page.outputFiles, ...worker.outputFiles],
   };
 }
 
@@ -105,7 +104,7 @@ export async function bundle({ write, outdir = "dist" }) {
  * @param {{ write: boolean, outdir: string }} options
  */
 export async function bundleWorker({ write, outdir }) {
-  return build({
+  return buildSmall({
     ...inChunks(write, outdir),
     entryPoints: { worker: WORKER },
     plugins: [grammarsForBrowsers, noFormatter, noDecoders, oneCore],
@@ -129,7 +128,6 @@ function inChunks(write, outdir) {
     sourcemap: write ? "linked" : false,
     legalComments: "eof",
     chunkNames: "chunks/[name]-[hash]",
-    metafile: true,
     write,
   });
 }
@@ -219,7 +217,7 @@ const oneCore = {
  * @param {Output} output
  */
 export async function bundleNode({ write, outdir = "dist" }) {
-  return build({
+  return buildSmall({
     absWorkingDir: root,
     entryPoints: NODE_ENTRIES,
     outdir: `${outdir}/node`,
@@ -233,7 +231,6 @@ export async function bundleNode({ write, outdir = "dist" }) {
     sourcemap: write ? "linked" : false,
     legalComments: "eof",
     chunkNames: "chunks/[name]-[hash]",
-    metafile: true,
     write,
   });
 }
@@ -260,7 +257,7 @@ const grammarsApart = {
  * @param {Output} output
  */
 export async function bundleHere({ write, outdir = "dist" }) {
-  return build({
+  return buildSmall({
     absWorkingDir: root,
     entryPoints: { here: "src/here/index.ts", grammars: GRAMMARS_HERE, models: "src/models/index.ts" },
     outdir,
@@ -273,7 +270,6 @@ export async function bundleHere({ write, outdir = "dist" }) {
     plugins: [noFormatter, noDecoders, grammarsForBrowsers, grammarsApart],
     sourcemap: write ? "linked" : false,
     legalComments: "eof",
-    metafile: true,
     write,
   });
 }

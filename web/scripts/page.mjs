@@ -5,17 +5,16 @@
 import { createHash } from "node:crypto";
 import { cp, readFile, rm, writeFile } from "node:fs/promises";
 import { fileURLToPath } from "node:url";
-import { build } from "esbuild";
 import { bundleWorker, madeOf, workerSource } from "./bundle.mjs";
 import { noticesOf } from "./notices.mjs";
+import { buildSmall } from "./shrink.mjs";
 
 const root = fileURLToPath(new URL("..", import.meta.url));
 
 await rm(new URL("../dist/page", import.meta.url), { recursive: true, force: true });
-const page = await build({
+const page = await buildSmall({
   define: await workerSource(),
   absWorkingDir: root,
-  metafile: true,
   entryPoints: { main: "page/main.ts", style: "page/style.css" },
   outdir: "dist/page",
   bundle: true,
@@ -56,7 +55,7 @@ const shell = {
   files: ["./", "difficulty.json", ...files.filter((path) => !late.includes(path)).map(name)],
   late: late.map(name),
 };
-await build({
+await buildSmall({
   absWorkingDir: root,
   entryPoints: { sw: "page/sw.ts" },
   outdir: "dist/page",

@@ -20,7 +20,7 @@ async function put(path: string, contents: Uint8Array | string): Promise<void> {
 
 beforeAll(async () => {
   folder = await mkdtemp(join(tmpdir(), "nearfar-"));
-  const [{ outputFiles = [] }, { files }] = await Promise.all([bundleNode({ write: false }), toyWasm()]);
+  const [{ outputFiles }, { files }] = await Promise.all([bundleNode({ write: false }), toyWasm()]);
   for (const { path, contents } of outputFiles) await put(join("package", relative(DIST, path)), contents);
   for (const [path, contents] of files) await put(join("toy", path), contents);
   await put("package.json", '{"type": "module"}');

@@ -10,9 +10,15 @@ import { prepareChat, prepareText } from "../src/page/requests.js";
 import { parseSampling } from "../src/worker/engine/sampling.js";
 import { checkCount } from "../src/worker/session.js";
 
+interface Refused {
+  readonly param: string;
+  readonly says?: string;
+  readonly request: object;
+}
+
 interface Vectors {
-  readonly refused: readonly { readonly param: string; readonly request: object }[];
-  readonly refused_of_artifacts?: readonly { readonly param: string; readonly request: object }[];
+  readonly refused: readonly Refused[];
+  readonly refused_of_artifacts?: readonly Refused[];
   readonly taken: readonly object[];
 }
 
@@ -42,7 +48,7 @@ describe.each(["chat", "completions"] as const)("a request of %s", (kind) => {
 
   test.each([...refused, ...refused_of_artifacts])(
     "is refused by name: $param in $request",
-    ({ param, request }) => {
+    ({ param, says, request }) => {
       let failure: RequestError | null = null;
       try {
         KINDS[kind](request);
@@ -50,6 +56,7 @@ describe.each(["chat", "completions"] as const)("a request of %s", (kind) => {
         failure = error as RequestError;
       }
       expect(failure).toMatchObject({ name: "RequestError", param });
+      expect(failure?.message).toContain(says ?? "");
       expect(["invalid-request", "unsupported"]).toContain(failure?.code);
     },
   );

@@ -19,7 +19,7 @@ describe.skipIf(!REAL)("threads of a real module (NEARFAR_WASM_ARTIFACT)", { tim
 
   beforeAll(async () => {
     folder = await mkdtemp(join(tmpdir(), "nearfar-"));
-    const { outputFiles = [] } = await bundleNode({ write: false });
+    const { outputFiles } = await bundleNode({ write: false });
     for (const { path, contents } of outputFiles) {
       // Chunks lie beside the entries here, and all have names of their own.
       const text = new TextDecoder().decode(contents).replaceAll("./chunks/", "./");

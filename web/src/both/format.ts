@@ -33,6 +33,21 @@ export const WASM_RESERVED = 2097152;
 /** wasm: bytes of the stack that the host gives each further thread. */
 export const WASM_STACK = 262144;
 
+/** Answers to one prompt, `n`: OpenAI's bound, and far more than a device's slots run at once. */
+export const MAX_CHOICES = 128;
+
+/** Tools of a request, and calls of a message. */
+export const MAX_TOOLS = 128;
+
+/** Strings that end an answer. */
+export const MAX_STOPS = 16;
+
+/** Variables for the chat template. */
+export const MAX_VARIABLES = 16;
+
+/** Values of a variable that is a list. */
+export const MAX_LISTED = 256;
+
 /** Kinds of GPUs that programs are shaped for; `software` is a processor that plays one. */
 export const DEVICE_CLASSES = ["software", "mobile", "integrated", "discrete"] as const;
 

@@ -4,7 +4,7 @@
  */
 
 import { RequestError } from "../both/errors.js";
-import { TOP_LOGPROBS } from "../both/format.js";
+import { MAX_LISTED, MAX_VARIABLES, TOP_LOGPROBS } from "../both/format.js";
 import type { Grammar } from "../both/grammar.js";
 import type { ChatCompletionRequest, CompletionRequest } from "../both/openai.js";
 import type { Prepared } from "./completions.js";
@@ -59,16 +59,18 @@ const FORMAT: Kind = ["an object with a type", (value) => isRecord(value) && typ
 
 /** As in edge_runtime/openai/parameters.py. */
 const VARIABLES: Kind = [
-  "at most 16 variables by name: texts, numbers, booleans, or lists of at most 256",
+  `at most ${MAX_VARIABLES} variables by name: texts, numbers, booleans, or lists of at most ${MAX_LISTED}`,
   (value) =>
     isRecord(value) &&
-    Object.keys(value).length <= 16 &&
+    Object.keys(value).length <= MAX_VARIABLES &&
     Object.entries(value).every(([name, one]) => /^[\w.-]{1,64}$/.test(name) && isVariable(one)),
 ];
 
 function isVariable(value: unknown): boolean {
   const listed: unknown[] = Array.isArray(value) ? value : [value];
-  return listed.length <= 256 && listed.every((one) => ["string", "number", "boolean"].includes(typeof one));
+  return (
+    listed.length <= MAX_LISTED && listed.every((one) => ["string", "number", "boolean"].includes(typeof one))
+  );
 }
 
 const COMMON = {

@@ -1,12 +1,11 @@
 /** The tools of a chat request, checked. */
 
 import { RequestError } from "../both/errors.js";
+import { MAX_TOOLS } from "../both/format.js";
 import type { Calling } from "../both/messages.js";
 import type { ChatCompletionRequest, FunctionTool } from "../both/openai.js";
 import { isRecord, shown } from "./values.js";
 
-/** As on the server. */
-const MOST_TOOLS = 128;
 /** Characters of all tools as JSON. */
 const MOST_TEXT = 65_536;
 const NAME = /^[a-zA-Z0-9_.-]{1,64}$/;
@@ -46,12 +45,16 @@ function namedBy(choice: unknown): string {
 }
 
 function checkedTools(tools: readonly unknown[]): FunctionTool[] {
-  if (tools.length > MOST_TOOLS) throw wrong("", `has ${tools.length}; at most ${MOST_TOOLS} are taken`);
+  if (tools.length > MAX_TOOLS) throw wrong("", `has ${tools.length}; at most ${MAX_TOOLS} are taken`);
   tools.forEach(checkTool);
   const text = written(tools);
   if (text.length > MOST_TEXT)
     throw wrong("", `has ${text.length} characters as JSON; at most ${MOST_TEXT} are taken`);
-  return JSON.parse(text) as FunctionTool[];
+  const copies = JSON.parse(text) as FunctionTool[];
+  const names = copies.map((tool) => tool.function.name);
+  const twice = names.find((name, at) => names.indexOf(name) < at);
+  if (twice !== undefined) throw wrong("", `has two of the name ${shown(twice)}: give each its own`);
+  return copies;
 }
 
 function checkTool(tool: unknown, at: number): void {

@@ -1,4 +1,5 @@
 import { disposedError, RequestError, toErrorRecord } from "../both/errors.js";
+import { MAX_CHOICES } from "../both/format.js";
 import { precisionOf } from "../both/manifest.js";
 import type {
   AnswerEvent,
@@ -21,9 +22,6 @@ import { parseSampling } from "./engine/sampling.js";
 import type { Loaded, ModelBackend } from "./loaded.js";
 import { type Model, type ModelHooks, openModel } from "./model.js";
 import { Prompts } from "./prompts.js";
-
-/** OpenAI's limit, and far more than a device's slots run at once. */
-const MAX_CHOICES = 128;
 
 export interface SessionHooks extends ModelHooks {
   /** What is known of the model has changed. */

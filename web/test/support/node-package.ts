@@ -17,7 +17,7 @@ const DIST = fileURLToPath(new URL("../../dist/node/", import.meta.url));
 
 export async function nodePackage(): Promise<NodePackage> {
   const folder = await mkdtemp(join(tmpdir(), "nearfar-"));
-  const { outputFiles = [] } = await bundleNode({ write: false });
+  const { outputFiles } = await bundleNode({ write: false });
   for (const { path, contents } of outputFiles) {
     const place = join(folder, relative(DIST, path));
     await mkdir(dirname(place), { recursive: true });

@@ -60,7 +60,7 @@ let built: Promise<Map<string, Uint8Array>> | null = null;
  */
 export function builtPackage(): Promise<Map<string, Uint8Array>> {
   built ??= Promise.all([bundle({ write: false }), bundleHere({ write: false })]).then((made) => {
-    const files = made.flatMap(({ outputFiles = [] }) => outputFiles);
+    const files = made.flatMap(({ outputFiles }) => outputFiles);
     return new Map(files.map(({ path, contents }) => [relative(DIST, path), contents]));
   });
   return built;

@@ -1,5 +1,5 @@
 import { RequestError } from "../../both/errors.js";
-import { type SamplingDefaultsRecord, TOP_LOGPROBS } from "../../both/format.js";
+import { MAX_STOPS, type SamplingDefaultsRecord, TOP_LOGPROBS } from "../../both/format.js";
 import type { SamplingOptions } from "../../both/openai.js";
 
 /** How the next token is chosen, checked. Bounds and defaults are those of Python's `SamplingParams`. */
@@ -24,7 +24,6 @@ export interface SamplingParams {
   readonly ignoreEos: boolean;
 }
 
-export const MAX_STOPS = 16;
 const MAX_INT = 2 ** 31 - 1;
 
 /**

@@ -1,0 +1,14 @@
+"""The most that one request may ask for, of every engine and the server, in Python and TypeScript."""
+
+from __future__ import annotations
+
+MAX_CHOICES = 128
+"""Answers to one prompt, `n`: OpenAI's bound, and far more than a device's slots run at once."""
+MAX_TOOLS = 128
+"""Tools of a request, and calls of a message."""
+MAX_STOPS = 16
+"""Strings that end an answer."""
+MAX_VARIABLES = 16
+"""Variables for the chat template."""
+MAX_LISTED = 256
+"""Values of a variable that is a list."""
