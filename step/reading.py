@@ -9,14 +9,8 @@ from typing import Any
 from nearfar.errors import CheckpointError
 from nearfar.step.config import ConfigReader
 from nearfar.step.model import Model
-from nearfar.step.models import architecture
+from nearfar.step.models import NESTED, architecture
 from nearfar.step.params import Param
-
-NESTED: Mapping[str, str] = {"mistral3": "mistral", "gemma3": "gemma3_text", "gemma4": "gemma4_text"}
-"""Model types with a text model in `text_config`, and of which type that is where it does not say.
-
-Only those are here whose text model computes within the whole as it does alone.
-"""
 
 SPELLINGS = (("language_model.model.", "language_model.lm_head."), ("model.language_model.", "lm_head."))
 """What stands for "model." and "lm_head." in such checkpoints: as published, and as classes have them."""

@@ -6,7 +6,7 @@ import contextlib
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nearfar.errors import CheckpointError
 from nearfar.room import lacking
@@ -39,6 +39,38 @@ def snapshot(repository: str, patterns: Sequence[str]) -> Path:
         return Path(snapshot_download(repository, allow_patterns=wanted))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise failed(repository, error) from error
+
+
+def text_of(repository: str, name: str) -> bytes | None:
+    """One small file of a repository; None where it has none of that name, or nothing can be asked.
+
+    CheckpointError where there is no such repository, or it may not be read.
+    """
+    try:
+        from huggingface_hub import hf_hub_download
+        from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
+    except ModuleNotFoundError:  # told by who needs more of it
+        return None
+    try:
+        return Path(hf_hub_download(repository, name, tqdm_class=_silent())).read_bytes()
+    except EntryNotFoundError:  # also of what is not in the cache, where there is no network
+        return None
+    except RepositoryNotFoundError as error:  # also of what may not be read
+        raise failed(repository, error) from error
+    except (ValueError, OSError):
+        return None
+
+
+def _silent() -> type[Any]:
+    """A bar of the hub's client that shows nothing."""
+    from tqdm import tqdm
+
+    class Silent(tqdm):  # type: ignore[misc]  # it has no types
+        def __init__(self, *args: Any, **keywords: Any) -> None:
+            keywords.pop("name", None)
+            super().__init__(*args, **{**keywords, "disable": True})
+
+    return Silent
 
 
 def _check_room(repository: str, files: Iterable[DryRunFileInfo]) -> None:

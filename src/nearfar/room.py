@@ -5,8 +5,6 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from nearfar.edge_runtime.artifact.budget import show_size
-
 
 def lacking(folder: Path, needed: int) -> str | None:
     """What is wrong where the disk of a folder, or of where it will be made, has fewer than `needed` bytes
@@ -21,4 +19,6 @@ def lacking(folder: Path, needed: int) -> str | None:
         return None
     if free >= needed:
         return None
+    from nearfar.edge_runtime.artifact.budget import show_size  # which takes numpy
+
     return f"needs {show_size(needed)} at least, and the disk of {there} has {show_size(free)} free"

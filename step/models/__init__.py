@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from nearfar.errors import CheckpointError
 from nearfar.step.config import ConfigReader
-from nearfar.step.model import Model
+
+if TYPE_CHECKING:
+    from nearfar.step.model import Model
 
 ALIASES: Mapping[str, str] = {"ministral": "mistral"}
 """Model types that are computed as another one is."""
+
+NESTED: Mapping[str, str] = {"mistral3": "mistral", "gemma3": "gemma3_text", "gemma4": "gemma4_text"}
+"""Model types with a text model in `text_config`, and of which type that is where it does not say.
+
+Only those are here whose text model computes within the whole as it does alone.
+"""
 
 
 class Architecture(Protocol):
@@ -34,11 +42,16 @@ def architecture(config: Mapping[str, Any], within: str = "") -> Architecture:
 
     `within`: as for ConfigReader.
     """
-    model_type = config.get("model_type")
+    model_type = check_known(config.get("model_type"), within)
+    return cast(Architecture, import_module(f"{__name__}.{ALIASES.get(model_type, model_type)}"))
+
+
+def check_known(model_type: object, within: str = "") -> str:
+    """The model type of a file, or CheckpointError naming those that there are. It imports none of them."""
     known = architectures()
     if not isinstance(model_type, str) or model_type not in known:
         raise CheckpointError(
             f"config.json: {within}model_type is {model_type!r}; nearfar can build: {', '.join(known)}. "
             "nearfar serve answers with others through transformers, without a build"
         )
-    return cast(Architecture, import_module(f"{__name__}.{ALIASES.get(model_type, model_type)}"))
+    return model_type

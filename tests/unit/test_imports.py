@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.shared_data import shared_data
 from tests.support import tiny
+from tests.support.hub import hub
 
 BARRED = """
 import sys
@@ -22,14 +26,21 @@ class Barred:
 BARRED = set(sys.argv[1].split(","))
 sys.meta_path.insert(0, Barred())
 """
+PATIENCE, MODULES = 20, 1100
+"""Seconds of a process that does next to nothing, on a machine that does much else; modules that it may
+import: a build imports 2,500.
+"""
 RUNTIME = "tvm,tvm_ffi,torch,tokenizers,jinja2,wgpu,vulkan,mlx,transformers"
 
 
-def run(barred: str, code: str, *arguments: object) -> None:
-    """Run code in a process where none of `barred` can be imported."""
+def run(barred: str, code: str, *arguments: object, **environment: str) -> str:
+    """Run code in a process where none of `barred` can be imported; its output."""
     command = [sys.executable, "-c", BARRED + code, barred, *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env={**os.environ, **environment}
+    )
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize(
@@ -83,3 +94,54 @@ assert source.matrices and source.scheme.bits == 4
 def checkpoint() -> Path:
     """A real checkpoint."""
     return shared_data("models", "classics-7M")
+
+
+REFUSED = """
+import os, shutil
+from nearfar.errors import CheckpointError
+shutil.which = lambda *a, **k: (_ for _ in ()).throw(AssertionError("a compiler is looked for"))
+from nearfar.cli import typer_app
+try:
+    typer_app(sys.argv[2:], standalone_mode=False)
+except CheckpointError as error:
+    print(error)
+print(len(sys.modules))
+"""
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "mamba2"}, "model_type is 'mamba2'; nearfar can build: "),
+        ({"model_type": "gemma3", "text_config": {"model_type": "t5"}}, "text_config.model_type is 't5'"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "model_type is None"),
+    ],
+)
+def test_what_cannot_be_built_is_refused_by_its_config_alone(
+    config: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    """Here and on the hub: nothing heavy is imported, nothing but config.json is asked for."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(b"never read" * 1000)
+    barred = "tvm,tvm_ffi,torch,transformers,numpy,ml_dtypes,tokenizers,mlx,safetensors,jsonschema"
+    with hub({"someone/strange": folder}) as at:
+        env = {
+            "HF_ENDPOINT": at.url,
+            "HF_HOME": str(tmp_path / "hub"),
+            "NEARFAR_HOME": str(tmp_path / "home"),
+        }
+        for source in (str(folder), "someone/strange"):
+            start = time.monotonic()
+            told = run(barred, REFUSED, "build", source, "-o", tmp_path / "out", **env)
+            assert time.monotonic() - start < PATIENCE
+            message, modules = told.splitlines()
+            assert message.startswith(f"{source}: config.json: ")
+            assert said in message
+            assert "nearfar serve answers with others through transformers" in message
+            assert int(modules) < MODULES
+            if source == "someone/strange":  # by name, as run, chat, web and pull take it
+                run("tvm,transformers,torch,tokenizers", REFUSED, "pull", source, **env)
+        assert {line.split()[1].split("/")[-1] for line in at.asked if "resolve" in line} == {"config.json"}
+    assert not (tmp_path / "out").exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from nearfar.build.options import PACKED
 from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.packed.awq import Awq
 from nearfar.build.weights.packed.bitsandbytes import BitsAndBytes
@@ -18,16 +19,10 @@ from nearfar.build.weights.packed.settings import quantization_config
 from nearfar.errors import CheckpointError
 from nearfar.step.config import show
 
-FORMATS: Mapping[str, Callable[[Checkpoint], Packed | None]] = {
-    "MLX": Mlx.of,
-    "AWQ": Awq.of,
-    "GPTQ": Gptq.of,
-    "compressed-tensors": CompressedTensors.of,
-    "fp8": Fp8.of,
-    "bitsandbytes": BitsAndBytes.of,
-    "GGUF": Gguf.of,
-    "MLC": Mlc.of,
-}
+_READERS: tuple[Callable[[Checkpoint], Packed | None], ...] = (
+    Mlx.of, Awq.of, Gptq.of, CompressedTensors.of, Fp8.of, BitsAndBytes.of, Gguf.of, Mlc.of,
+)  # fmt: skip
+FORMATS: Mapping[str, Callable[[Checkpoint], Packed | None]] = dict(zip(PACKED, _READERS, strict=True))
 """The formats by name; each gives None for a checkpoint of another, CheckpointError for settings that it does
 not read.
 """

@@ -6,14 +6,19 @@ import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.console import Console
 
-from nearfar.cli.carried import carried_lines
-from nearfar.cli.progress import Bars
+from nearfar.build.first_look import first_look
+from nearfar.build.options import GROUP_SIZE, PACKED, QUANT, BuildOptions, Quality
+from nearfar.cli.progress import Bars, importing
 from nearfar.errors import BuildError
+from nearfar.targets import target_names
+
+if TYPE_CHECKING:
+    from nearfar.build.timings import Timings
 
 
 @contextlib.contextmanager
@@ -29,17 +34,6 @@ def _without(module: str) -> Iterator[None]:
         del sys.modules[module]
 
 
-# TVM imports PyTorch where it finds it, for bridges that a build does not cross: half of the start, and 0.2
-# GB.
-with _without("torch"):
-    from nearfar.build.pipeline import BuildOptions, Timings
-    from nearfar.build.pipeline import build as run_build
-    from nearfar.build.source import GROUP_SIZE, QUANT, Quality
-    from nearfar.build.weights.packed import FORMATS
-    from nearfar.edge_runtime.artifact.budget import parse_size
-    from nearfar.edge_runtime.artifact.reader import Artifact
-    from nearfar.targets import target_names
-
 DEFAULTS = BuildOptions(checkpoint="", out=Path())
 
 
@@ -49,7 +43,7 @@ def build(
         typer.Argument(
             help="A Hugging Face model: a local directory, or a hub id such as "
             "HuggingFaceTB/SmolLM2-135M-Instruct; or a GGUF file, on the hub owner/name-GGUF:Q4_K_M. Weights "
-            f"that are quantized already are kept as they are, where that can be: {', '.join(FORMATS)}."
+            f"that are quantized already are kept as they are, where that can be: {', '.join(PACKED)}."
         ),
     ],
     out: Annotated[
@@ -206,6 +200,9 @@ def build(
             f"--export-function is for target mlx, and --target is {','.join(targets)}: add mlx or "
             "leave it out"
         )
+    first_look(checkpoint)
+    with importing("the compiler"):
+        from nearfar.edge_runtime.artifact.budget import parse_size
     options = BuildOptions(
         checkpoint=checkpoint,
         out=out,
@@ -233,6 +230,9 @@ def build(
     made = build_shown(options, console)
     for path in made:
         console.print(f"[green]built[/] {path}", highlight=False)
+    from nearfar.cli.carried import carried_lines
+    from nearfar.edge_runtime.artifact.reader import Artifact
+
     artifact = Artifact.open(made[0])
     for line in carried_lines(artifact.data["quantization"]):
         console.print(f"weights of the checkpoint: {line}", highlight=False)
@@ -244,6 +244,11 @@ def build(
 
 def build_shown(options: BuildOptions, console: Console) -> list[Path]:
     """Build, with bars where somebody looks, and what took how long; the artifacts."""
+    # TVM imports PyTorch where it finds it, for bridges that a build does not cross: half of the start, and
+    # 0.2 GB.
+    with importing("the compiler"), _without("torch"):
+        from nearfar.build.pipeline import Timings
+        from nearfar.build.pipeline import build as run_build
     timings = Timings()
     with Bars(console) as bars:
         made = run_build(options, bars.report, timings)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from nearfar.cli.progress import bytes_bar, importing
+from nearfar.cli.progress import bytes_bar
 from nearfar.store.entries import Store
 from nearfar.store.known import KNOWN
 from nearfar.store.making import Build, Tell, artifacts_at, for_device
 
 if TYPE_CHECKING:
-    from nearfar.build.source import BuildOptions
+    from nearfar.build.options import BuildOptions
 
 
 def named(incomplete: str) -> list[str]:
@@ -55,8 +55,7 @@ def building(console: Console) -> Build:
     """Builds, with bars where somebody looks."""
 
     def build(options: BuildOptions) -> None:
-        with importing("the compiler"):
-            from nearfar.cli.build import build_shown
+        from nearfar.cli.build import build_shown
 
         build_shown(options, console)
 

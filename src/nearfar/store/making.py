@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from nearfar.build.first_look import first_look
+from nearfar.build.options import BuildOptions
 from nearfar.build.weights.foreign import folder_is
 from nearfar.edge_runtime.artifact.finder import find_artifacts, holds_artifacts
 from nearfar.edge_runtime.devices import AUTO, device, device_names, parse_device
@@ -16,10 +17,7 @@ from nearfar.store.entries import Entry, Store, Wanted
 from nearfar.store.fetching import Told, fetch, is_url
 from nearfar.store.naming import holds_checkpoint, mark_of, wanted_of
 
-if TYPE_CHECKING:
-    from nearfar.build.source import BuildOptions
-
-Build = Callable[["BuildOptions"], object]
+Build = Callable[[BuildOptions], object]
 """Builds, and shows how far it is."""
 Tell = Callable[[str], None]
 Bar = Callable[[str], AbstractContextManager[Told]]
@@ -75,6 +73,7 @@ def made(store: Store, wanted: Wanted, runner: Runner, build: Build, tell: Tell,
     if is_url(wanted.source):
         tell(f"{wanted.name} is not here yet: fetching it into the store, once")
     else:
+        first_look(wanted.source)
         tell(f"{wanted.name} is not built yet: building it into the store, once")
     with store.locked(wanted) as waited:
         found = _fresh(store, wanted) if waited else found
@@ -86,8 +85,18 @@ def made(store: Store, wanted: Wanted, runner: Runner, build: Build, tell: Tell,
                 with bar(wanted.name) as told:
                     fetch(wanted.source, place, _best_first(runner), told)
             else:
-                build(_options(wanted, place, (runner.best(),)))
+                _build(build, wanted, place, runner)
         return store.keep(wanted, mark_of(wanted.source))
+
+
+def _build(build: Build, wanted: Wanted, place: Path, runner: Runner) -> None:
+    try:
+        build(_options(wanted, place, (runner.best(),)))
+    except ModuleNotFoundError as error:
+        raise NearfarError(
+            f"{wanted.name} has to be built, which needs {error.name}, and that is not installed: "
+            "pip install 'nearfar[build]'"
+        ) from error
 
 
 def _best_first(runner: Runner) -> Sequence[str]:
@@ -104,12 +113,5 @@ def _fresh(store: Store, wanted: Wanted) -> Entry | None:
 
 def _options(wanted: Wanted, out: Path, targets: tuple[str, ...]) -> BuildOptions:
     """For this machine alone."""
-    try:
-        from nearfar.build.source import BuildOptions
-    except ModuleNotFoundError as error:
-        raise NearfarError(
-            f"{wanted.name} has to be built, which needs {error.name}, and that is not installed: "
-            "pip install 'nearfar[build]'"
-        ) from error
     native = ("native",) if "cpu" in targets else ()
     return BuildOptions(wanted.source, out, targets, quant=wanted.quant, cpu_features=native)
