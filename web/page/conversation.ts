@@ -16,6 +16,8 @@ export interface Answer {
   called(calls: readonly Call[]): void;
   /** Says where it comes from, and of which model it is; null: there is only one place. */
   route(info: RouteInfo | null, model: string): void;
+  /** What a screen reader says of it, once it is whole. */
+  readonly spoken: string;
   /** Ends the answer; `note` says how, when that is not obvious. */
   end(note: string | null): void;
   /** Ends an answer that failed: neither it nor its question is part of what follows. */
@@ -56,6 +58,11 @@ export class Conversation {
     return this.#chat.turns.some(({ plain }) => plain === true);
   }
 
+  /** Scrolls by so many pages: up where there are less than none. */
+  page(pages: number): void {
+    this.#follow.page(pages);
+  }
+
   clear(): void {
     this.open(newChat());
   }
@@ -87,6 +94,9 @@ export class Conversation {
     this.#markLast();
     for (const each of this.#views) each.actions = [];
     return {
+      get spoken() {
+        return view.spoken;
+      },
       append: (more) => {
         turn.content += more;
         view.showSoon();

@@ -1,5 +1,7 @@
 /** Buttons of an answer, and the one that copies a text and says that it did. */
 
+import { say } from "./dom.js";
+
 /** How long a button says that it copied. Milliseconds. */
 const SHOWN = 2000;
 
@@ -13,16 +15,17 @@ export function button(label: string, run: () => void): HTMLButtonElement {
 }
 
 export function copyButton(label: string, text: () => string): HTMLButtonElement {
-  const say = (what: string): void => {
+  const tell = (what: string): void => {
     node.textContent = what;
+    say(what);
     setTimeout(() => {
       node.textContent = label;
     }, SHOWN);
   };
   const node = button(label, () => {
     navigator.clipboard.writeText(text()).then(
-      () => say("Copied"),
-      () => say("The browser refused"),
+      () => tell("Copied"),
+      () => tell("The browser refused"),
     );
   });
   return node;

@@ -22,6 +22,11 @@ export class Follow {
     this.scroller.scrollTop = this.scroller.scrollHeight;
   }
 
+  /** A page up (−1) or down (1), for whoever writes and reads with the keyboard. */
+  page(pages: number): void {
+    this.scroller.scrollBy({ top: pages * this.scroller.clientHeight * 0.9 });
+  }
+
   #scrolled(): void {
     const { scrollHeight, scrollTop, clientHeight } = this.scroller;
     if (scrollHeight - scrollTop - clientHeight < Follow.NEAR) this.#follows = true;

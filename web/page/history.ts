@@ -2,7 +2,7 @@
 
 import { type Chat, ChatStore, titleOf } from "./chats.js";
 import { button } from "./copy.js";
-import { element } from "./dom.js";
+import { element, say } from "./dom.js";
 import { download, toJson, toMarkdown } from "./export.js";
 
 /** The chat that is open in this tab: another tab has its own. */
@@ -96,7 +96,7 @@ export class History {
       const chats = await this.#store.list();
       // A list that stays keeps its focus.
       const shown = JSON.stringify([this.#current(), chats.map((chat) => [chat.id, titleOf(chat)])]);
-      if (shown !== this.#shown) this.#list.replaceChildren(...chats.map((chat) => this.#row(chat)));
+      if (shown !== this.#shown) this.#showRows(chats);
       this.#shown = shown;
       this.#tell(chats.length === 0 ? "No chats yet." : "Kept in this browser only.");
       element("chats-tools", HTMLElement).hidden = chats.length === 0;
@@ -105,8 +105,23 @@ export class History {
     }
   }
 
+  /** Rows move and go; the focus stays with its chat, or else at its place. */
+  #showRows(chats: readonly Chat[]): void {
+    const rows = [...this.#list.children] as HTMLElement[];
+    const at = rows.findIndex((row) => row.contains(document.activeElement));
+    const button = at < 0 ? -1 : [...(rows[at]?.children ?? [])].indexOf(document.activeElement as Element);
+    const id = rows[at]?.dataset.chat;
+    const made = chats.map((chat) => this.#row(chat));
+    this.#list.replaceChildren(...made);
+    if (at < 0) return;
+    const row = made.find(({ dataset }) => dataset.chat === id) ?? made[Math.min(at, made.length - 1)];
+    const next = row?.children[button] ?? element("history", HTMLElement).querySelector("summary");
+    if (next instanceof HTMLElement) next.focus();
+  }
+
   #row(chat: Chat): HTMLElement {
     const row = document.createElement("li");
+    row.dataset.chat = chat.id;
     const open = button(titleOf(chat), () => void this.#open(chat.id));
     const remove = button("×", () => void this.#delete(chat));
     remove.setAttribute("aria-label", `Delete “${titleOf(chat)}”`);
@@ -131,8 +146,10 @@ export class History {
     if (this.isBusy() || !confirm(`Delete the chat “${titleOf(chat)}”?`)) return;
     this.#deleted.add(chat.id);
     await this.#store.delete(chat.id);
+    // A new chat takes the focus, a list that got shorter keeps it.
     if (chat.id === this.#current()) this.#begin();
     await this.refresh();
+    say("The chat is deleted");
   }
 
   async #deleteAll(): Promise<void> {
@@ -141,6 +158,7 @@ export class History {
     await this.#store.clear();
     this.#begin();
     await this.refresh();
+    say("All chats are deleted");
   }
 
   #begin(): void {

@@ -1,7 +1,7 @@
 /** What the browser keeps of the model and of others, and the buttons that delete it. */
 
 import { type CachedModel, cachedModels, deleteModel } from "../src/page/index.js";
-import { element } from "./dom.js";
+import { element, isFocusLost, say } from "./dom.js";
 import { formatBytes } from "./format.js";
 import { explain, showNotice } from "./notice.js";
 
@@ -18,6 +18,9 @@ export async function openKeptModel(artifact: URL): Promise<void> {
     try {
       for (const model of (await cachedModels()).filter(which)) await deleteModel(model.url);
       await show();
+      say("The download is deleted");
+      // The button has gone with it.
+      if (isFocusLost()) element("prompt", HTMLTextAreaElement).focus();
     } catch (error) {
       showNotice(explain(error));
     }

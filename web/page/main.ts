@@ -3,7 +3,7 @@
 import { openCloudSettings } from "./cloud-settings.js";
 import { showContext } from "./context-meter.js";
 import { type Answer, Conversation } from "./conversation.js";
-import { element, setState } from "./dom.js";
+import { element, isFocusLost, setState } from "./dom.js";
 import { keepDraft } from "./draft.js";
 import { formatCount, formatRate, formatSeconds } from "./format.js";
 import { History } from "./history.js";
@@ -120,7 +120,7 @@ function ready(link: Link, greeting: string): void {
   // A link writes, a person sends: any site can open this page with a link, and an answer may cost the
   // person's key.
   if (!draft.restore() && link.prompt !== null) prompt.value = link.prompt;
-  prompt.focus();
+  if (isFocusLost()) prompt.focus();
 }
 
 /** Shows another chat, or a new one. */
@@ -174,7 +174,7 @@ async function answer(text: string | null): Promise<void> {
       stats.textContent = "";
       written.end(noteOf(outcome));
       showStats(outcome);
-      setState("done", outcome.reason === "aborted" ? "Stopped" : "The answer is complete");
+      setState("done", `${outcome.reason === "aborted" ? "Stopped. " : ""}${written.spoken}`);
     } catch (error) {
       written.fail();
       throw error;
@@ -225,7 +225,8 @@ function showRunning(on: boolean): void {
   send.hidden = on;
   stop.hidden = !on;
   newChat.disabled = on;
-  if (!on) prompt.focus();
+  // The button that was pressed is gone with what it did; whoever is elsewhere meanwhile stays there.
+  if (isFocusLost()) (on ? stop : prompt).focus();
 }
 
 function fail(error: unknown): void {
@@ -245,6 +246,12 @@ element("composer", HTMLFormElement).addEventListener("submit", (event) => {
 });
 
 prompt.addEventListener("keydown", (event) => {
+  // A message of few lines has no pages of its own.
+  const pages = { PageUp: -1, PageDown: 1 }[event.key];
+  if (pages !== undefined && prompt.scrollHeight <= prompt.clientHeight) {
+    event.preventDefault();
+    conversation.page(pages);
+  }
   // Enter that ends an input method's composition chooses a character and sends nothing.
   if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
   event.preventDefault();

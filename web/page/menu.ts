@@ -21,6 +21,8 @@ export function openMenu(): void {
   });
   side.addEventListener("keydown", (event) => {
     if (event.key !== "Escape" || !side.hasAttribute("data-open")) return;
+    // It closes the menu alone, and stops no answer.
+    event.stopPropagation();
     set(false);
     button.focus();
   });

@@ -8,6 +8,7 @@ import { button } from "./copy.js";
 import { Markdown } from "./markdown.js";
 
 const FENCE = "~~~~~~";
+const BLOCKS = "p, li, pre, .code-head, h1, h2, h3, h4, h5, h6, th, td";
 
 export class TurnView {
   readonly node = document.createElement("li");
@@ -76,6 +77,14 @@ export class TurnView {
     else this.body.replaceChildren(document.createTextNode(content));
   }
 
+  /** Its text in words alone: a line for each block, none for the buttons of code. */
+  get spoken(): string {
+    const copy = this.body.cloneNode(true) as HTMLElement;
+    for (const each of copy.querySelectorAll("button")) each.remove();
+    for (const each of copy.querySelectorAll(BLOCKS)) each.append("\n");
+    return copy.textContent.trim();
+  }
+
   set isBusy(busy: boolean) {
     if (busy) this.node.setAttribute("aria-busy", "true");
     else this.node.removeAttribute("aria-busy");
@@ -93,6 +102,8 @@ export class TurnView {
     const close = (): void => {
       form.replaceWith(this.body);
       this.#actions.hidden = false;
+      // Where keys were before.
+      this.#actions.querySelector("button")?.focus();
     };
     form.className = "edit";
     field.value = this.turn.content;
@@ -106,7 +117,11 @@ export class TurnView {
       send(field.value);
     });
     field.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") close();
+      if (event.key === "Escape") {
+        // It closes this alone, and stops no answer.
+        event.stopPropagation();
+        close();
+      }
       if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
       event.preventDefault();
       form.requestSubmit();
