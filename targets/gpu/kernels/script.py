@@ -2,40 +2,48 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
-from tvm import script, tirx
+from tvm import tirx
 from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script import builder
+
+from . import statements
+from .parser import parsed
 
 
 def prim_func(func: Callable[..., None]) -> tirx.PrimFunc:
-    """What `T.prim_func(check_well_formed=False)` makes.
-
-    That decorator looks at the source of every caller, twice a kernel: most of the time that a kernel took,
-    the more the deeper the calls and the more modules there are. This one looks at the caller's variables:
-    what only annotations name is not in the closure.
-    """
+    """What `T.prim_func(check_well_formed=False)` makes of a script, by our own parser."""
     frame = inspect.currentframe()
     assert frame is not None
     assert frame.f_back is not None
-    around = frame.f_back.f_locals
-    annotated = {name: around[name] for name in _named_by_annotations(func) if name in around}
-    known = {**func.__globals__, **annotated, **inspect.getclosurevars(func).nonlocals}
-    made: tirx.PrimFunc = script.from_source(func, known, check_well_formed=False)
-    return made
+    return made(func, known(func, frame.f_back.f_locals))
 
 
-prim_func.dispatch_token = "tirx"  # type: ignore[attr-defined]  # how the parser knows its decorators
+def known(func: Callable[..., None], around: dict[str, Any]) -> dict[str, Any]:
+    """What the names in a script mean that the script does not bind. `around`: the variables of the function
+    that the script is in, as what only annotations name is not in the closure.
+    """
+    annotated = {name: around[name] for name in parsed(func).annotated if name in around}
+    cells = zip(func.__code__.co_freevars, func.__closure__ or (), strict=True)
+    return {**func.__globals__, **annotated, **{name: cell.cell_contents for name, cell in cells}}
 
 
-def _named_by_annotations(func: Callable[..., Any]) -> set[str]:
-    """Annotations are text here: files with kernels import annotations from __future__."""
-    trees = [ast.parse(text, mode="eval") for text in func.__annotations__.values()]
-    return {node.id for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Name)}
+def made(func: Callable[..., None], names: dict[str, Any]) -> tirx.PrimFunc:
+    """The kernel of a script with these names."""
+    script = parsed(func)
+    names = dict(names)
+    exec(script.code, names)
+    write: Callable[[ModuleType], None] = names[script.name]
+    with IRBuilder() as ir_builder, builder.prim_func():
+        builder.func_name(script.name)
+        write(statements)
+    kernel: tirx.PrimFunc = ir_builder.get()
+    return kernel
 
 
 def local_array(name: str, count: int, dtype: str) -> Any:
