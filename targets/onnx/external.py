@@ -37,8 +37,8 @@ class Placed:
 class ExternalWriter:
     """Appends tensors to `<stem>`, `<stem>_1`, `<stem>_2` …: names that Transformers.js counts up."""
 
-    def __init__(self, root: Path, stem: str, part_bytes: int = PART_BYTES) -> None:
-        """`stem`: a path relative to `root`."""
+    def __init__(self, root: Path, stem: str, part_bytes: int) -> None:
+        """`stem`: a path relative to `root`. `part_bytes`: of a file, at most."""
         self._root, self._stem, self._part_bytes = root, stem, part_bytes
         self._open: BinaryIO | None = None
         self._digest = hashlib.sha256()

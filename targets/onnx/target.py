@@ -44,7 +44,7 @@ class OnnxWriter:
         self._source, self._int8 = source, int8
         self._graph_file = root / configs.graph_file(configs.widest(source.matrices))
         stem = f"{self._graph_file.relative_to(root).as_posix()}_data"
-        self._files = external.ExternalWriter(root, stem)
+        self._files = external.ExternalWriter(root, stem, external.PART_BYTES)
         self._write_matrix, self._lowering = matrices.write_matrix, lowering.Lowering
         self._matrices: dict[str, dict[str, Any]] = {}
         self._single: dict[str, Any] = lowering.write_tables(self._files, source.model)

@@ -25,6 +25,7 @@ from tests.support.artifacts import Built
 onnx = pytest.importorskip("onnx", reason="needs onnx (pip install 'nearfar[onnx]')")
 ort = pytest.importorskip("onnxruntime", reason="needs ONNX Runtime (pip install 'nearfar[onnx]')")
 
+from nearfar.targets.onnx import external  # noqa: E402
 from nearfar.targets.onnx.external import ExternalWriter  # noqa: E402
 from nearfar.targets.onnx.graph import Graph as Builder  # noqa: E402
 from nearfar.targets.onnx.matrices import Products, integer_zeros, write_matrix  # noqa: E402
@@ -137,7 +138,7 @@ def test_products_and_rows_are_those_of_the_weights(kind: str, bits: int, group:
         matrix = Matrix(n, k, int(kind[5:]))
         stored = weights.astype(kind)
         weights = stored.astype(np.float64)
-    with ExternalWriter(tmp_path, "model.onnx_data") as files:
+    with ExternalWriter(tmp_path, "model.onnx_data", external.PART_BYTES) as files:
         placed = {"w": write_matrix(files, "w", matrix, stored)}
         files.finish()
     assert {"biases", "zeros"} & set(placed["w"]) == ({kind} if matrix.quantized else set())
@@ -200,7 +201,7 @@ def test_a_graph_whose_weights_lie_in_several_parts_gives_the_same_logits(
 ) -> None:
     (one,) = (plain / "onnx").glob("*.onnx_data*")
     limit = one.stat().st_size // 3
-    monkeypatch.setattr(ExternalWriter.__init__, "__defaults__", (limit,))
+    monkeypatch.setattr(external, "PART_BYTES", limit)
     (root,) = build(BuildOptions(str(checkpoint(PLAIN)), tmp_path, ("onnx",), "none"))
     parts = list((root / "onnx").glob("*.onnx_data*"))
     assert len(parts) >= 3
