@@ -38,8 +38,8 @@ class Progress:
     the first load), "kernels", "warming" (plans that have run once) and, at the end, "ready"; each where
     there is something to wait for. After that come "kernels", where an answer waits for some after all, and
     "prompt": tokens read of those of all requests that wait for their first token, from the cache included.
-    The last event of either has `done` equal to `total`. "downloading" and "starting" are of servers
-    (`nearfar serve`).
+    The last event of either has `done` equal to `total`. "downloading" (bytes) and "starting" are of
+    servers (`nearfar serve`).
     """
 
     phase: Phase
@@ -58,7 +58,7 @@ class Progress:
         words = WORDS[self.phase]
         if not self.total:
             return words
-        if self.phase == "checking":
+        if self.phase in ("checking", "downloading"):
             return f"{words}, {self.done / 1e6:,.0f} of {self.total / 1e6:,.0f} MB"
         return f"{words}, {self.done:,} of {self.total:,}" + (" tokens" if self.phase == "prompt" else "")
 

@@ -18,6 +18,8 @@ from nearfar.errors import ArtifactError, RequestError
 from nearfar.format.answers import AnswerFormat, strings
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+_CONVERSATION = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+"""What a template is given of a request itself."""
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 
 
@@ -98,6 +100,12 @@ class TextCodec:
     def encode_raw(self, text: str) -> list[int]:
         """Tokens of a text that has all its special tokens already."""
         return self._encode(text, False)
+
+    def template_variables(self) -> list[str]:
+        """The variables that its chat template knows, beside messages, tools and special tokens."""
+        if self._template is None:
+            return []
+        return sorted(self._template.asks_for() - {*_SPECIAL, *_CONVERSATION})
 
     def render_chat(
         self,

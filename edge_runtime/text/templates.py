@@ -19,6 +19,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -43,12 +44,20 @@ class ChatTemplate:
 
     def __init__(self, source: str) -> None:
         """Compile; ArtifactError where that cannot be done."""
+        self._source = source
         try:
             self._template = _environment().from_string(source)
         except (
             Exception
         ) as error:  # the parser and Python's compiler each have their own for what nests too deep
             raise ArtifactError(f"the chat template cannot be read: {_reason(error)}") from error
+
+    def asks_for(self) -> frozenset[str]:
+        """The names that it takes from who renders it."""
+        made = _environment()
+        return frozenset(
+            jinja2.meta.find_undeclared_variables(made.parse(self._source)) - made.globals.keys()
+        )
 
     def render(self, variables: Mapping[str, Any]) -> str:
         """The text; RequestError where the template refuses, fails, or does more than it may."""

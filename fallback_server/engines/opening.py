@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -18,7 +19,7 @@ from nearfar.fallback_server.engines.base import Engine
 from nearfar.fallback_server.engines.local import LocalEngine, TextOptions
 from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
 from nearfar.format.answers import AnswerFormat
-from nearfar.hub import snapshot
+from nearfar.hub import snapshot, watched
 
 Kind = Literal["auto", "torch", "artifact", "upstream"]
 KINDS: tuple[Kind, ...] = ("auto", "torch", "artifact", "upstream")
@@ -76,8 +77,7 @@ async def open_engine(
     if len(models) != 1:
         raise RequestError(f"the engine {kind} serves one model, not {len(models)}")
     if kind == "torch" and not Path(models[0]).is_dir():
-        telling("downloading")
-        await asyncio.to_thread(_checkpoint, models[0])
+        await _download(models[0], telling)
     source = text_source(models[0], kind, options)
     telling("starting")
     backend = await open_backend(models[0], kind, options, tell)
@@ -87,6 +87,16 @@ async def open_engine(
     )
     await engine.start()
     return engine
+
+
+async def _download(repository: str, telling: Teller) -> None:
+    telling("downloading")
+    stop = threading.Event()
+    watched.set(lambda progress: telling("downloading", progress.all_done, progress.all_total))
+    try:
+        await asyncio.to_thread(snapshot, repository, CHECKPOINT_FILES, stop)
+    finally:  # a server that is told to end does not wait for it
+        stop.set()
 
 
 @dataclass(frozen=True)

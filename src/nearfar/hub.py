@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nearfar.errors import CheckpointError
+from nearfar.hub_transfer import Fetched, Transfer, interruptible
 from nearfar.room import lacking
 
 if TYPE_CHECKING:
@@ -18,12 +21,21 @@ HUB_ID = re.compile(r"(?P<repository>\w[\w.-]*/[\w.-]+)(:(?P<wanted>[\w./ -]+))?
 """`owner/name`; of a repository of GGUF files `owner/name:Q4_K_M`."""
 
 
-def snapshot(repository: str, patterns: Sequence[str]) -> Path:
+OWN = 1 << 18
+"""Bytes from which on a file is fetched by nearfar.hub_transfer; smaller ones come by the client."""
+
+watched: ContextVar[Callable[[Fetched], None] | None] = ContextVar("watched", default=None)
+"""Is told how far downloads are, from several threads; set by who shows it."""
+
+
+def snapshot(repository: str, patterns: Sequence[str], stop: threading.Event | None = None) -> Path:
     """The files of a repository that match, as a directory in the hub's cache, which must have room for what
-    it lacks of them. Without a network, what is in the cache.
+    it lacks of them. Without a network, what is in the cache. Ctrl-C, or `stop`, ends it at once; what has
+    arrived stays, and the next download goes on there.
 
     Raises CheckpointError where there is no such repository, no room, or the download fails.
     """
+    from httpx import HTTPError
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         DryRunError,
@@ -32,12 +44,22 @@ def snapshot(repository: str, patterns: Sequence[str]) -> Path:
         LocalEntryNotFoundError,
     )
 
-    wanted = list(patterns)
+    wanted, silent = list(patterns), _silent()
     try:
         with contextlib.suppress(DryRunError):  # without a network, what there is will do
-            _check_room(repository, snapshot_download(repository, allow_patterns=wanted, dry_run=True))
-        return Path(snapshot_download(repository, allow_patterns=wanted))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+            files = interruptible(
+                lambda: snapshot_download(repository, allow_patterns=wanted, dry_run=True, tqdm_class=silent),
+                stop,
+            )
+            _check_room(repository, files)
+            large = [file for file in files if file.will_download and (file.file_size or 0) >= OWN]
+            Transfer(repository, _folder(repository), large, watched.get()).run(stop)
+        return Path(
+            interruptible(
+                lambda: snapshot_download(repository, allow_patterns=wanted, tqdm_class=silent), stop
+            )
+        )
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, HTTPError, OSError) as error:
         raise failed(repository, error) from error
 
 
@@ -52,7 +74,9 @@ def text_of(repository: str, name: str) -> bytes | None:
     except ModuleNotFoundError:  # told by who needs more of it
         return None
     try:
-        return Path(hf_hub_download(repository, name, tqdm_class=_silent())).read_bytes()
+        silent = _silent()
+        found = interruptible(lambda: hf_hub_download(repository, name, tqdm_class=silent))
+        return Path(found).read_bytes()
     except EntryNotFoundError:  # also of what is not in the cache, where there is no network
         return None
     except RepositoryNotFoundError as error:  # also of what may not be read
@@ -74,10 +98,8 @@ def _silent() -> type[Any]:
 
 
 def _check_room(repository: str, files: Iterable[DryRunFileInfo]) -> None:
-    from huggingface_hub import constants
-
-    cache = Path(constants.HF_HUB_CACHE)
-    begun = (cache / f"models--{repository.replace('/', '--')}").glob("blobs/*.incomplete")
+    folder = _folder(repository)
+    cache, begun = folder.parent, folder.glob("blobs/*.incomplete")
     missing = sum(file.file_size or 0 for file in files if file.will_download)
     if lack := lacking(cache, missing - sum(file.stat().st_size for file in begun)):
         raise CheckpointError(
@@ -86,10 +108,17 @@ def _check_room(repository: str, files: Iterable[DryRunFileInfo]) -> None:
         )
 
 
+def _folder(repository: str) -> Path:
+    """A repository's in the hub's cache."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
+
+
 def failed(repository: str, error: Exception) -> CheckpointError:
     """What is said of a download that failed."""
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return CheckpointError(
         f"{repository}: no such directory, and the download from the hub failed ({reason}): check the name, "
-        "the network, and `hf auth login` for gated models"
+        "the network, and `hf auth login` for gated models; what has arrived is kept"
     )

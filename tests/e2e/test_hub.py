@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import gguf
@@ -73,6 +76,60 @@ def test_a_checkpoint_comes_from_the_hub_though_it_is_cut(tmp_path: Path) -> Non
         assert "someone/nothing: no such directory, and the download from the hub failed" in missing.stderr
     manifest = json.loads((tmp_path / "out" / "mlx" / "manifest.json").read_text())
     assert manifest["model"]["name"] == "someone/stories"
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """A checkpoint with weights of some megabytes."""
+    folder = tmp_path / "large"
+    shutil.copytree(Path(__file__).resolve().parents[2] / "examples" / "sample-model", folder)
+    return folder
+
+
+def test_ctrl_c_ends_a_download_at_once_and_the_next_goes_on(tmp_path: Path, large: Path) -> None:
+    """Though the hub is silent; and of what was there, nothing comes again."""
+    with hub({"someone/large": large}) as at:
+        at.hold["model.safetensors"] = 3_000_000
+        client = {"HF_ENDPOINT": at.url, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_DISABLE_TELEMETRY": "1"}
+        command = [sys.executable, "-m", "nearfar", "build", "someone/large", "--target", "mlx"]
+        running = subprocess.Popen(
+            [*command, "-o", str(tmp_path / "out")],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **client},
+        )
+        assert at.held.wait(60)
+        until = time.monotonic() + 30
+        while not (found := [*tmp_path.rglob("*.incomplete")]) or found[0].stat().st_size < 3_000_000:
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        time.sleep(1.5)  # long enough for a plain line
+        asked = time.monotonic()
+        running.send_signal(signal.SIGINT)
+        _, told = running.communicate(timeout=30)
+        assert time.monotonic() - asked < 5
+        assert running.returncode == 130
+        assert "Traceback" not in told
+        assert "downloading model.safetensors, 3 of 10 MB; all: 3 of 10 MB, " in told
+        assert "it/s" not in told
+        made = build(at, "someone/large", tmp_path)
+        assert made.returncode == 0, made.stderr
+        asked_for = [line for line in at.asked if "/model.safetensors" in line and line.startswith("GET")]
+        assert len(asked_for) == 2
+        assert asked_for[1].endswith(" bytes=3000000-")
+        assert "Fetching" not in made.stderr
+    assert not [*tmp_path.rglob("*.incomplete")]
+
+
+def test_a_beginning_of_something_else_is_fetched_anew(tmp_path: Path, large: Path) -> None:
+    content = (large / "model.safetensors").read_bytes()
+    blobs = tmp_path / "hub" / "hub" / "models--someone--large" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / f"{hashlib.sha256(content).hexdigest()}.incomplete").write_bytes(b"x" * 1000)
+    with hub({"someone/large": large}) as at:
+        made = build(at, "someone/large", tmp_path)
+        assert made.returncode == 0, made.stderr
+    assert (blobs / hashlib.sha256(content).hexdigest()).read_bytes() == content
 
 
 def test_a_repository_of_gguf_files_is_asked_for_one(tmp_path: Path, quantized: Path) -> None:

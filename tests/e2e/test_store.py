@@ -96,6 +96,9 @@ def test_its_card(home: Path) -> None:
     assert code == 0, err
     card = json.loads(out)
     assert (card["architecture"], card["context"], card["sampling"]) == ("llama", 512, {})
+    assert card["ends_with"] == ["2 </s>"]
+    assert card["template_variables"] == []
+    assert len(card["provenance"]["checkpoint_sha256"]) == 64
     code, out, err = nearfar(home, "show", "stories")
     assert "license" in out
     code, _, err = nearfar(home, "show", "nothing")

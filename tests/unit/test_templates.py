@@ -233,3 +233,14 @@ def test_values_of_the_command_line_are_json_or_text(given: str, read: object) -
 def test_a_variable_without_a_value_is_refused() -> None:
     with pytest.raises(RequestError, match="give NAME=VALUE"):
         given_variables(["a"])
+
+
+def test_the_variables_that_a_template_knows() -> None:
+    source = (
+        "{% if enable_thinking is defined and enable_thinking %}{{ bos_token }}{% endif %}"
+        "{% for message in messages %}{{ message.content }}{{ strftime_now('%Y') }}{% endfor %}"
+        "{% set mine = style | default('plain') %}{{ mine }}{% if tools %}t{% endif %}"
+    )
+    assert ChatTemplate(source).asks_for() >= {"enable_thinking", "style", "messages"}
+    assert TextCodec(tiny.tokenizer(), {}, source, None).template_variables() == ["enable_thinking", "style"]
+    assert TextCodec(tiny.tokenizer(), {}, None, None).template_variables() == []

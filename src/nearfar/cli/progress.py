@@ -10,6 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import PurePosixPath
 
 from rich.console import Console
 from rich.progress import (
@@ -25,6 +26,8 @@ from rich.progress import (
 from rich.progress import Progress as Bar
 
 from nearfar.edge_runtime.progress import Progress
+from nearfar.hub import watched
+from nearfar.hub_transfer import Fetched
 
 MOMENT = 0.3
 """Seconds of a wait before a terminal shows it."""
@@ -168,9 +171,11 @@ class Bars:
     def __enter__(self) -> Bars:
         if self._bars is not None:
             self._bars.start()
+        self._before = watched.set(self.fetched)
         return self
 
     def __exit__(self, *reason: object) -> None:
+        watched.reset(self._before)
         if self._bars is not None:
             self._bars.stop()
         self._lines.__exit__(*reason)
@@ -182,9 +187,23 @@ class Bars:
         if self._bars is None:
             self._lines.show(f"{label}, {done // scale:,} of {total // scale:,}", done, total)
             return
-        if label not in self._tasks:
-            self._tasks[label] = self._bars.add_task(label, total=max(1, total // scale))
-        self._bars.update(self._tasks[label], completed=done // scale)
+        self._bar(label, label, done // scale, total // scale)
+
+    def fetched(self, progress: Fetched) -> None:
+        """How far a download is: a bar for each of its files, and how fast they come."""
+        file, rate = PurePosixPath(progress.file).name, f"{progress.rate / 1e6:,.1f} MB/s"
+        done, total = progress.done / 1e6, progress.total / 1e6
+        if self._bars is not None:
+            self._bar(progress.file, f"downloading {file} (MB, {rate})", int(done), int(total))
+            return
+        of_all = f"{progress.all_done / 1e6:,.0f} of {progress.all_total / 1e6:,.0f} MB"
+        self._lines.show(f"downloading {file}, {done:,.0f} of {total:,.0f} MB; all: {of_all}, {rate}")
+
+    def _bar(self, key: str, label: str, done: int, total: int) -> None:
+        assert self._bars is not None
+        if key not in self._tasks:
+            self._tasks[key] = self._bars.add_task(label, total=max(1, total))
+        self._bars.update(self._tasks[key], description=label, completed=done)
 
 
 @contextlib.contextmanager

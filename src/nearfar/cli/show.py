@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from nearfar.cli.list import described
@@ -20,7 +21,9 @@ def show(
     name: Name,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show the card of a model: licence, context, chat template, sampling, where it comes from."""
+    """Show the card of a model: licence, context, chat template and the variables that it knows, sampling
+    where nothing is said, the tokens that end an answer, where it comes from.
+    """
     entry = Store().require(name)
     artifact = Artifact.open(next(iter(entry.targets.values())))
     codec = TextCodec.open(artifact)
@@ -30,7 +33,7 @@ def show(
         return
     table = Table.grid(padding=(0, 2))
     for key, value in card.items():
-        table.add_row(key, _plain(value))
+        table.add_row(key.replace("_", " "), escape(_plain(value)))
     Console(soft_wrap=True).print(table)
 
 
@@ -42,8 +45,11 @@ def _card(entry: Entry, artifact: Artifact, codec: TextCodec) -> dict[str, Any]:
         "architecture": manifest.model.architecture,
         "parameters": sum(p.n * max(p.k, 1) for p in manifest.step.parameters),
         "context": manifest.model.context_length,
+        "begins_with": _token(codec, manifest.model.bos_token_id),
+        "ends_with": [_token(codec, token) for token in manifest.model.eos_token_ids],
         "quantization": manifest.quantization.scheme,
         "template": codec.has_template,
+        "template_variables": codec.template_variables(),
         "tools": bool(form and form.calls),
         "reasoning": bool(form and form.reasoning),
         "sampling": manifest.sampling.given,
@@ -52,11 +58,16 @@ def _card(entry: Entry, artifact: Artifact, codec: TextCodec) -> dict[str, Any]:
     }
 
 
+def _token(codec: TextCodec, token: int | None) -> str | None:
+    """A token by its number and its text."""
+    return None if token is None else f"{token} {codec.tokenizer.id_to_token(token)}"
+
+
 def _plain(value: object) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {item}" for key, item in value.items()) or "as OpenAI's"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        return ", ".join(map(str, value))
+        return ", ".join(map(str, value)) or "none"
     return f"{value:,}" if isinstance(value, int) else str(value if value is not None else "")
