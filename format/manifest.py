@@ -27,6 +27,8 @@ from nearfar.step.params import Param as StepParam
 
 FORMAT = "nearfar-artifact"
 VERSION = 3
+LISTING = "nearfar-targets"
+"""The format of what a server may answer for the manifest.json that a folder of several targets lacks."""
 LARGEST = 1e300  # of a number: what JSON can write and float64 cannot hold is refused
 
 Dim = int | str

@@ -24,6 +24,7 @@ from urllib.parse import unquote, urlsplit
 
 import nearfar
 from nearfar.errors import NearfarError
+from nearfar.format.manifest import LISTING
 from nearfar.hosts import answered_hosts, answers_for, bracketed
 
 ARTIFACT_PREFIX = "/artifact/"
@@ -189,7 +190,19 @@ class Site:
             return json.dumps({"cloud": self.cloud}).encode()
         if url_path == MODELS_PATH:
             return json.dumps({"models": self.models}).encode()
+        if url_path.startswith(ARTIFACT_PREFIX) and (targets := self._below(url_path)):
+            return json.dumps({"format": LISTING, "targets": targets}).encode()
         return None
+
+    def _below(self, url_path: str) -> list[str]:
+        """The artifacts in the folder whose manifest is asked for, where it has none of its own: the page
+        need not find out which there are by asking for each.
+        """
+        folder, _, name = url_path.removeprefix(ARTIFACT_PREFIX).rpartition("manifest.json")
+        if name or folder in self._artifacts or (folder and not folder.endswith("/")):
+            return []
+        below = (each.removeprefix(folder) for each in self._artifacts if each.startswith(folder))
+        return sorted(each.removesuffix("/") for each in below if each.count("/") == 1)
 
     def etag(self, path: Path) -> str:
         """Give the SHA-256 of the file as it is on the disk, read once per version of the file."""

@@ -309,3 +309,20 @@ def test_a_narrow_screen_folds_chats_model_and_settings_into_a_menu(chromium: An
     page.tab.keyboard.press("Escape")
     assert not page.tab.get_by_role("region", name="toy").is_visible()
     assert page.tab.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_a_wide_table_of_a_narrow_screen_scrolls(chromium: Any, address: str) -> None:
+    """Its words stay whole, and the page as wide as the screen."""
+    words = ("considerable", "extraordinary", "circumstances", "notwithstanding")
+    table = f"|{'|'.join(words)}|\n|-|-|-|-|\n|1|2|3|4|\n"
+    page, _ = cloud_page(
+        chromium, address, pieces=[table], viewport={"width": 390, "height": 844}, has_touch=True
+    )
+    page.open().wait("idle")
+    page.tab.evaluate(SET_CLOUD, [f"{CLOUD}/v1", ""])
+    ask(page, "A table, please")
+    box = "document.querySelector('.table-scroller')"
+    assert page.tab.evaluate(f"{box}.scrollWidth > {box}.clientWidth")
+    heights = page.tab.evaluate("[...document.querySelectorAll('th')].map((cell) => cell.offsetHeight)")
+    assert max(heights) < 50, "a heading of one word takes one line"
+    assert page.tab.evaluate("document.documentElement.scrollWidth") == 390

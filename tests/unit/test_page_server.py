@@ -192,8 +192,19 @@ def test_artifacts_for_browsers_are_served_side_by_side(several: Path, site: Sit
             assert json.loads(ask(server, "GET", f"/artifact/{name}/manifest.json")[1])["target"] == name
         response, body = ask(server, "GET", "/artifact/wasm/kernels/model.wasm")
         assert (response.getheader("Content-Type"), body) == ("application/wasm", b"\0asm")
-        for path in ("manifest.json", "cpu/manifest.json", "webgpu/../cpu/manifest.json", "wasm", "wasm/"):
+        listed = {"format": "nearfar-targets", "targets": ["wasm", "webgpu"]}
+        assert json.loads(ask(server, "GET", "/artifact/manifest.json")[1]) == listed
+        for path in ("cpu/manifest.json", "webgpu/../cpu/manifest.json", "xmanifest.json", "wasm", "wasm/"):
             assert ask(server, "GET", f"/artifact/{path}")[0].status == 404, path
+
+
+def test_several_targets_of_several_models_are_listed_by_folder(several: Path, site: Site) -> None:
+    artifacts = {"one/wasm": several / "wasm", "one/webgpu": several / "webgpu", "two": several / "wasm"}
+    with serving(Site(site.page, artifacts)) as server:
+        listed = json.loads(ask(server, "GET", "/artifact/one/manifest.json")[1])
+        assert listed == {"format": "nearfar-targets", "targets": ["wasm", "webgpu"]}
+        assert json.loads(ask(server, "GET", "/artifact/two/manifest.json")[1])["target"] == "wasm"
+        assert ask(server, "GET", "/artifact/three/manifest.json")[0].status == 404
 
 
 def test_an_artifact_for_browsers_alone_is_served_as_the_artifact(several: Path, site: Site) -> None:

@@ -21,16 +21,16 @@ const TEXT = "src/worker/text/index.ts";
  * which the first request that asks for a format or has tools loads, or a model that marks its reasoning.
  */
 export const LIMITS = {
-  webgpu: 47_400,
-  wasm: 42_800,
+  webgpu: 47_600,
+  wasm: 43_000,
   text: 25_000,
   routing: 20_500,
   openai: 2_000,
   "ai-sdk": 3_150,
   react: 2_000,
   "prompt-api": 4_500,
-  models: 11_100,
-  all: 113_500,
+  models: 11_200,
+  all: 113_700,
   grammars: 410_000,
   answers: 8_200,
 };

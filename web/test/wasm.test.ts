@@ -390,6 +390,33 @@ describe("a folder with artifacts for both backends", () => {
     );
   });
 
+  test("is asked for by what the server lists of the folder, and by nothing that it lacks", async () => {
+    const listing = (...targets: string[]): Uint8Array =>
+      new TextEncoder().encode(JSON.stringify({ format: "nearfar-targets", targets }));
+    const asked: string[] = [];
+    const find = (files: ReadonlyMap<string, Uint8Array>, integrity?: string) =>
+      findArtifacts(BASE, undefined, {
+        integrity,
+        fetch: async (url) => {
+          asked.push(url.pathname);
+          return fetcher(files)(url);
+        },
+      });
+    const found = await find(new Map([...both, ["manifest.json", listing("cpu", "wasm")]]));
+    expect([...found.keys()]).toEqual(["wasm"]);
+    expect(asked).toEqual(["/manifest.json", "/wasm/manifest.json"]);
+    await expect(find(new Map([["manifest.json", listing("cpu", "mlx")]]))).rejects.toMatchObject({
+      message: expect.stringMatching(/lists cpu, mlx: no artifact for a browser/),
+    });
+    const digest = await crypto.subtle.digest(
+      "SHA-256",
+      Uint8Array.from(both.get("wasm/manifest.json") ?? []),
+    );
+    const integrity = `sha256-${Buffer.from(digest).toString("base64")}`;
+    const listed = new Map([...both, ["manifest.json", listing("wasm")] as const]);
+    expect([...(await find(listed, integrity)).keys()]).toEqual(["wasm"]);
+  });
+
   test("is found behind a server that answers its page for files that it lacks", async () => {
     const page = new TextEncoder().encode("<!doctype html><title>app</title>");
     const { session } = await load(new Map([...both, ["manifest.json", page]]));

@@ -1,5 +1,7 @@
 import { ArtifactError, RequestError, UnreachableError } from "./errors.js";
+import { LISTING } from "./format.js";
 import { type DownloadOptions, fetchText, MissingError, sha256Hex } from "./http.js";
+import { parseJson } from "./json.js";
 import { BACKENDS, type BackendName, openManifest, type SealedManifest } from "./manifest.js";
 
 /** An artifact on its server. */
@@ -15,6 +17,16 @@ export interface FindOptions extends DownloadOptions {
   readonly kept?: (base: URL) => Promise<string | null>;
   /** Hashes of manifests that will do, as in HTML; any where it is left out. */
   readonly integrity?: string | undefined;
+}
+
+/** A folder of several, whose server tells which: nobody asks for those that it lacks. */
+class ListedError extends MissingError {
+  constructor(
+    url: URL,
+    readonly targets: readonly string[],
+  ) {
+    super(`${url.href} lists ${targets.join(", ")}: no artifact for a browser. Build it for webgpu or wasm.`);
+  }
 }
 
 /** What can be loaded: an artifact for each backend that there is one for. */
@@ -35,7 +47,11 @@ export async function findArtifacts(
   if (!(one instanceof Error)) return new Map([[(one as Found).manifest.target, one as Found]]);
   if (!isAbsent(one)) throw one;
   const found = new Map<BackendName, Found>();
-  const wanted = BACKENDS.filter((name) => pinned === undefined || name === pinned);
+  const wanted = BACKENDS.filter(
+    (name) =>
+      (pinned === undefined || name === pinned) &&
+      !(one instanceof ListedError && !one.targets.includes(name)),
+  );
   const looks = wanted.map(async (name) => {
     const look = (): Promise<unknown> =>
       open(new URL(`${name}/`, base), options).catch((error: unknown) => error);
@@ -89,11 +105,21 @@ async function manifestText(base: URL, { kept, integrity, ...options }: FindOpti
         "lacks. Is the artifact's address right?",
       { code: "not-an-artifact" },
     );
+  const listed = targetsIn(text);
+  if (listed) throw new ListedError(url, listed);
   if (await isExpected(text)) return text;
   throw new ArtifactError(
     `${url.href} is not the manifest that is expected: its hash is not in integrity (${integrity}). Upload ` +
       "the artifact again, or give the hash of the one that is there.",
   );
+}
+
+/** The targets, where a server lists those of a folder in the place of a manifest; else null. */
+function targetsIn(text: string): readonly string[] | null {
+  // Manifests are long: only one that has the word is read twice.
+  if (!text.includes(`"${LISTING}"`)) return null;
+  const root = parseJson<{ format: string; targets: string[] }>(text, MANIFEST);
+  return root.at("format").value === LISTING ? root.at("targets").list((name) => name.string()) : null;
 }
 
 /** The SHA-256 digests of an integrity attribute, in hexadecimal. */

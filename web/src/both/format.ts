@@ -3,6 +3,9 @@
 /** The first word of a manifest. */
 export const FORMAT = "nearfar-artifact";
 
+/** The format of what a server may answer for the manifest.json that a folder of several targets lacks. */
+export const LISTING = "nearfar-targets";
+
 /** Of the format; a reader reads no other. */
 export const VERSION = 3;
 
