@@ -12,7 +12,7 @@ running that code. A kernel is what TVM's parser makes of its script (tests/unit
   write.
 
 A name belongs to the loop, branch or kernel that binds it, and means one thing within. All else is a
-SyntaxError that names the line.
+SyntaxError that names the line. Why: docs/decisions/0026.
 """
 
 from __future__ import annotations
