@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
-from nearfar.errors import StoreError
+from nearfar.errors import DeviceError, StoreError
+from nearfar.fallback_server.engines.opening import EngineOptions, open_engine
 from nearfar.store import serving
 from nearfar.store.serving import served
 
@@ -79,3 +82,10 @@ def test_what_is_no_name_is_said_before_anything_is_loaded() -> None:
     for engine in ("auto", "torch"):
         with pytest.raises(StoreError, match="smolm2 is no path here, no model of the store"):
             served("smolm2", engine, lambda name: BUILT)
+
+
+def test_on_windows_the_torch_engine_is_refused_before_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert found("plain") == found("someone/model") == "built"
+    with pytest.raises(DeviceError, match="which Windows cannot: serve an artifact"):
+        asyncio.run(open_engine(("someone/model",), "torch", EngineOptions()))
