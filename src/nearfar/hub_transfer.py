@@ -70,7 +70,7 @@ def interruptible(call: Callable[[], T], stop: threading.Event | None = None) ->
 
 
 def awaited(waiting: queue.SimpleQueue[T], stop: threading.Event | None = None) -> T:
-    """The next of a queue, looked at every now and then: on Windows a wait without an end is deaf to Ctrl-C."""
+    """The next of a queue, looked at every now and then: an endless wait is deaf to Ctrl-C on Windows."""
     while True:
         try:
             return waiting.get(timeout=LOOK)
