@@ -212,6 +212,14 @@ def test_its_name_is_completed(home: Path, command: str) -> None:
     assert "stories" in out
 
 
+def test_a_snapshot_is_made_of_a_name(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("Once upon a time, there was a little girl. " * 8)
+    given = ("stories", "-o", tmp_path / "x.snap", "--raw", "--file", tmp_path / "text", "--device", "mlx")
+    code, _, err = nearfar(home, "cache", "save", *given)
+    assert code == 0, err
+    assert (tmp_path / "x.snap").is_file()
+
+
 def test_artifacts_are_copied_out(home: Path, tmp_path: Path) -> None:
     code, _, err = nearfar(home, "cp", "stories", tmp_path / "out")
     assert code == 0, err

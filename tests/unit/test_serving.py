@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import pytest
 from nearfar.errors import DeviceError, StoreError
 from nearfar.fallback_server.engines.opening import EngineOptions, open_engine
 from nearfar.store import serving
+from nearfar.store.entries import Store, Wanted
 from nearfar.store.serving import served
 
 BUILT = Path("built")
@@ -89,3 +92,24 @@ def test_on_windows_the_torch_engine_is_refused_before_a_download(monkeypatch: p
     assert found("plain") == found("someone/model") == "built"
     with pytest.raises(DeviceError, match="which Windows cannot: serve an artifact"):
         asyncio.run(open_engine(("someone/model",), "torch", EngineOptions()))
+
+
+def test_who_waits_for_another_process_is_told(tmp_path: Path) -> None:
+    store, wanted = Store(tmp_path / "store"), Wanted("tale", "someone/tale")
+    told: list[str] = []
+    waited: list[bool] = []
+
+    def second() -> None:
+        with store.locked(wanted, told.append) as other:
+            waited.append(other)
+
+    thread = threading.Thread(target=second)
+    with store.locked(wanted, told.append) as other:
+        assert (other, told) == (False, [])
+        thread.start()
+        end = time.monotonic() + 60
+        while not told:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    thread.join()
+    assert (waited, told) == ([True], ["another process makes tale: waiting for it"])

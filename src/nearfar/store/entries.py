@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -144,8 +144,10 @@ class Store:
         return size
 
     @contextmanager
-    def locked(self, wanted: Wanted) -> Iterator[bool]:
-        """Hold what is made of this against other processes; gives whether another one had it first."""
+    def locked(self, wanted: Wanted, tell: Callable[[str], None]) -> Iterator[bool]:
+        """Hold what is made of this against other processes; gives whether another one had it first, which
+        is told before it is waited for.
+        """
         self.root.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.root / f".{wanted.folder}.making")
         waited = False
@@ -153,6 +155,7 @@ class Store:
             lock.acquire(timeout=0)
         except Timeout:
             waited = True
+            tell(f"another process makes {wanted.name}: waiting for it")
             lock.acquire()
         try:
             yield waited
