@@ -18,6 +18,7 @@ from nearfar.fallback_server.backend import GRAMMAR_SECONDS, Backend
 from nearfar.fallback_server.engines.base import Engine
 from nearfar.fallback_server.engines.local import LocalEngine, TextOptions
 from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
+from nearfar.fallback_server.torch_engine.options import require_system
 from nearfar.format.answers import AnswerFormat
 from nearfar.hub import snapshot, watched
 
@@ -76,6 +77,8 @@ async def open_engine(
         return await UpstreamEngine.connect(models, options.upstream, options.names)
     if len(models) != 1:
         raise RequestError(f"the engine {kind} serves one model, not {len(models)}")
+    if kind == "torch":
+        require_system()
     if kind == "torch" and not Path(models[0]).is_dir():
         await _download(models[0], telling)
     source = text_source(models[0], kind, options)

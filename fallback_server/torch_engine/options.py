@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nearfar.errors import CheckpointError
+from nearfar.errors import CheckpointError, DeviceError
 from nearfar.fallback_server.backend import GRAMMAR_SECONDS
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -40,6 +41,15 @@ class TorchOptions:
     max_resubmits: int = 2  # engine deaths that a request may be part of before it is given up
     backoff_first: float = 0.1  # before the first restart; doubles with each that fails
     backoff_last: float = 10.0
+
+
+def require_system() -> None:
+    """Refuse a system on which the engine cannot run, before anything is downloaded or loaded for it."""
+    if sys.platform == "win32":
+        raise DeviceError(
+            "the torch engine hands its process an open socket, which Windows cannot: serve an artifact "
+            "(--engine artifact builds one of the same model), or serve from Linux, as in WSL"
+        )
 
 
 def require_checkpoint(path: Path) -> None:

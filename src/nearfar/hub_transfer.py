@@ -63,13 +63,14 @@ def interruptible(call: Callable[[], T], stop: threading.Event | None = None) ->
             done.put((None, error))
 
     threading.Thread(target=work, name="nearfar-hub", daemon=True).start()
-    result, error = _next(done, stop)
+    result, error = awaited(done, stop)
     if error is not None:
         raise error
     return result  # type: ignore[return-value]  # a call without an error has given it
 
 
-def _next(waiting: queue.SimpleQueue[T], stop: threading.Event | None) -> T:
+def awaited(waiting: queue.SimpleQueue[T], stop: threading.Event | None = None) -> T:
+    """The next of a queue, looked at every now and then: an endless wait is deaf to Ctrl-C on Windows."""
     while True:
         try:
             return waiting.get(timeout=LOOK)
@@ -120,7 +121,7 @@ class Transfer:
             threading.Thread(target=work, name="nearfar-hub", daemon=True).start()
         try:
             for _ in self._files:
-                if (error := _next(ended, stop)) is not None:
+                if (error := awaited(ended, stop)) is not None:
                     raise error
         finally:
             self._stop.set()

@@ -111,6 +111,12 @@ def test_what_is_no_name_says_what_would_be_one(home: Path) -> None:
     assert code == 1
     assert "no-such-model is no path here, no model of the store (nearfar list), no hub id" in err
     assert "smollm2:135m" in err
+    for given in (("run", "smolm2:135m", "hi"), ("pull", "SmolLM2:135"), ("serve", "smollm2-135m")):
+        code, _, err = nearfar(home, *given)
+        assert (code, "is smollm2:135m meant?" in err) == (1, True), err
+    for command in ("show", "rm"):
+        code, _, err = nearfar(home, command, "storeis")
+        assert (code, "the store has no 'storeis': is stories meant?" in err) == (1, True), err
 
 
 def test_a_checkpoint_that_changed_is_built_anew(home: Path, tmp_path: Path, model: Path) -> None:
@@ -204,6 +210,14 @@ def test_its_name_is_completed(home: Path, command: str) -> None:
     code, out, err = nearfar(home, **typed)
     assert code == 0, err
     assert "stories" in out
+
+
+def test_a_snapshot_is_made_of_a_name(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("Once upon a time, there was a little girl. " * 8)
+    given = ("stories", "-o", tmp_path / "x.snap", "--raw", "--file", tmp_path / "text", "--device", "mlx")
+    code, _, err = nearfar(home, "cache", "save", *given)
+    assert code == 0, err
+    assert (tmp_path / "x.snap").is_file()
 
 
 def test_artifacts_are_copied_out(home: Path, tmp_path: Path) -> None:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 from nearfar.cli import COMMANDS
 
@@ -61,3 +65,40 @@ def test_a_command_of_a_group_says_what_it_lacks_and_its_neighbour_works() -> No
     assert "`nearfar bench serve` needs httpx" in " ".join(lacking.stderr.split())
     assert "pip install 'nearfar[server]'" in " ".join(lacking.stderr.split())
     assert run("kernels", "--help").returncode == 0
+
+
+def nearfar(*arguments: str, home: Path, **streams: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "nearfar", *arguments]
+    settings = {**os.environ, "NEARFAR_HOME": str(home)}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
+    return subprocess.run(command, text=True, timeout=120, env=settings, **pipes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["rnu", "x"], 2, "there is no command rnu: is run meant?"),
+        (["frobnicate"], 2, "there is no command frobnicate: there are build, inspect, run"),
+        (["list", "--jsno"], 2, "No such option: --jsno"),
+        (
+            ["serve", "x", "--port", "70000"],
+            2,
+            "Invalid value for '--port': Input should be less than or equal to 65535",
+        ),
+        (["keys", "no/such/folder/keys", "me"], 1, "keys.new: No such file or directory: check the path"),
+    ],
+)
+def test_what_is_wrong_is_a_sentence(arguments: list[str], code: int, said: str, tmp_path: Path) -> None:
+    done = nearfar(*arguments, home=tmp_path)
+    told = " ".join(done.stderr.replace("│", " ").split())
+    assert (done.returncode, said in told) == (code, True), told
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+def test_a_full_disk_is_a_sentence(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = nearfar("list", "--json", home=tmp_path, stdout=full)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the output cannot be written, the disk is full: free some space")
+    assert len(done.stderr.splitlines()) == 1

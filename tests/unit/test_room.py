@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 from collections import namedtuple
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from nearfar import hub_transfer
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.build.weights.hub import download
 from nearfar.errors import BuildError, CheckpointError
@@ -49,6 +51,10 @@ def test_a_build_asks_for_the_weights_of_every_target(tmp_path: Path, free: Call
         build(options("mlx"))
 
 
+def no_room(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_a_download_asks_for_what_the_cache_lacks(
     tmp_path: Path, free: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -68,6 +74,13 @@ def test_a_download_asks_for_what_the_cache_lacks(
             asyncio.run(open_engine(("someone/stories",), "torch", EngineOptions()))
         assert not [line for line in at.asked if line.startswith("GET") and "resolve" in line]
         free(50_000_000)
+        with monkeypatch.context() as full:
+            full.setattr(hub_transfer.Transfer, "_receive", no_room)
+            with pytest.raises(
+                CheckpointError,
+                match=r"cannot be written: No space left on device\. Free some space, or let HF_",
+            ):
+                download("someone/stories")
         folder = download("someone/stories")
         free(0)
         assert download("someone/stories") == folder, "all of it is there"

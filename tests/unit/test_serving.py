@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from nearfar.errors import StoreError
+from nearfar.errors import DeviceError, StoreError
+from nearfar.fallback_server.engines.opening import EngineOptions, open_engine
 from nearfar.store import serving
+from nearfar.store.entries import Store, Wanted
 from nearfar.store.serving import served
 
 BUILT = Path("built")
@@ -79,3 +85,31 @@ def test_what_is_no_name_is_said_before_anything_is_loaded() -> None:
     for engine in ("auto", "torch"):
         with pytest.raises(StoreError, match="smolm2 is no path here, no model of the store"):
             served("smolm2", engine, lambda name: BUILT)
+
+
+def test_on_windows_the_torch_engine_is_refused_before_a_download(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert found("plain") == found("someone/model") == "built"
+    with pytest.raises(DeviceError, match="which Windows cannot: serve an artifact"):
+        asyncio.run(open_engine(("someone/model",), "torch", EngineOptions()))
+
+
+def test_who_waits_for_another_process_is_told(tmp_path: Path) -> None:
+    store, wanted = Store(tmp_path / "store"), Wanted("tale", "someone/tale")
+    told: list[str] = []
+    waited: list[bool] = []
+
+    def second() -> None:
+        with store.locked(wanted, told.append) as other:
+            waited.append(other)
+
+    thread = threading.Thread(target=second)
+    with store.locked(wanted, told.append) as other:
+        assert (other, told) == (False, [])
+        thread.start()
+        end = time.monotonic() + 60
+        while not told:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    thread.join()
+    assert (waited, told) == ([True], ["another process makes tale: waiting for it"])

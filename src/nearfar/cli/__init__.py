@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Never
 
 import typer
 from rich.console import Console
@@ -43,6 +46,12 @@ COMMANDS = {
 }
 
 PROGRAM = "nearfar"
+
+MACHINE = (
+    errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT,
+    errno.ENOTDIR, errno.EISDIR,
+)  # fmt: skip
+"""Errors that are the machine's or the path's: a traceback would say nothing of use."""
 
 EXTRAS = {
     "tvm": "build",
@@ -82,6 +91,10 @@ class LazyGroup(typer.core.TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that the arguments name, from `nearfar.cli.<name>`."""
+        if args and not args[0].startswith("-") and args[0] not in self.table:
+            close = get_close_matches(args[0], self.table, 1)
+            meant = f": is {close[0]} meant?" if close else f": there are {', '.join(self.table)}"
+            ctx.fail(f"there is no command {args[0]}{meant}")
         name, command, rest = super().resolve_command(ctx, args)
         return name, self._load(name) if name is not None and name in self.table else command, rest
 
@@ -147,13 +160,29 @@ def app() -> None:
     try:
         typer_app(prog_name=PROGRAM)
     except NearfarError as error:
-        Console(stderr=True, soft_wrap=True, highlight=False).print(
-            f"[bold red]error:[/] {_plain(str(error))}"
-        )
-        sys.exit(1)
+        _fail(str(error))
+    except OSError as error:
+        if error.errno not in MACHINE:
+            raise
+        _fail(_of_the_machine(error))
     except KeyboardInterrupt:
         Console(stderr=True).print("stopped")
         sys.exit(130)
+
+
+def _fail(message: str) -> Never:
+    Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {_plain(message)}")
+    with contextlib.suppress(OSError, ValueError):  # nothing more to where nothing can be written
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(1)
+
+
+def _of_the_machine(error: OSError) -> str:
+    """What is said where the disk is full, or a path is not what a command took it for."""
+    what = "the output" if error.filename is None else str(error.filename)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{what} cannot be written, the disk is full: free some space (nearfar list, nearfar rm NAME)"
+    return f"{what}: {error.strerror}: check the path and its permissions"
 
 
 def _plain(text: str) -> str:

@@ -11,6 +11,8 @@ from rich.console import Console
 
 from nearfar.build.output import output_directory
 from nearfar.cli.models import Name
+from nearfar.errors import StoreError
+from nearfar.room import lacking
 from nearfar.store.entries import Store
 
 
@@ -22,7 +24,12 @@ def cp(
 ) -> None:
     """Copy a model's artifacts out of the store: to serve them, to take them to another machine."""
     entry = Store().require(name)
+    if lack := lacking(out, entry.bytes):
+        raise StoreError(f"copying {entry.wanted.name} {lack}: free some space, or choose another directory")
     for target, path in entry.targets.items():
         with output_directory(out / target) as folder:
-            shutil.copytree(path, folder, dirs_exist_ok=True)
+            try:
+                shutil.copytree(path, folder, dirs_exist_ok=True)
+            except shutil.Error as error:  # of all files: one of them says enough
+                raise StoreError(f"{out / target} cannot be written: {error.args[0][0][2]}") from error
         Console(stderr=True).print(f"copied {out / target}", highlight=False)

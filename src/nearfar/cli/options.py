@@ -20,6 +20,7 @@ from nearfar.edge_runtime.devices import AUTO, device_choices, device_names, kv_
 from nearfar.edge_runtime.engine.requests import RequestStats
 from nearfar.edge_runtime.openai.parameters import ChatParams, CommonParams
 from nearfar.errors import RequestError
+from nearfar.store.entries import Store
 from nearfar.strict_json import loads
 
 DEFAULTS = SamplingParams()
@@ -29,7 +30,8 @@ MODELS = "Default: the model's (nearfar inspect shows it), else "
 ArtifactPath = Annotated[
     Path,
     typer.Argument(
-        help="An artifact, or the directory that `nearfar build` wrote: then the best target of it."
+        help="An artifact, or the directory that `nearfar build` wrote: then the best target of it; or a "
+        "name of the store (nearfar list)."
     ),
 ]
 MaxTokens = Annotated[
@@ -191,7 +193,9 @@ def response_format(json_object: bool, schema: Path | None) -> CommonParams:
 
 
 def load_engine(artifact: Path, **options: Unpack[LoadKeywords]) -> Engine:
-    """Load, and show what is waited for, then and later."""
+    """Load, and show what is waited for, then and later. What is no path may be a name of the store."""
+    if not artifact.exists() and (entry := Store().find(str(artifact))) is not None:
+        artifact = entry.folder
     shown = Shown(Console(stderr=True))
     try:
         return Engine.load(artifact, progress=shown, **options)

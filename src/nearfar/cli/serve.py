@@ -120,7 +120,9 @@ def serve(
         float, _option("Ray", "--target-requests", "Requests under way in a replica that scaling aims at.")
     ] = RAY.target,
     host: Annotated[str, _option("Network", "--host", "The address to listen on.")] = DEFAULTS.host,
-    port: Annotated[int, _option("Network", "--port", "0: any free one.")] = DEFAULTS.port,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="0: any free one.", rich_help_panel="Network")
+    ] = DEFAULTS.port,
     tls_cert: Annotated[Path | None, _option("Network", "--tls-cert", "Certificate, for https.")] = None,
     tls_key: Annotated[Path | None, _option("Network", "--tls-key", "Its private key.")] = None,
     tls_client_ca: Annotated[

@@ -12,10 +12,11 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from difflib import get_close_matches
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -81,6 +82,12 @@ class Entry:
             os.utime(self.folder / ENTRY)
 
 
+def suggested(given: str, names: Iterable[str]) -> str:
+    """The name that may be meant, as the end of a sentence; empty where none is close."""
+    close = get_close_matches(given.lower(), names, 1)
+    return f": is {close[0]} meant?" if close else ""
+
+
 class Store:
     """The models below a folder; by default `models` in this user's cache, which NEARFAR_HOME moves."""
 
@@ -103,9 +110,10 @@ class Store:
         """The same; StoreError where there is none."""
         found = self.find(name)
         if found is None:
-            there = ", ".join(sorted(entry.wanted.name for entry in self.entries()))
+            names = sorted(entry.wanted.name for entry in self.entries())
+            there = ", ".join(names)
             raise StoreError(
-                f"the store has no {name!r}; it has {there}"
+                f"the store has no {name!r}{suggested(name, names) or f'; it has {there}'}"
                 if there
                 else f"the store has no {name!r}, nor any other model: nearfar pull NAME gets one"
             )
@@ -136,8 +144,10 @@ class Store:
         return size
 
     @contextmanager
-    def locked(self, wanted: Wanted) -> Iterator[bool]:
-        """Hold what is made of this against other processes; gives whether another one had it first."""
+    def locked(self, wanted: Wanted, tell: Callable[[str], None]) -> Iterator[bool]:
+        """Hold what is made of this against other processes; gives whether another one had it first, which
+        is told before it is waited for.
+        """
         self.root.mkdir(parents=True, exist_ok=True)
         lock = FileLock(self.root / f".{wanted.folder}.making")
         waited = False
@@ -145,6 +155,7 @@ class Store:
             lock.acquire(timeout=0)
         except Timeout:
             waited = True
+            tell(f"another process makes {wanted.name}: waiting for it")
             lock.acquire()
         try:
             yield waited

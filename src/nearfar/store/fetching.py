@@ -22,6 +22,7 @@ from nearfar.edge_runtime.artifact.finder import MANIFEST
 from nearfar.edge_runtime.artifact.folders import HOME
 from nearfar.edge_runtime.artifact.reader import Artifact, Expected
 from nearfar.errors import ArtifactError, StoreError
+from nearfar.hub_transfer import awaited
 from nearfar.room import lacking
 
 Told = Callable[[int, int], None]
@@ -167,7 +168,7 @@ class _Download:
             threading.Thread(target=self._work, name="nearfar-fetch", daemon=True).start()
         try:
             for _ in self._files:
-                if (error := self._ended.get()) is not None:
+                if (error := awaited(self._ended)) is not None:
                     raise error
         finally:
             self._stop.set()

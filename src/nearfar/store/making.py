@@ -75,7 +75,7 @@ def made(store: Store, wanted: Wanted, runner: Runner, build: Build, tell: Tell,
     else:
         first_look(wanted.source)
         tell(f"{wanted.name} is not built yet: building it into the store, once")
-    with store.locked(wanted) as waited:
+    with store.locked(wanted, tell) as waited:
         found = _fresh(store, wanted) if waited else found
         if found is None or not runner.runs(found):
             if found is None and (stale := store.of(wanted)) is not None:

@@ -4,6 +4,7 @@ artifacts there are PyTorch and other servers.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -87,4 +88,5 @@ def _repository(source: str) -> bool:
 
 
 def _torch_is_there() -> bool:
-    return find_spec("torch") is not None
+    """Whether its engine runs here: see nearfar.fallback_server.torch_engine.options.require_system."""
+    return sys.platform != "win32" and find_spec("torch") is not None
