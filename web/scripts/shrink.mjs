@@ -1,7 +1,9 @@
 // @ts-check
 /** esbuild, and terser after it, whose passes leave 3 to 5 % fewer bytes, gzipped, than esbuild alone. */
-import { mkdir, writeFile } from "node:fs/promises";
-import { basename, dirname } from "node:path";
+import { createHash } from "node:crypto";
+import { mkdir, readFile, rename, writeFile } from "node:fs/promises";
+import { basename, dirname, join } from "node:path";
+import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
 import { minify } from "terser";
 
@@ -14,6 +16,11 @@ const OPTIONS = { ecma: 2022, compress: { passes: 3 }, format: { comments: "some
 
 /** What is larger holds a library that came minified: a third of a percent for seconds of a build. */
 const MOST_BYTES = 1_000_000;
+
+const modules = new URL("../node_modules/", import.meta.url);
+/** Terser takes 10 s for the package, and each file of tests builds it anew: what it made is kept. */
+const KEPT = fileURLToPath(new URL(".cache/nearfar-shrink/", modules));
+const TERSER = await readFile(new URL("terser/package.json", modules), "utf8");
 
 /** @typedef {{ readonly path: string, readonly contents: Uint8Array }} File */
 
@@ -34,7 +41,7 @@ export async function buildSmall({ write = true, ...options }) {
     }),
   );
   const files = shrunk.flat();
-  if (write) await Promise.all(files.map(put));
+  if (write) await Promise.all(files.map(({ path, contents }) => put(path, contents)));
   return { metafile, outputFiles: files };
 }
 
@@ -47,13 +54,41 @@ export async function buildSmall({ write = true, ...options }) {
 async function shrink(script, map, isModule) {
   const name = basename(script.path);
   const sourceMap = map && { content: map.text, filename: name, url: `${name}.map` };
-  const made = await minify(script.text, { ...OPTIONS, module: isModule, ...(sourceMap && { sourceMap }) });
-  const file = { path: script.path, contents: Buffer.from(made.code ?? "") };
-  return map ? [file, { path: map.path, contents: Buffer.from(String(made.map)) }] : [file];
+  const options = { ...OPTIONS, module: isModule, ...(sourceMap && { sourceMap }) };
+  const [code, mapped] = await kept(JSON.stringify([TERSER, options, script.text]), async () => {
+    const made = await minify(script.text, options);
+    return [made.code ?? "", String(made.map ?? "")];
+  });
+  const file = { path: script.path, contents: Buffer.from(code) };
+  return map ? [file, { path: map.path, contents: Buffer.from(mapped) }] : [file];
 }
 
-/** @param {File} file */
-async function put({ path, contents }) {
+/**
+ * What was made of the same input before, or else is made now.
+ * @param {string} input
+ * @param {() => Promise<readonly [string, string]>} make
+ * @returns {Promise<readonly [string, string]>}
+ */
+async function kept(input, make) {
+  const path = join(KEPT, createHash("sha256").update(input).digest("hex"));
+  const found = await readFile(path, "utf8").catch(() => null);
+  if (found !== null) return JSON.parse(found);
+  const made = await make();
+  // Another process may be at the same: who is last wins, and nobody reads half a file.
+  const part = `${path}.${process.pid}`;
+  // A folder that cannot be written to costs time alone.
+  await put(part, JSON.stringify(made)).then(
+    () => rename(part, path),
+    () => {},
+  );
+  return made;
+}
+
+/**
+ * @param {string} path
+ * @param {Uint8Array | string} contents
+ */
+async function put(path, contents) {
   await mkdir(dirname(path), { recursive: true });
   await writeFile(path, contents);
 }

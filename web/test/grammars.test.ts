@@ -51,7 +51,7 @@ function bytes(limitMs?: number, ends: readonly number[] = [END], begin: StartGr
 beforeAll(async () => {
   built = await nodePackage();
   folder = built.folder;
-}, 60_000);
+}, 180_000);
 afterAll(() => built?.remove());
 
 function allows(words: Uint32Array, token: number): boolean {
@@ -97,7 +97,7 @@ test("following in the engine's thread leaves its console as it is", async () =>
   expect(console.error).toBe(error);
   // biome-ignore-end lint/suspicious/noConsole: this is about the console
   await grammars.end();
-}, 60_000);
+}, 180_000);
 
 describe("a worker that fails", { timeout: 60_000 }, () => {
   const schema: Grammar = { kind: "json_schema", text: '{"enum": ["abc"]}' };
@@ -189,7 +189,7 @@ test("an answer ends where nothing can follow, and not before, whatever the mode
     expect(answers.map((answer) => answer === null)).toEqual([false, false, true]);
     await grammars.end();
   }
-}, 60_000);
+}, 180_000);
 
 test("a structural tag's schemas are narrowed, and its blanks are bounded", async () => {
   const grammars = bytes(60_000);
@@ -204,4 +204,4 @@ test("a structural tag's schemas are narrowed, and its blanks are bounded", asyn
   expect(await takes(grammars, made, '<a>{"n": 1}</a>')).toBe(true);
   expect(await takes(grammars, made, `<a>{${" ".repeat(17)}"n": 1}</a>`)).toBe(false);
   await grammars.end();
-}, 60_000);
+}, 180_000);

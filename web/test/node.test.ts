@@ -24,7 +24,7 @@ beforeAll(async () => {
   for (const { path, contents } of outputFiles) await put(join("package", relative(DIST, path)), contents);
   for (const [path, contents] of files) await put(join("toy", path), contents);
   await put("package.json", '{"type": "module"}');
-});
+}, 180_000);
 afterAll(() => rm(folder, { recursive: true, force: true }));
 
 /** What a program with `createEngine` and the toy's folder prints, once it has ended by itself. */

@@ -50,6 +50,12 @@ describe("what esbuild made, shrunk once more", () => {
     expect(found).toMatchObject({ originalSource: expect.stringContaining("answer.ts"), originalLine: 4 });
   });
 
+  test("is the same each time, made anew or kept", async () => {
+    const again = { stdin: { contents: SOURCE, loader: "ts" }, minify: true, write: false } as const;
+    const [one, two] = [await buildSmall(again), await buildSmall(again)];
+    expect(one.outputFiles).toEqual(two.outputFiles);
+  });
+
   test("of what is not written gives the files alone", async () => {
     const { outputFiles } = await buildSmall({
       stdin: { contents: SOURCE, loader: "ts" },

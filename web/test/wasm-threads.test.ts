@@ -26,7 +26,7 @@ describe.skipIf(!REAL)("threads of a real module (NEARFAR_WASM_ARTIFACT)", { tim
       await writeFile(join(folder, basename(path)), text);
     }
     await writeFile(join(folder, "package.json"), '{"type": "module"}');
-  });
+  }, 180_000);
   afterAll(() => rm(folder, { recursive: true, force: true }));
 
   function spawn(): ThreadPort {

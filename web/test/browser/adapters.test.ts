@@ -77,7 +77,7 @@ describe.skipIf(!CHROMIUM)("the adapters in Chromium", { timeout: 60_000 }, () =
       globalThis.entries = { nearfar, openai, promptApi, react, peers };`;
     await page.addScriptTag({ type: "module", content });
     await Promise.race([page.waitForFunction(() => "entries" in globalThis), failed]);
-  }, 60_000);
+  }, 180_000);
   afterAll(async () => {
     server?.close();
     await browser?.close();

@@ -32,7 +32,7 @@ describe.skipIf(!CHROMIUM)("an engine that fails in Chromium", { timeout: 60_000
   beforeAll(async () => {
     await builtPackage();
     browser = await openChromium();
-  }, 60_000);
+  }, 180_000);
   afterAll(() => browser?.close());
 
   beforeEach(async () => {

@@ -51,7 +51,7 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
     code = made.outputFiles[0]?.text ?? "";
     // It tells sites of a quota that is made up (usage and 10 GiB); others tell the real one.
     browser = await openChromium("--disable-features=StaticStorageQuota");
-  }, 60_000);
+  }, 180_000);
   afterAll(() => browser?.close());
 
   beforeEach(async () => {

@@ -14,7 +14,7 @@ describe.skipIf(!CHROMIUM)("a page that enforces Trusted Types", { timeout: 60_0
   beforeAll(async () => {
     await builtPackage();
     browser = await openChromium();
-  }, 60_000);
+  }, 180_000);
   afterAll(() => browser?.close());
 
   async function serveTrusted(files: ReadonlyMap<string, Uint8Array>, policy: string): Promise<StaticServer> {

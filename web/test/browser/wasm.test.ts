@@ -146,7 +146,7 @@ describe.each(BROWSERS)("WebAssembly in %s", { timeout: 60_000 }, (name, path, o
       return false;
     };
     browser = await open();
-  }, 60_000);
+  }, 180_000);
   afterAll(async () => {
     server?.close();
     await browser?.close();

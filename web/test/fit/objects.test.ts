@@ -36,7 +36,7 @@ let engine: Engine;
 beforeAll(async () => {
   [built, server] = await Promise.all([nodePackage(), serveToyChat()]);
   engine = await (await built.load()).createEngine(server.url);
-}, 60_000);
+}, 180_000);
 afterAll(async () => {
   await engine?.dispose();
   server?.close();

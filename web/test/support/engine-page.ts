@@ -26,7 +26,7 @@ export function enginePage(): EnginePage {
   beforeAll(async () => {
     await builtPackage();
     browser = await openChromium();
-  }, 60_000);
+  }, 180_000);
   afterAll(() => browser?.close());
 
   beforeEach(async () => {
