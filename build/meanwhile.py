@@ -18,7 +18,7 @@ class Stopped(Exception):
 
 
 class Progress(Protocol):
-    """Told how far the build is: `stage` is shown, `total` counts bytes for weights, targets for kernels."""
+    """Told how far the build is: `stage` is shown, `total` counts bytes for weights, programs for kernels."""
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         """Report `done` of `total`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -88,10 +89,10 @@ def build(
 
         programs = {}
         with meanwhile(write) as written:
-            for index, (name, target) in enumerate(targets.items()):
-                stages.report(f"compiling for {name}", index, len(targets))
+            for name, target in targets.items():
+                tell = functools.partial(stages.report, f"compiling programs for {name}")
                 with timings.phase("kernels"):
-                    programs[name] = target.compile(source, options)
+                    programs[name] = target.compile(source, options, tell)
                 timings.count(programs[name].kernels)
             weights, digest = written()
         for index, (name, target) in enumerate(targets.items()):

@@ -39,7 +39,7 @@ from nearfar.targets.bundles import Bundles
 from nearfar.targets.emit import EmitContext
 from nearfar.targets.kernels import Packing, Products, Variant
 from nearfar.targets.quantized import Matrix
-from nearfar.targets.target import KernelCounts, Made, Programs, check_kv_bits
+from nearfar.targets.target import KernelCounts, Made, Programs, Tell, check_kv_bits
 
 _NONE = np.zeros(0, np.float32)
 
@@ -164,7 +164,7 @@ class PlannedTarget:
             shards.add(manifest.rope_tensor(name), np.array(rope.inv_freq, np.float32))
         return PackedWriter(self.packing, shards, self.packing.bundles(source.model.step))
 
-    def compile(self, source: Source, options: BuildOptions) -> Programs:
+    def compile(self, source: Source, options: BuildOptions, tell: Tell) -> Programs:
         """A program for each variant that was asked for."""
         context = EmitContext(
             root=Path(),
@@ -179,7 +179,10 @@ class PlannedTarget:
         kept = {name: found for name, key in keys.items() if cache and (found := cache.get(key))}
         if options.dump_ir is not None:
             kept = {}
-        made = self._compile(job, [each for each in asked if each.name not in kept], context, options.dump_ir)
+        left = [each for each in asked if each.name not in kept]
+        made = self._compile(
+            job, left, context, options.dump_ir, lambda done: tell(len(kept) + done, len(asked))
+        )
         for name, compiled in made.items():
             if cache is not None:
                 cache.put(keys[name], compiled)
@@ -215,17 +218,29 @@ class PlannedTarget:
         return fingerprint(self.name, self.emit, target, job, variant, given)
 
     def _compile(
-        self, job: Job, variants: Sequence[Variant], context: EmitContext, dump: Path | None
+        self,
+        job: Job,
+        variants: Sequence[Variant],
+        context: EmitContext,
+        dump: Path | None,
+        tell: Callable[[int], None],
     ) -> dict[str, Compiled]:
         """The variants' programs by name; where they are for several classes of devices, by as many
-        processes as there are processors. `dump`: where the module after each pass is written to.
+        processes as there are processors. `dump`: where the module after each pass is written to; `tell`:
+        how many are made.
         """
         known = self.name in target_names() and target_of(self.name) is self  # by the other processes
         here, *others = shares(variants) if known and dump is None else [tuple(variants)]
         with ExitStack() as stack:
             waits = [stack.enter_context(beside(Share(self.name, job, each, context))) for each in others]
-            made = [self.compiled(job, variant, context, dump) for variant in here]
-            made += [each for wait in waits for each in wait()]
+            made: list[Compiled] = []
+            tell(0)
+            for variant in here:
+                made.append(self.compiled(job, variant, context, dump))
+                tell(len(made))
+            for wait in waits:
+                made += wait()
+                tell(len(made))
         return {each.record.name: each for each in made}
 
     def compiled(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -58,6 +59,9 @@ def check_kv_bits(name: str, options: BuildOptions) -> None:
         )
 
 
+Tell = Callable[[int, int], None]
+
+
 class Target(Protocol):
     """One target. The pipeline calls check; then writer, for a thread that writes the weights, and compile
     meanwhile; when both are done, finish.
@@ -75,8 +79,10 @@ class Target(Protocol):
         """Where the weights go."""
         ...
 
-    def compile(self, source: Source, options: BuildOptions) -> Programs:
-        """The programs, while the weights are written; nothing is written to the artifact."""
+    def compile(self, source: Source, options: BuildOptions, tell: Tell) -> Programs:
+        """The programs, while the weights are written; nothing is written to the artifact. `tell`: how many
+        are made, of how many.
+        """
         ...
 
     def finish(

@@ -25,7 +25,7 @@ from nearfar.step.reading import read_model
 from nearfar.targets.kernels import Products
 from nearfar.targets.mlx.config_json import mlx_config, module_of
 from nearfar.targets.quantized import QuantTensor
-from nearfar.targets.target import Made, Programs
+from nearfar.targets.target import Made, Programs, Tell
 
 COPIED = ("generation_config.json", "special_tokens_map.json")
 
@@ -146,7 +146,7 @@ class MlxTarget:
         """One safetensors file, or several with an index."""
         return MlxWriter(source, root)
 
-    def compile(self, source: Source, options: BuildOptions) -> Programs:
+    def compile(self, source: Source, options: BuildOptions, tell: Tell) -> Programs:
         """None: MLX compiles where it runs."""
         return Programs()
 

@@ -23,7 +23,7 @@ from nearfar.step.reading import read_model
 from nearfar.targets.kernels import Products
 from nearfar.targets.onnx import configs
 from nearfar.targets.quantized import Matrix
-from nearfar.targets.target import Made, Programs, check_kv_bits
+from nearfar.targets.target import Made, Programs, Tell, check_kv_bits
 
 GROUPS = (16, 32, 64, 128)
 """Group sizes that ONNX Runtime's operators take, of those that there are."""
@@ -116,7 +116,7 @@ class OnnxTarget:
         """The graph, and files of at most 2 GB beside it."""
         return OnnxWriter(source, root, self.products(options) == {"int8"})
 
-    def compile(self, source: Source, options: BuildOptions) -> Programs:
+    def compile(self, source: Source, options: BuildOptions, tell: Tell) -> Programs:
         """None: ONNX Runtime compiles where it runs."""
         return Programs()
 

@@ -6,19 +6,24 @@ import dataclasses
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from nearfar.build import pipeline
 from nearfar.build.meanwhile import Stages
 from nearfar.build.pipeline import BuildOptions, Timings, build
+from nearfar.build.program.kept import Compiled
 from nearfar.build.source import Source, open_source
 from nearfar.errors import BuildError
 from nearfar.format.manifest import Rope, Weights
 from nearfar.targets import target_of
+from nearfar.targets.kernels import Variant
 from nearfar.targets.mlx.target import MlxTarget, MlxWriter
+from nearfar.targets.planned import PlannedTarget
 from nearfar.targets.quantized import Matrix
-from nearfar.targets.target import Made, Programs
+from nearfar.targets.target import Made, Programs, Tell
 
 SAMPLE = Path(__file__).resolve().parents[2] / "examples" / "sample-model"
 
@@ -44,10 +49,10 @@ class Together(MlxTarget):
         self.writes.set()
         return super().writer(source, root, options)
 
-    def compile(self, source: Source, options: BuildOptions) -> Programs:
+    def compile(self, source: Source, options: BuildOptions, tell: Tell) -> Programs:
         self.compiles.set()
         assert self.writes.wait(30), "no weights are written while kernels are compiled"
-        return super().compile(source, options)
+        return super().compile(source, options, tell)
 
 
 class Failing(Together):
@@ -57,8 +62,8 @@ class Failing(Together):
         super().__init__()
         self.some = threading.Event()
 
-    def compile(self, source: Source, options: BuildOptions) -> Programs:
-        super().compile(source, options)
+    def compile(self, source: Source, options: BuildOptions, tell: Tell) -> Programs:
+        super().compile(source, options, tell)
         assert self.some.wait(30)
         raise BuildError("no kernel for that")
 
@@ -128,3 +133,14 @@ def test_a_matrix_that_no_offset_reaches_is_refused_before_anything_is_written(t
     with pytest.raises(BuildError, match=r"per_layer \[262144, 8960\] .*--quant q4"):
         target_of("cpu").check(dataclasses.replace(source, matrices={"per_layer": dense}), options)
     target_of("cpu").check(dataclasses.replace(source, matrices={"per_layer": packed}), options)
+
+
+def test_it_is_told_how_many_programs_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def compiled(_target: PlannedTarget, _job: Any, variant: Variant, *_: Any) -> Compiled:
+        return Compiled(cast(Any, SimpleNamespace(name=variant.name, kernels={})), {})
+
+    monkeypatch.setattr(PlannedTarget, "compiled", compiled)
+    options = BuildOptions(str(SAMPLE), tmp_path, cpu=("x86_64-linux",), kernel_cache=False)
+    told: list[tuple[int, int]] = []
+    target_of("cpu").compile(open_source(options), options, lambda *count: told.append(count))
+    assert told == [(0, 2), (1, 2), (2, 2)]
