@@ -86,6 +86,21 @@ def with_cloud(chromium: Any, address: str, **options: Any) -> Page:
     return page
 
 
+def with_slow_cloud(chromium: Any, address: str, **options: Any) -> Page:
+    """Its answers never come: on a busy machine one of the toy's ends between two keys."""
+    page, _ = cloud_page(chromium, address, **options)
+
+    def hang(route: Any) -> None:
+        if route.request.method != "POST":
+            route.fallback()
+
+    page.tab.route(f"{CLOUD}/**", hang)
+    page.open().wait("idle")
+    page.tab.evaluate(SET_CLOUD, [f"{CLOUD}/v1", ""])
+    page.tab.focus("#prompt")
+    return page
+
+
 def test_the_first_key_skips_to_the_prompt(chromium: Any, address: str) -> None:
     page = new_page(chromium, address).open()
     page.wait("idle")
@@ -98,8 +113,7 @@ def test_the_first_key_skips_to_the_prompt(chromium: Any, address: str) -> None:
 
 def test_sending_and_stopping_keep_the_focus(chromium: Any, address: str) -> None:
     """By Enter the focus stays in the box; by the buttons it goes from one to the next, never nowhere."""
-    page = new_page(chromium, address).open(temperature=0, max_tokens=900)
-    page.wait("idle")
+    page = with_slow_cloud(chromium, address)
     page.tab.keyboard.type("Tell me")
     page.tab.keyboard.press("Enter")
     page.wait("generating")
@@ -112,7 +126,6 @@ def test_sending_and_stopping_keep_the_focus(chromium: Any, address: str) -> Non
     page.tab.keyboard.press("Space")
     page.wait("generating")
     assert focus(page) == "stop"
-    page.tab.wait_for_function("() => document.querySelector('#answer').textContent.length > 20")
     page.tab.keyboard.press("Space")
     assert page.wait("done", "error") == "done", page.notice
     assert focus(page) == "prompt"
@@ -120,8 +133,7 @@ def test_sending_and_stopping_keep_the_focus(chromium: Any, address: str) -> Non
 
 
 def test_who_is_elsewhere_when_an_answer_ends_stays_there(chromium: Any, address: str) -> None:
-    page = new_page(chromium, address).open(temperature=0, max_tokens=900)
-    page.wait("idle")
+    page = with_slow_cloud(chromium, address)
     page.tab.keyboard.type("Tell me")
     page.tab.keyboard.press("Enter")
     page.wait("generating")
@@ -204,8 +216,7 @@ def test_page_keys_scroll_the_chat_from_the_prompt(chromium: Any, address: str) 
 
 
 def test_the_menu_of_a_narrow_screen_by_keys(chromium: Any, address: str) -> None:
-    page = new_page(chromium, address, viewport={"width": 390, "height": 800})
-    page.open(temperature=0, max_tokens=900).wait("idle")
+    page = with_slow_cloud(chromium, address, viewport={"width": 390, "height": 800})
     page.tab.keyboard.type("Tell me")
     page.tab.keyboard.press("Enter")
     page.wait("generating")
