@@ -10,10 +10,12 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from typer.testing import CliRunner
 
+from nearfar.build.options import BuildOptions
 from nearfar.cli import typer_app
 from nearfar.cli.chat import chat
 from nearfar.cli.run import run
@@ -24,8 +26,11 @@ from nearfar.edge_runtime.artifact.options import LoadKeywords, LoadOptions
 from nearfar.edge_runtime.devices import device, device_names, parse_device
 from nearfar.errors import DeviceError, RequestError
 from nearfar.format.manifest import parse
+from nearfar.store.making import artifacts_at, for_device
 from nearfar.targets import target_names
 from tests.support import tiny
+
+SAMPLE = Path(__file__).parents[2] / "examples" / "sample-model"
 
 
 @pytest.fixture
@@ -54,6 +59,29 @@ def test_the_best_device_is_taken(
     prefer(monkeypatch, **ranks)
     assert choose(targets, "auto")[0].target == expected
     assert choose(targets, "webgpu")[0].target == "webgpu"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "given", "target"),
+    [({}, "auto", "cpu"), ({"vulkan": 1}, "auto", "vulkan"), ({"mlx": 2, "vulkan": 1}, "auto", "mlx"),
+     ({"mlx": 2}, "cpu", "cpu")],
+)  # fmt: skip
+def test_a_model_is_built_for_the_best_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ranks: dict[str, int], given: str, target: str
+) -> None:
+    monkeypatch.setenv("NEARFAR_HOME", str(tmp_path))
+    prefer(monkeypatch, **ranks)
+
+    def build(options: BuildOptions) -> None:
+        for name in options.targets:
+            (options.out / name).mkdir(parents=True)
+            tiny.save_manifest(options.out / name, tiny.manifest_dict(target=name))
+
+    def bar(_: str) -> NoReturn:
+        raise AssertionError("nothing is fetched")
+
+    found = artifacts_at(str(SAMPLE), for_device(given), build, lambda _: None, bar)
+    assert [folder.name for folder in found.iterdir() if folder.is_dir()] == [target]
 
 
 def test_a_single_artifact_needs_no_preference(targets: Path, monkeypatch: pytest.MonkeyPatch) -> None:
