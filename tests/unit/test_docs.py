@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import typer
 
-from nearfar.cli import typer_app
+from nearfar.cli import COMMANDS, typer_app
 from tests.support import docs
 from tests.support.paths import ROOT
 
@@ -240,6 +240,13 @@ def test_the_readme_is_short_and_shows_pictures() -> None:
     readme = docs.page("README.md")
     assert len(readme.text.splitlines()) <= 150
     assert sum(link.endswith((".png", ".svg", ".webp")) for link in readme.links()) >= 2
+
+
+def test_every_command_is_in_the_readme() -> None:
+    listed = docs.page("README.md").text.partition("## Commands")[2].partition("\n## ")[0]
+    assert {
+        name for name in COMMANDS if f"`{name}" not in listed and f"nearfar {name}" not in listed
+    } == set()
 
 
 def test_every_model_file_is_in_the_table_of_models() -> None:
