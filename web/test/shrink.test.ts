@@ -41,6 +41,12 @@ describe("what esbuild made, shrunk once more", () => {
 
   test("keeps licences", () => expect(read("answer.js")).toContain("@license MIT, of somebody"));
 
+  test("keeps directives", async () => {
+    const contents = '"use client";\nexport const answer = 42;\n';
+    const { outputFiles } = await buildSmall({ stdin: { contents }, format: "esm", minify: true, write: false });
+    expect(Buffer.from(outputFiles[0]?.contents ?? []).toString()).toMatch(/^"use client";/);
+  });
+
   test("leads to the source", () => {
     const script = read("answer.js");
     expect(script).toContain("//# sourceMappingURL=answer.js.map");
