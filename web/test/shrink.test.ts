@@ -43,7 +43,12 @@ describe("what esbuild made, shrunk once more", () => {
 
   test("keeps directives", async () => {
     const contents = '"use client";\nexport const answer = 42;\n';
-    const { outputFiles } = await buildSmall({ stdin: { contents }, format: "esm", minify: true, write: false });
+    const { outputFiles } = await buildSmall({
+      stdin: { contents },
+      format: "esm",
+      minify: true,
+      write: false,
+    });
     expect(Buffer.from(outputFiles[0]?.contents ?? []).toString()).toMatch(/^"use client";/);
   });
 
