@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import ArtifactError, StoreError
+from nearfar.format.manifest import LISTING
 from nearfar.store import fetching
 from nearfar.store.entries import Store
 from nearfar.store.fetching import ASIDE, address_of, fetch, name_of
@@ -65,6 +67,15 @@ def test_all_files_come_and_are_checked(host: Hub, made: Path, tmp_path: Path) -
         assert place == tmp_path / "in" / target
         Artifact.open(place).verify()
         assert not (tmp_path / "in" / ASIDE).exists()
+
+
+def test_a_folder_whose_server_lists_it_is_looked_into(host: Hub, made: Path, tmp_path: Path) -> None:
+    """As `nearfar web` answers for a folder of several."""
+    target = target_of(made)
+    (made / "manifest.json").write_text(json.dumps({"format": LISTING, "targets": [target]}))
+    Artifact.open(fetch(address(host), tmp_path / "in", ("webgpu", target), told)).verify()
+    with pytest.raises(StoreError, match=r"neither there nor in onnx below"):
+        fetch(address(host), tmp_path / "in", ("onnx",), told)
 
 
 def test_a_cut_file_goes_on_in_its_middle(host: Hub, made: Path, tmp_path: Path) -> None:

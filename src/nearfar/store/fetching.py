@@ -18,10 +18,12 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import SplitResult, urljoin, urlsplit
 from urllib.request import Request, urlopen
 
+from nearfar import strict_json
 from nearfar.edge_runtime.artifact.finder import MANIFEST
 from nearfar.edge_runtime.artifact.folders import HOME
 from nearfar.edge_runtime.artifact.reader import Artifact, Expected
 from nearfar.errors import ArtifactError, StoreError
+from nearfar.format.manifest import LISTING
 from nearfar.hub_transfer import awaited
 from nearfar.room import lacking
 
@@ -132,11 +134,23 @@ def _manifest(address: str, targets: Sequence[str]) -> tuple[str, bytes]:
             raise StoreError(_unreached(where + MANIFEST, error)) from error
         if len(text) > MOST_MANIFEST:
             raise StoreError(f"{where}{MANIFEST} is longer than any manifest ({MOST_MANIFEST:,} bytes)")
-        return where, text
+        if not _is_listing(text):
+            return where, text
     raise StoreError(
         f"{address} has no {MANIFEST}, neither there nor in {', '.join(targets)} below: give the address of "
         "a folder that nearfar build wrote, for a target that this machine runs"
     )
+
+
+def _is_listing(text: bytes) -> bool:
+    """Whether a server (nearfar web) lists a folder's targets in the place of the manifest that it lacks."""
+    if LISTING.encode() not in text:  # manifests are long
+        return False
+    try:
+        read = strict_json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(read, dict) and read.get("format") == LISTING
 
 
 class _Download:
