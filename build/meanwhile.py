@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, TimeoutError
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
+from nearfar.interruptible import LOOK
+
 T = TypeVar("T")
-LOOK = 0.2
-"""Seconds between two looks at whether the thread is done: on Windows Ctrl-C ends no longer wait."""
-
-
-class Stopped(Exception):
-    """Raised in the thread that was told to stop; nobody sees it."""
 
 
 class Progress(Protocol):
@@ -64,9 +60,6 @@ def meanwhile(work: Callable[[threading.Event], T]) -> Iterator[Callable[[], T]]
 
 
 def _result(future: Future[T]) -> T:
-    while True:
-        try:
-            return future.result(LOOK)
-        except TimeoutError:
-            if future.done():  # it is the work's own
-                return future.result()
+    while not wait((future,), LOOK).done:
+        pass
+    return future.result()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from nearfar.build import manifest
 from nearfar.build.calibration.quality import check_quality, refined
-from nearfar.build.meanwhile import Progress, Stages, Stopped, meanwhile
+from nearfar.build.meanwhile import Progress, Stages, meanwhile
 from nearfar.build.output import output_directory
 from nearfar.build.packs import write_packs
 from nearfar.build.source import BuildOptions, Source, open_source
@@ -27,6 +27,7 @@ from nearfar.format.adapters import DEVICE_CLASSES
 from nearfar.format.kv import OF_BITS
 from nearfar.format.manifest import FORMAT, VERSION, Manifest, TokenizerFiles, Weights, document
 from nearfar.format.seal import seal
+from nearfar.interruptible import Stopped
 from nearfar.room import lacking
 from nearfar.targets import target_names, target_of
 from nearfar.targets.kernels import PRODUCTS
@@ -150,9 +151,8 @@ def _write_weights(
     )
     # The checkpoint is hashed beside the stream that reads it, so that both find it in the system's cache.
     with ThreadPoolExecutor(1) as hasher, ExitStack() as stack:
-        over = threading.Event()
-        stack.callback(over.set)
-        digest = hasher.submit(source.checkpoint.sha256, over)
+        stack.callback(stop.set)
+        digest = hasher.submit(source.checkpoint.sha256, stop)
         writers = {
             name: stack.enter_context(target.writer(source, roots[name], options))
             for name, target in targets.items()

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nearfar.errors import CheckpointError
-from nearfar.hub_transfer import Fetched, Transfer, interruptible
+from nearfar.hub_transfer import Fetched, Transfer
+from nearfar.interruptible import interruptible
 from nearfar.room import lacking
 
 if TYPE_CHECKING:

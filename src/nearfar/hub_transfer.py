@@ -9,29 +9,26 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import queue
 import re
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from nearfar.errors import CheckpointError
+from nearfar.interruptible import Stopped, side_by_side
 
 if TYPE_CHECKING:
     from huggingface_hub import DryRunFileInfo
 
-T = TypeVar("T")
 SECONDS = 20.0
 """That the hub may be silent."""
 TRIES, PAUSE = 4, 0.5
 """The second try comes after so many seconds, each further one after twice as long."""
 AT_ONCE = 4
-LOOK = 0.1
-"""Seconds between two looks at whether somebody has said stop."""
 SHA256 = re.compile(r"[0-9a-f]{64}")
 """The entity tag of a large file; that of a small one is git's, of more than its bytes."""
 
@@ -46,37 +43,6 @@ class Fetched:
     all_done: int
     all_total: int
     rate: float
-
-
-class Stopped(Exception):
-    """Somebody wants no more of it."""
-
-
-def interruptible(call: Callable[[], T], stop: threading.Event | None = None) -> T:
-    """What a call gives, without waiting for it after Ctrl-C, or once `stop` is set: then Stopped."""
-    done: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
-
-    def work() -> None:
-        try:
-            done.put((call(), None))
-        except BaseException as error:  # it is the caller's
-            done.put((None, error))
-
-    threading.Thread(target=work, name="nearfar-hub", daemon=True).start()
-    result, error = awaited(done, stop)
-    if error is not None:
-        raise error
-    return result  # type: ignore[return-value]  # a call without an error has given it
-
-
-def awaited(waiting: queue.SimpleQueue[T], stop: threading.Event | None = None) -> T:
-    """The next of a queue, looked at every now and then: an endless wait is deaf to Ctrl-C on Windows."""
-    while True:
-        try:
-            return waiting.get(timeout=LOOK)
-        except queue.Empty:
-            if stop is not None and stop.is_set():
-                raise Stopped from None
 
 
 class Transfer:
@@ -100,31 +66,7 @@ class Transfer:
 
     def run(self, stop: threading.Event | None = None) -> None:
         """Until all are there. Ctrl-C and `stop` end it at once; what has arrived stays."""
-        waiting: queue.SimpleQueue[DryRunFileInfo] = queue.SimpleQueue()
-        ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
-        for file in self._files:
-            waiting.put(file)
-
-        def work() -> None:
-            while not self._stop.is_set():
-                try:
-                    self._fetch(waiting.get_nowait())
-                except queue.Empty:
-                    return
-                except Exception as error:
-                    ended.put(error)
-                    return
-                ended.put(None)
-
-        # Nobody waits for these at the end: one can be in the middle of the hub's silence at Ctrl-C.
-        for _ in range(min(AT_ONCE, len(self._files))):
-            threading.Thread(target=work, name="nearfar-hub", daemon=True).start()
-        try:
-            for _ in self._files:
-                if (error := awaited(ended, stop)) is not None:
-                    raise error
-        finally:
-            self._stop.set()
+        side_by_side(self._fetch, self._files, AT_ONCE, self._stop, stop)
 
     def _fetch(self, file: DryRunFileInfo) -> None:
         from httpx import HTTPError

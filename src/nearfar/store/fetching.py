@@ -6,9 +6,7 @@ that was cut goes on there, in the middle of a file where the host knows ranges.
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import queue
 import shutil
 import threading
 from collections.abc import Callable, Sequence
@@ -24,7 +22,7 @@ from nearfar.edge_runtime.artifact.folders import HOME
 from nearfar.edge_runtime.artifact.reader import Artifact, Expected
 from nearfar.errors import ArtifactError, StoreError
 from nearfar.format.manifest import LISTING
-from nearfar.hub_transfer import awaited
+from nearfar.interruptible import Stopped, side_by_side
 from nearfar.room import lacking
 
 Told = Callable[[int, int], None]
@@ -40,10 +38,6 @@ AT_ONCE = 6
 CHUNK = 1 << 18
 MOST_MANIFEST, MOST_UNSTATED = 1 << 26, 1 << 28
 """Bytes of a manifest, and of a file whose size the manifest does not say: a kernel, a plan."""
-
-
-class _Stopped(Exception):
-    """Another file has failed, or somebody pressed Ctrl-C."""
 
 
 def is_url(given: str) -> bool:
@@ -165,10 +159,6 @@ class _Download:
         self._there = {each.file: self._length(each) for each in self._files}
         self._lock = threading.Lock()
         self._stop = threading.Event()
-        self._waiting: queue.SimpleQueue[Expected] = queue.SimpleQueue()
-        for each in self._files:
-            self._waiting.put(each)
-        self._ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
 
     @property
     def missing(self) -> int:
@@ -177,27 +167,7 @@ class _Download:
 
     def run(self) -> None:
         """Until all are there, and what the manifest says."""
-        for _ in range(AT_ONCE):
-            # Nobody waits for these at the end: one can be in the middle of a host's silence at Ctrl-C.
-            threading.Thread(target=self._work, name="nearfar-fetch", daemon=True).start()
-        try:
-            for _ in self._files:
-                if (error := awaited(self._ended)) is not None:
-                    raise error
-        finally:
-            self._stop.set()
-
-    def _work(self) -> None:
-        """File by file, until one fails or there is none left."""
-        with contextlib.suppress(queue.Empty):
-            while not self._stop.is_set():
-                expected = self._waiting.get_nowait()
-                try:
-                    self._fetch(expected)
-                except Exception as error:
-                    self._ended.put(error)
-                    return
-                self._ended.put(None)
+        side_by_side(self._fetch, self._files, AT_ONCE, self._stop)
 
     def _fetch(self, expected: Expected) -> None:
         file, part = self._artifact.path / expected.file, self._part(expected)
@@ -230,7 +200,7 @@ class _Download:
                 if tries == TRIES:
                     raise StoreError(_unreached(url, error)) from error
             if self._stop.wait(pause):
-                raise _Stopped
+                raise Stopped
             pause *= 2
         part.replace(file)
         return self._artifact.problem(expected)
@@ -261,7 +231,7 @@ class _Download:
             with part.open("ab" if going_on else "wb", buffering=0) as out:
                 while chunk := answer.read1(CHUNK):
                     if self._stop.is_set():
-                        raise _Stopped
+                        raise Stopped
                     at += len(chunk)
                     if at > most:
                         raise StoreError(f"{url} has more than the {most:,} bytes that it may have")
