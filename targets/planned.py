@@ -205,7 +205,7 @@ class PlannedTarget:
     def _largest_weight(self, source: Source) -> int:
         """Bytes of the largest tensor that `writer` writes."""
         parts = [part for matrix in source.matrices.values() for part in self.packing.parts(matrix)]
-        vectors = {param.name: 4 * param.n for param in source.params if param.name not in source.matrices}
+        vectors = {param.name: source.bytes_of(param) for param in source.params if not param.is_matrix}
         bundles = self.packing.bundles(source.model.step).values()
         ropes = [4 * len(rope.inv_freq) for rope in source.model.step.ropes.values()]
         sizes = [part.bytes for part in parts] + [sum(vectors[name] for name in held) for held in bundles]

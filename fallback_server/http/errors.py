@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException as StarletteException
 
 from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
+from nearfar.suggestions import suggested
 
 log = logging.getLogger(__name__)
 
@@ -162,8 +163,7 @@ def _validation(errors: Sequence[Mapping[str, Any]], fields: Iterable[str] = ())
     shown = "" if isinstance(value, dict | list) or error["type"] == "missing" else f", not {value!a:.80}"
     where = ".".join(place)
     if unknown:
-        close = get_close_matches(where, fields, 1)
-        meant = f": is {close[0]} meant?" if close else "; leave it out"
+        meant = suggested(where, fields) or "; leave it out"
         name = where if where and where.isprintable() else ascii(where)
         return Problem(400, f"{name:.80} is no field of such a request{meant}", place[0], "invalid_request")
     text = f"{where}: {message}{shown}" if where else message

@@ -8,7 +8,6 @@ import importlib
 import os
 import sys
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from types import ModuleType
 from typing import Any, ClassVar, Never
 
@@ -18,6 +17,7 @@ from typer.completion import completion_init  # type: ignore[attr-defined]  # th
 
 from nearfar import __version__
 from nearfar.errors import NearfarError
+from nearfar.suggestions import suggested
 
 # Commands, each a module of this package, and what the list of them says. Modules are imported only when a
 # command is used, so that `nearfar run` starts without the build's dependencies, and `nearfar --help` without
@@ -92,8 +92,7 @@ class LazyGroup(typer.core.TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that the arguments name, from `nearfar.cli.<name>`."""
         if args and not args[0].startswith("-") and args[0] not in self.table:
-            close = get_close_matches(args[0], self.table, 1)
-            meant = f": is {close[0]} meant?" if close else f": there are {', '.join(self.table)}"
+            meant = suggested(args[0], self.table) or f": there are {', '.join(self.table)}"
             ctx.fail(f"there is no command {args[0]}{meant}")
         name, command, rest = super().resolve_command(ctx, args)
         return name, self._load(name) if name is not None and name in self.table else command, rest

@@ -12,11 +12,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from difflib import get_close_matches
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -25,6 +24,7 @@ from nearfar import strict_json
 from nearfar.edge_runtime.artifact.finder import by_target
 from nearfar.edge_runtime.artifact.folders import cache_folder
 from nearfar.errors import ArtifactError, StoreError
+from nearfar.suggestions import suggested
 
 ENTRY = "entry.json"
 _GONE = ".gone"
@@ -82,12 +82,6 @@ class Entry:
             os.utime(self.folder / ENTRY)
 
 
-def suggested(given: str, names: Iterable[str]) -> str:
-    """The name that may be meant, as the end of a sentence; empty where none is close."""
-    close = get_close_matches(given.lower(), names, 1)
-    return f": is {close[0]} meant?" if close else ""
-
-
 class Store:
     """The models below a folder; by default `models` in this user's cache, which NEARFAR_HOME moves."""
 
@@ -113,7 +107,7 @@ class Store:
             names = sorted(entry.wanted.name for entry in self.entries())
             there = ", ".join(names)
             raise StoreError(
-                f"the store has no {name!r}{suggested(name, names) or f'; it has {there}'}"
+                f"the store has no {name!r}{suggested(name.lower(), names) or f'; it has {there}'}"
                 if there
                 else f"the store has no {name!r}, nor any other model: nearfar pull NAME gets one"
             )

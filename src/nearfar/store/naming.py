@@ -8,9 +8,10 @@ from pathlib import Path
 from nearfar.edge_runtime.devices import device_names
 from nearfar.errors import StoreError
 from nearfar.hub import HUB_ID
-from nearfar.store.entries import Store, Wanted, suggested
+from nearfar.store.entries import Store, Wanted
 from nearfar.store.fetching import address_of, is_url, name_of
 from nearfar.store.known import KNOWN
+from nearfar.suggestions import suggested
 
 CHECKPOINTS = ("config.json", "mlc-chat-config.json", "*.safetensors", "*.gguf")
 """Files that only a checkpoint has, among those of formats that a build takes."""
@@ -34,7 +35,7 @@ def wanted_of(given: str, quant: str | None, store: Store) -> Wanted:
         return Wanted(name, known.source, known.quant if quant is None else quant)
     if HUB_ID.fullmatch(given):
         return Wanted(_called(given.rpartition("/")[2], quant), given, quant)
-    meant = suggested(given, (*(entry.wanted.name for entry in store.entries()), *KNOWN))
+    meant = suggested(given.lower(), (*(entry.wanted.name for entry in store.entries()), *KNOWN))
     raise StoreError(
         f"{given} is no path here, no model of the store (nearfar list), no hub id such as "
         "HuggingFaceTB/SmolLM2-135M-Instruct, and no known name"
