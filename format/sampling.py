@@ -23,6 +23,17 @@ class SamplingDefaults:
         values = {name: getattr(self, name) for name in NAMES}
         return {name: value for name, value in values.items() if value is not None}
 
+    @property
+    def told(self) -> str:
+        """The same, for a person."""
+        said = ", ".join(f"{name} {value:g}" for name, value in self.given.items())
+        return f"{said} (the checkpoint says nothing)" if self == UNSAID else said or "as OpenAI's"
+
 
 NAMES = tuple(field.name for field in fields(SamplingDefaults))
 NOTHING = SamplingDefaults()
+UNSAID = SamplingDefaults(temperature=0.8, top_p=0.95, top_k=40, min_p=0.05)
+"""What a model gets whose checkpoint says nothing of sampling at all: llama.cpp's defaults. OpenAI's, which
+draw from the whole vocabulary at temperature 1, suit large models: SmolLM2-135M's files say nothing, and its
+answers were word salad after a sentence.
+"""

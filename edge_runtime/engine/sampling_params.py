@@ -9,7 +9,7 @@ from typing import Any
 
 from nearfar.errors import CheckpointError, RequestError
 from nearfar.format.requests import MAX_STOPS
-from nearfar.format.sampling import NAMES, SamplingDefaults
+from nearfar.format.sampling import NAMES, UNSAID, SamplingDefaults
 from nearfar.format.sizes import TOP_LOGPROBS
 
 MAX_TOP_LOGPROBS = TOP_LOGPROBS
@@ -81,15 +81,15 @@ class SamplingParams:
 def defaults_of(generation_config: Mapping[str, Any]) -> SamplingDefaults:
     """What generation_config.json wants; CheckpointError for a value that no request could have.
 
-    `do_sample` is not read: files that say no to it beside a temperature mean the temperature, and a file
-    without one wants nothing.
+    `do_sample` is not read: files that say no to it beside a temperature mean the temperature. Of a file that
+    says nothing of sampling, UNSAID.
     """
     given = {name: generation_config[name] for name in NAMES if generation_config.get(name) is not None}
     try:
         SamplingParams(**given)
     except RequestError as error:
         raise CheckpointError(f"generation_config.json: {error}: correct it, or remove it") from error
-    return SamplingDefaults(**given)
+    return SamplingDefaults(**given) if given else UNSAID
 
 
 def _number(param: str, value: object, low: float, high: float, above: bool = False) -> None:

@@ -91,16 +91,23 @@ def test_a_checkpoint_is_built_once_and_then_known_by_its_name(home: Path, model
     assert listed(home)[0]["used"] >= entry["used"]
 
 
-def test_its_card(home: Path) -> None:
+def test_its_card(home: Path, model: Path) -> None:
     code, out, err = nearfar(home, "show", "stories", "--json")
     assert code == 0, err
     card = json.loads(out)
-    assert (card["architecture"], card["context"], card["sampling"]) == ("llama", 512, {})
+    assert (card["architecture"], card["context"]) == ("llama", 512)
+    assert card["sampling"] == {"temperature": 0.8, "top_p": 0.95, "top_k": 40, "min_p": 0.05}
     assert card["ends_with"] == ["2 </s>"]
     assert card["template_variables"] == []
     assert len(card["provenance"]["checkpoint_sha256"]) == 64
-    code, out, err = nearfar(home, "show", "stories")
+    code, out, err = nearfar(home, "show", os.path.relpath(model))  # as run takes it
+    assert code == 0, err
     assert "license" in out
+    assert card["provenance"]["checkpoint_sha256"] in out  # a pipe has no width to fit
+    assert "top_k 40, min_p 0.05 (the checkpoint says nothing)" in out
+    code, out, err = nearfar(home, "list")
+    (name, target, scheme, *_), source = out.splitlines()[1].split(), out.split()[-1]
+    assert (name, target, scheme, source) == ("stories", "mlx", "q4", str(model))
     code, _, err = nearfar(home, "show", "nothing")
     assert code == 1
     assert "the store has no 'nothing'; it has stories" in err

@@ -91,7 +91,18 @@ def test_what_a_request_does_not_say_the_model_says() -> None:
     made = chat_sampling({"top_k": 0, "temperature": None}, model)
     assert (made.temperature, made.top_k, made.top_p) == (0.6, 0, 1.0)
     assert completion_sampling({"temperature": 0}, model) == SamplingParams(temperature=0, top_k=20)
-    assert chat_sampling({}, defaults_of({})) == SamplingParams()
+
+
+def test_a_model_that_says_nothing_is_drawn_from_as_llama_cpp_does() -> None:
+    silent = {"eos_token_id": 2, "do_sample": None, "max_length": 20}
+    made = chat_sampling({}, defaults_of(silent))
+    assert made == SamplingParams(temperature=0.8, top_p=0.95, top_k=40, min_p=0.05)
+    assert chat_sampling({"temperature": 1.2, "top_k": 0}, defaults_of(silent)).top_k == 0
+    # gemma's says top_k and top_p, and means temperature 1
+    assert chat_sampling({}, defaults_of({"top_k": 64, "top_p": 0.95})).temperature == 1.0
+    assert "says nothing" in defaults_of({}).told
+    assert SamplingDefaults().told == "as OpenAI's"
+    assert SamplingDefaults(top_k=20).told == "top_k 20"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
+from rich.table import Table
+
+_WIDE = 10_000
 
 
 def is_terminal() -> bool:
@@ -18,6 +21,18 @@ def is_terminal() -> bool:
 def draws() -> bool:
     """Whether stdout is a terminal that can redraw what it shows."""
     return is_terminal() and not Console().is_dumb_terminal
+
+
+def print_table(table: Table) -> None:
+    """Print one that programs may read, too: as wide as its text in a pipe, cells folded on a terminal."""
+    console = Console(soft_wrap=True, highlight=False)
+    for column in table.columns:
+        column.overflow = "fold"
+    if not is_terminal():
+        console.width = max(
+            console.width, console.measure(table, options=console.options.update(width=_WIDE)).maximum
+        )
+    console.print(table)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from nearfar.errors import ArtifactError, RequestError
 from nearfar.format.buffers import KV, sized
 from nearfar.format.consistency import DTYPE_BYTES
 from nearfar.format.manifest import Function, Program
+from nearfar.format.sampling import SamplingDefaults
 from nearfar.step.ops import Attend, Embed, weights_of
 
 CONTEXTS = (1024, 4096, 8192, 32768)
@@ -246,8 +247,7 @@ def _show(console: Console, report: dict[str, Any]) -> None:
         facts.add_row("", line)
     for window, layers in model["windows"].items():
         facts.add_row("window", f"{int(window):,} tokens in {layers} layers")
-    if report["sampling"]:
-        facts.add_row("sampling", ", ".join(f"{name} {value}" for name, value in report["sampling"].items()))
+    facts.add_row("sampling", SamplingDefaults(**report["sampling"]).told)
     facts.add_row("license", report["license"])
     facts.add_row("provenance", ", ".join(f"{key} {value}" for key, value in report["provenance"].items()))
     console.print(facts)

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from nearfar.cli.drawing import print_table
 from nearfar.edge_runtime.artifact.budget import show_size
 from nearfar.store.entries import Entry, Store
 
@@ -26,11 +27,12 @@ def list(
         Console(stderr=True).print(f"no models in {store.root}: nearfar pull NAME gets one", highlight=False)
         return
     table = Table("name", "targets", "weights", "size", "last used", "from", box=None)
+    table.columns[0].no_wrap = True  # to be copied from here
     for entry in entries:
         used = f"{entry.used.astimezone():%Y-%m-%d %H:%M}"
-        row = (", ".join(entry.targets), entry.wanted.quant or "", show_size(entry.bytes), used)
+        row = (", ".join(entry.targets), entry.scheme or "", show_size(entry.bytes), used)
         table.add_row(entry.wanted.name, *row, entry.wanted.source)
-    Console(soft_wrap=True).print(table)
+    print_table(table)
 
 
 def described(entry: Entry) -> dict[str, object]:

@@ -6,10 +6,10 @@ import json
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from nearfar.cli.drawing import print_table
 from nearfar.cli.list import described
 from nearfar.cli.models import Name
 from nearfar.edge_runtime.artifact.reader import Artifact
@@ -32,9 +32,9 @@ def show(
         print(json.dumps(card, indent=1, ensure_ascii=False))
         return
     table = Table.grid(padding=(0, 2))
-    for key, value in card.items():
+    for key, value in {**card, "sampling": artifact.manifest.sampling.told}.items():
         table.add_row(key.replace("_", " "), escape(_plain(value)))
-    Console(soft_wrap=True).print(table)
+    print_table(table)
 
 
 def _card(entry: Entry, artifact: Artifact, codec: TextCodec) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def _token(codec: TextCodec, token: int | None) -> str | None:
 
 def _plain(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key} {item}" for key, item in value.items()) or "as OpenAI's"
+        return ", ".join(f"{key} {item}" for key, item in value.items())
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):

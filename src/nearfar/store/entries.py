@@ -21,7 +21,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from nearfar import strict_json
-from nearfar.edge_runtime.artifact.finder import by_target
+from nearfar.edge_runtime.artifact.finder import MANIFEST, by_target
 from nearfar.edge_runtime.artifact.folders import cache_folder
 from nearfar.errors import ArtifactError, StoreError
 from nearfar.suggestions import suggested
@@ -67,6 +67,15 @@ class Entry:
             return {}
 
     @property
+    def scheme(self) -> str | None:
+        """How its weights are quantized; None where its artifact cannot be read."""
+        for folder in self.targets.values():
+            with suppress(OSError, ValueError, KeyError, TypeError):
+                manifest = json.loads((folder / MANIFEST).read_bytes())
+                return str(manifest["quantization"]["scheme"])
+        return None
+
+    @property
     def bytes(self) -> int:
         """Of all of its files."""
         return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
@@ -94,9 +103,12 @@ class Store:
         return sorted((entry for entry in found if entry), key=lambda entry: entry.used, reverse=True)
 
     def find(self, name: str) -> Entry | None:
-        """The entry of a name, or of a source; of several of a name, the one that was used last."""
+        """The entry of a name, or of a source; of several of a name, the one that was used last. A path may
+        be said as `run` takes it: from here, or with ~.
+        """
         every = self.entries()
-        exact = (entry for entry in every if name in (entry.wanted.name, entry.wanted.source))
+        sources = {name, str(Path(name).expanduser().resolve())}
+        exact = (entry for entry in every if entry.wanted.name == name or entry.wanted.source in sources)
         alike = (entry for entry in every if entry.wanted.name.lower() == name.lower())
         return next(exact, None) or next(alike, None)
 
