@@ -90,8 +90,8 @@ def web(
         list[str],
         typer.Argument(
             help="A webgpu or wasm artifact, or the OUT folder of a build; a checkpoint, a hub id or a name "
-            "of the store, which is built for webgpu where it is not there yet; the URL of "
-            "artifacts. Of several, the page offers a choice.",
+            "of the store, which is built for webgpu and wasm where it is not there yet; the "
+            "URL of artifacts. Of several, the page offers a choice.",
             show_default=False,
         ),
     ],
@@ -125,7 +125,7 @@ def web(
     if cloud is not None:
         origin_of(cloud)  # refuses what is no address
     console = Console(stderr=True)
-    browser = Runner(TARGETS, lambda: TARGETS[0])
+    browser = Runner(TARGETS, lambda: TARGETS[0], every=True)  # many browsers have no GPU to offer
     ways = (building(console), telling(console), bytes_bar)
     offered = offer([artifacts_at(name, browser, *ways) for name in artifact])
     served = offered.artifacts

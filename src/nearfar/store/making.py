@@ -27,15 +27,23 @@ Bar = Callable[[str], AbstractContextManager[Told]]
 @dataclass(frozen=True)
 class Runner:
     """What is to run a model: any artifact for one of `targets` will do; `best` says which one to build where
-    there is none. It is asked only then: drivers take a while to answer.
+    there is none. It is asked only then: drivers take a while to answer. `every`: all of them are built, for
+    nobody knows yet which one is wanted.
     """
 
     targets: Sequence[str]
     best: Callable[[], str]
+    every: bool = False
 
     def runs(self, entry: Entry) -> bool:
         """Whether the entry has an artifact for it."""
         return any(target in entry.targets for target in self.targets)
+
+    def lacks(self, entry: Entry | None) -> tuple[str, ...]:
+        """What is to be built beside the entry's artifacts."""
+        if self.every:
+            return tuple(target for target in self.targets if entry is None or target not in entry.targets)
+        return () if entry is not None and self.runs(entry) else (self.best(),)
 
 
 def for_device(wanted: str) -> Runner:
@@ -67,31 +75,36 @@ def made(store: Store, wanted: Wanted, runner: Runner, build: Build, tell: Tell,
     """The entry with an artifact for the runner; built where there is none, or its checkpoint has changed;
     fetched, where its source is the address of artifacts.
     """
+    fetched = is_url(wanted.source)
+
+    def done(entry: Entry | None) -> bool:
+        return entry is not None and (runner.runs(entry) if fetched else not runner.lacks(entry))
+
     found = _fresh(store, wanted)
-    if found is not None and runner.runs(found):
+    if found is not None and done(found):
         return found
-    if is_url(wanted.source):
+    if fetched:
         tell(f"{wanted.name} is not here yet: fetching it into the store, once")
     else:
         first_look(wanted.source)
         tell(f"{wanted.name} is not built yet: building it into the store, once")
     with store.locked(wanted, tell) as waited:
         found = _fresh(store, wanted) if waited else found
-        if found is None or not runner.runs(found):
+        if not done(found):
             if found is None and (stale := store.of(wanted)) is not None:
                 store.remove(stale)
             place = store.root / wanted.folder
-            if is_url(wanted.source):
+            if fetched:
                 with bar(wanted.name) as told:
                     fetch(wanted.source, place, _best_first(runner), told)
             else:
-                _build(build, wanted, place, runner)
+                _build(build, wanted, place, runner.lacks(found))
         return store.keep(wanted, mark_of(wanted.source))
 
 
-def _build(build: Build, wanted: Wanted, place: Path, runner: Runner) -> None:
+def _build(build: Build, wanted: Wanted, place: Path, targets: tuple[str, ...]) -> None:
     try:
-        build(_options(wanted, place, (runner.best(),)))
+        build(_options(wanted, place, targets))
     except ModuleNotFoundError as error:
         raise NearfarError(
             f"{wanted.name} has to be built, which needs {error.name}, and that is not installed: "
