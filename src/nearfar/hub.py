@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -87,8 +88,10 @@ def text_of(repository: str, name: str) -> bytes | None:
 
 
 def _silent() -> type[Any]:
-    """A bar of the hub's client that shows nothing."""
+    """A bar of the hub's client that shows nothing; nor does the client log: what fails is told by us, once."""
     from tqdm import tqdm
+
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
 
     class Silent(tqdm):  # type: ignore[misc]  # it has no types
         def __init__(self, *args: Any, **keywords: Any) -> None:
