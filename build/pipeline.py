@@ -102,7 +102,7 @@ def build(
                 made = target.finish(source, roots[name], weights[name], programs[name], options)
                 _write_manifest(source, name, roots[name], weights[name], made, digest)
                 _check(roots[name])
-        progress("made", len(targets), len(targets))
+        progress("artifacts built", len(targets), len(targets))
     paths = [options.out / name for name in targets]
     for path in paths:
         trust.remember(path)
