@@ -91,7 +91,7 @@ ifneq ($(WEB),)
 	cd web && npm test --silent && npm run --silent test:browser
 endif
 	rm -rf "$(NEARFAR_TEST_ARTIFACTS)" && mkdir -p "$(NEARFAR_TEST_ARTIFACTS)"
-	$(BIN)/python -m pytest -rs -m "not alone" --numprocesses auto --dist loadfile
+	$(BIN)/python -m pytest -rs --durations=40 -m "not alone" --numprocesses auto --dist loadfile
 	$(BIN)/python -m pytest -rs -m alone
 
 # The fuzz tests are part of `make test` with few examples; here with FUZZ times as many.
