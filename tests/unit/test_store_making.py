@@ -29,7 +29,9 @@ def ask(checkpoint: Path, runner: Runner, built: list[tuple[str, ...]]) -> Path:
             (options.out / target).mkdir(parents=True)
             (options.out / target / "manifest.json").write_text(json.dumps({"target": target}))
 
-    return artifacts_at(str(checkpoint), runner, build, lambda _: None, lambda _: nullcontext(lambda *_: None))
+    return artifacts_at(
+        str(checkpoint), runner, build, lambda _: None, lambda _: nullcontext(lambda *_: None)
+    )
 
 
 def test_a_browser_gets_what_it_may_need_beside_what_is_there(
