@@ -26,7 +26,7 @@ class SamplingDefaults:
     @property
     def told(self) -> str:
         """The same, for a person."""
-        said = ", ".join(f"{name} {value:g}" for name, value in self.given.items())
+        said = ", ".join(f"{name} {value}" for name, value in self.given.items())
         return f"{said} (the checkpoint says nothing)" if self == UNSAID else said or "as OpenAI's"
 
 
