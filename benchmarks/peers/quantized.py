@@ -3,8 +3,8 @@
     python -m peers.quantized MAKER MODEL TEXT WEIGHTS.safetensors JSON
 
 MAKER is a module beside this one with `make(model, text, **arguments)`, TEXT what it calibrates with,
-and JSON its arguments. Written are the weights as float32 under their names in transformers; printed is a line
-of JSON with the bytes that they are stored in, the seconds, and the peak of resident memory.
+and JSON its arguments. Written are the weights as float32 under their names in transformers; printed is a
+line of JSON with the bytes that they are stored in, the seconds, and the peak of resident memory.
 """
 
 from __future__ import annotations
