@@ -2,12 +2,14 @@
 calibrated quantizers of mlx_lm, and llama.cpp's types with and without its importance matrix.
 
 Every quantizer runs in a process of its own with one thread (benchmarks/peers/quantized.py), and every
-calibrated one with the text that comes with nearfar. What it gives is dequantized and runs in transformers,
-float32, over windows of 512 tokens without BOS: only the weights differ. Bytes are those of all matrices
-as they are stored; norms stay floats. Beside each row of a peer is the best row of nearfar with
-no more bytes; --fit asks nearfar for a model of just each peer's bytes, too.
+calibrated one with the text that comes with nearfar, or that of --calibrate. What it gives is dequantized
+and runs in transformers, float32, over windows of 512 tokens without BOS: only the weights differ. Bytes are
+those of all matrices as they are stored; norms stay floats. Beside each row of a peer is the best row of
+nearfar with no more bytes; --fit asks nearfar for a model of just each peer's bytes, too.
 
     python benchmarks/quality.py [--model DIR] [--text FILE] [--only WORD,...] [--llama-tools DIR]
+
+DIR is a checkpoint of transformers; benchmarks/peers/from_gguf.py makes one of a GGUF file.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ from rich.progress import track
 from rich.table import Table
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from nearfar.build.calibration.text import SHIPPED
 
 HERE = Path(__file__).resolve().parent
 DATA = HERE.parents[1] / "shared" / "data"
@@ -107,10 +111,15 @@ def with_weights(model: PreTrainedModel, weights: Mapping[str, torch.Tensor | np
         parameters[name].data.copy_(torch.as_tensor(value))
 
 
-def quantized(row: Row, model: Path, folder: Path, limit: float) -> tuple[dict[str, Any], Path]:
+def quantized(
+    row: Row, model: Path, calibrate: Path, folder: Path, limit: float
+) -> tuple[dict[str, Any], Path]:
     """What the row's process says of itself, or `{"reason": …}`; and the file of the weights."""
     output = folder / "weights.safetensors"
-    command = [sys.executable, "-m", "peers.quantized", row.maker, model, output, json.dumps(row.arguments)]
+    command = [
+        sys.executable, "-m", "peers.quantized", row.maker, model, calibrate, output,
+        json.dumps(row.arguments),
+    ]  # fmt: skip
     paths = [str(HERE), str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")]
     threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     try:
@@ -127,7 +136,7 @@ def quantized(row: Row, model: Path, folder: Path, limit: float) -> tuple[dict[s
 
 
 def measure(
-    model: Path, parts: list[torch.Tensor], wanted: list[Row], fit: bool, limit: float
+    model: Path, parts: list[torch.Tensor], wanted: list[Row], calibrate: Path, fit: bool, limit: float
 ) -> Iterator[dict[str, Any]]:
     """A record a row, the checkpoint itself first."""
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
@@ -140,7 +149,7 @@ def measure(
 
     def measured(row: Row) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as name:
-            record, weights = quantized(row, model, Path(name), limit)
+            record, weights = quantized(row, model, calibrate, Path(name), limit)
             if "reason" not in record:
                 with_weights(network, before | load_file(weights))
                 record["perplexity"] = perplexity(network, parts)
@@ -192,6 +201,7 @@ def main() -> None:
     )
     parser.add_argument("--model", type=Path, default=DATA / "models" / "classics-7M")
     parser.add_argument("--text", type=Path, default=DATA / "text" / "heldout.txt")
+    parser.add_argument("--calibrate", type=Path, default=SHIPPED, help="a text, by default nearfar's")
     parser.add_argument("--only", default="", help="rows whose names have one of these, separated by commas")
     parser.add_argument("--llama-tools", default="", help="folder of llama-quantize and llama-imatrix")
     parser.add_argument(
@@ -215,7 +225,8 @@ def main() -> None:
     words = options.only.split(",")
     wanted = [row for row in rows(options.llama_tools) if any(word in row.name for word in words)]
     records = []
-    for record in measure(options.model, parts, wanted, options.fit, 60 * options.limit_minutes):
+    limit = 60 * options.limit_minutes
+    for record in measure(options.model, parts, wanted, options.calibrate, options.fit, limit):
         records.append(record)
         if options.json:
             report = {"model": options.model.name, "windows": len(parts), "results": records}

@@ -2,6 +2,9 @@
 
 They work in float32 (bfloat16 is slow on a processor) and on nearfar's calibration text instead of one that
 they would download; what they give is stored in float16, as mlx_lm would.
+
+The wheel of mlx-cpu brings the reference BLAS, which multiplies at a tenth of OpenBLAS' speed. Those that run
+the model many times (dynamic, awq, dwq) need hours with it; with LD_PRELOAD=libopenblas.so.0, minutes.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """What a quantizer makes of a model, in a process of its own, so that time and memory are its alone.
 
-    python -m peers.quantized MAKER MODEL WEIGHTS.safetensors JSON
+    python -m peers.quantized MAKER MODEL TEXT WEIGHTS.safetensors JSON
 
-MAKER is a module beside this one with `make(model, text, **arguments)`, and JSON its arguments. Written are
-the weights as float32 under their names in transformers; printed is a line of JSON with the bytes that they
-are stored in, the seconds, and the peak of resident memory.
+MAKER is a module beside this one with `make(model, text, **arguments)`, TEXT what it calibrates with,
+and JSON its arguments. Written are the weights as float32 under their names in transformers; printed is a
+line of JSON with the bytes that they are stored in, the seconds, and the peak of resident memory.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from nearfar.build.calibration.text import SHIPPED
-
 
 @dataclass(frozen=True)
 class Quantized:
@@ -35,10 +33,10 @@ class Quantized:
 
 def main() -> None:
     """See above."""
-    maker, model, output, arguments = sys.argv[1:]
+    maker, model, text, output, arguments = sys.argv[1:]
     module = importlib.import_module(f"peers.{maker}")
     start = time.perf_counter()
-    made: Quantized = module.make(Path(model), SHIPPED, **json.loads(arguments))
+    made: Quantized = module.make(Path(model), Path(text), **json.loads(arguments))
     seconds = time.perf_counter() - start
     # of Linux: in KiB; a tool that was started counts like the process itself
     peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
