@@ -22,8 +22,8 @@ from tokenizers import Tokenizer
 
 from peers.quantized import Quantized
 
-WINDOW, WINDOWS, SEED = 512, 128, 123
-"""mlx_lm's own length, AWQ's number of windows, and its seed."""
+WINDOW, WINDOWS, BATCH, SEED = 512, 128, 4, 123
+"""mlx_lm's own length, AWQ's number of windows, DWQ's of a step, and its seed."""
 
 
 def make(model: Path, text: Path, method: str, **arguments: Any) -> Quantized:
@@ -113,10 +113,11 @@ def dwq(network: Any, config: Any, tokens: mx.array, bits: int, group: int, rate
 
     student = copy.deepcopy(network)
     nn.quantize(student, group_size=group, bits=bits)
+    # what it validates with is only printed: one batch, which any text has
     samples = [(row, 0) for row in np.array(tokens).tolist()]
     dwq_quantize(
         student, lambda batch, step, split: network(batch), optimizers.Adam(rate, bias_correction=True),
-        samples, samples[::16], batch_size=4, max_seq_length=WINDOW, seed=SEED, dtype=mx.float32,
+        samples, samples[:BATCH], batch_size=BATCH, max_seq_length=WINDOW, seed=SEED, dtype=mx.float32,
     )  # fmt: skip
     return student
 
