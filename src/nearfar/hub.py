@@ -88,7 +88,7 @@ def text_of(repository: str, name: str) -> bytes | None:
 
 
 def _silent() -> type[Any]:
-    """A bar of the hub's client that shows nothing. Nor does the client log: what fails is told once, by us."""
+    """A bar of the hub's client that shows nothing. What fails is told once, by us: the client does not log."""
     from tqdm import tqdm
 
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
