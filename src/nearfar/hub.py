@@ -88,7 +88,7 @@ def text_of(repository: str, name: str) -> bytes | None:
 
 
 def _silent() -> type[Any]:
-    """A bar of the hub's client that shows nothing. What fails is told once, by us: the client does not log."""
+    """A bar of the hub's client that shows nothing. What fails is told once, by us: it does not log."""
     from tqdm import tqdm
 
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
