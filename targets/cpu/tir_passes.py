@@ -6,8 +6,8 @@ tenths of the time: a quantized matmul compiles in 0.17 s instead of 1.3 s, and 
 other results. Nor are arrays cut down to what is accessed of them: ours are as large as they must be, and
 looking took half of the time of all passes (2.6 of 5 s for the 1B shape on two units, most in attention);
 52 of 62 objects are the same to the byte without it. Storage rewriting is left out for what it does: it drops
-the annotation that keeps vec.local's arrays on the stack, and every tile then calls the allocator (decode of the gated matmul took 1.9
-times as long).
+the annotation that keeps vec.local's arrays on the stack, and every tile then calls the allocator (decode of
+the gated matmul took 1.9 times as long).
 """
 
 from __future__ import annotations
