@@ -39,7 +39,8 @@ def dist() -> Path:
 
 def answers(runtime: str, artifact: Path, **given: object) -> dict[str, Any]:
     """What ANSWERS prints there."""
-    found = shutil.which(runtime)
+    packages = WEB / "node_modules" / ".bin"  # Deno comes with the tests' npm packages
+    found = shutil.which(runtime) or shutil.which(runtime, path=packages)
     if found is None:
         pytest.skip(f"{runtime} is not installed")
     command = [found, *RUNTIMES[runtime], str(ANSWERS), str(dist()), str(artifact), json.dumps(given)]
