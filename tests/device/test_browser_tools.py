@@ -34,7 +34,10 @@ FORCE = """
   chat.create = (request) => {
     window.asked.push(JSON.parse(JSON.stringify(request)));
     const choice = { type: "function", function: { name: "current_time" } };
-    return create({ ...request, ...(window.asked.length === 1 ? { tool_choice: choice } : window.later) });
+    // A model that was not taught to call: its call is as long as it is drawn, and this one ends.
+    const drawn = { temperature: 1, top_p: 1, top_k: 0, min_p: 0 };
+    const forced = window.asked.length === 1 ? { tool_choice: choice } : window.later;
+    return create({ ...request, ...drawn, ...forced });
   };
 }
 """
