@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nearfar.build.first_look import first_look
@@ -36,14 +36,15 @@ class Runner:
     every: bool = False
 
     def runs(self, entry: Entry) -> bool:
-        """Whether the entry has an artifact for it."""
-        return any(target in entry.targets for target in self.targets)
+        """Whether the entry has what it wants."""
+        there = entry.targets
+        return (all if self.every else any)(target in there for target in self.targets)
 
     def lacks(self, entry: Entry | None) -> tuple[str, ...]:
-        """What is to be built beside the entry's artifacts."""
-        if self.every:
-            return tuple(target for target in self.targets if entry is None or target not in entry.targets)
-        return () if entry is not None and self.runs(entry) else (self.best(),)
+        """What is to be built beside what the entry has."""
+        there = {} if entry is None else entry.targets
+        wanted = self.targets if self.every else (self.best(),)
+        return tuple(target for target in wanted if target not in there)
 
 
 def for_device(wanted: str) -> Runner:
@@ -76,12 +77,10 @@ def made(store: Store, wanted: Wanted, runner: Runner, build: Build, tell: Tell,
     fetched, where its source is the address of artifacts.
     """
     fetched = is_url(wanted.source)
-
-    def done(entry: Entry | None) -> bool:
-        return entry is not None and (runner.runs(entry) if fetched else not runner.lacks(entry))
-
+    if fetched:  # there is what somebody built: one will do
+        runner = replace(runner, every=False)
     found = _fresh(store, wanted)
-    if found is not None and done(found):
+    if found is not None and runner.runs(found):
         return found
     if fetched:
         tell(f"{wanted.name} is not here yet: fetching it into the store, once")
@@ -90,7 +89,7 @@ def made(store: Store, wanted: Wanted, runner: Runner, build: Build, tell: Tell,
         tell(f"{wanted.name} is not built yet: building it into the store, once")
     with store.locked(wanted, tell) as waited:
         found = _fresh(store, wanted) if waited else found
-        if not done(found):
+        if found is None or not runner.runs(found):
             if found is None and (stale := store.of(wanted)) is not None:
                 store.remove(stale)
             place = store.root / wanted.folder
