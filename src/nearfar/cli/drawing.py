@@ -25,14 +25,9 @@ def draws() -> bool:
 
 def print_table(table: Table) -> None:
     """Print one that programs may read, too: as wide as its text in a pipe, cells folded on a terminal."""
-    console = Console(soft_wrap=True, highlight=False)
     for column in table.columns:
         column.overflow = "fold"
-    if not is_terminal():
-        console.width = max(
-            console.width, console.measure(table, options=console.options.update(width=_WIDE)).maximum
-        )
-    console.print(table)
+    Console(soft_wrap=True, width=None if is_terminal() else _WIDE).print(table)
 
 
 @contextmanager

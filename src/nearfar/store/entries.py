@@ -71,7 +71,7 @@ class Entry:
         """How its weights are quantized; None where its artifact cannot be read."""
         for folder in self.targets.values():
             with suppress(OSError, ValueError, KeyError, TypeError):
-                manifest = json.loads((folder / MANIFEST).read_bytes())
+                manifest = strict_json.loads((folder / MANIFEST).read_bytes())
                 return str(manifest["quantization"]["scheme"])
         return None
 
