@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import logging
+import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +23,7 @@ HUB_ID = re.compile(r"(?P<repository>\w[\w.-]*/[\w.-]+)(:(?P<wanted>[\w./ -]+))?
 """`owner/name`; of a repository of GGUF files `owner/name:Q4_K_M`."""
 
 
+os.environ.setdefault("HF_HUB_VERBOSITY", "critical")  # read where the client is imported: we tell what fails
 OWN = 1 << 18
 """Bytes from which on a file is fetched by nearfar.hub_transfer; smaller ones come by the client."""
 
@@ -88,10 +89,8 @@ def text_of(repository: str, name: str) -> bytes | None:
 
 
 def _silent() -> type[Any]:
-    """A bar of the hub's client that shows nothing. What fails is told once, by us: it does not log."""
+    """A bar of the hub's client that shows nothing."""
     from tqdm import tqdm
-
-    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)
 
     class Silent(tqdm):  # type: ignore[misc]  # it has no types
         def __init__(self, *args: Any, **keywords: Any) -> None:
