@@ -1,8 +1,8 @@
 """`make demo`: from a checkpoint to an answer in Python, in a real browser, and from the fallback server.
 
-Builds the sample model for cpu and webgpu and asks it a few questions in Python, streamed; has it write JSON
-that keeps to a schema; asks the page in Chromium the same as Python; then lets a hybrid client decide between
-the device and a server, and says what was decided and why.
+Builds the sample model for cpu, webgpu and wasm (for browsers that offer no GPU) and asks it a few questions in
+Python, streamed; has it write JSON that keeps to a schema; asks the page in Chromium the same as Python; then
+lets a hybrid client decide between the device and a server, and says what was decided and why.
 """
 
 import argparse
@@ -52,7 +52,7 @@ class Answer:
 def build(checkpoint: Path, out: Path) -> None:
     """`nearfar build`."""
     began = time.monotonic()
-    command = ["build", str(checkpoint), "--target", "cpu,webgpu", "--quant", "q4", "-o", str(out)]
+    command = ["build", str(checkpoint), "--target", "cpu,webgpu,wasm", "--quant", "q4", "-o", str(out)]
     print(f"$ nearfar {' '.join(command)}", flush=True)
     subprocess.run([*NEARFAR, *command], check=True)
     print(f"built in {time.monotonic() - began:.1f} s\n", flush=True)
@@ -185,7 +185,7 @@ def main() -> None:
         as_json(engine)
         streamed(engine, arguments.prompt, arguments.max_tokens)
     if CHROMIUM:
-        with running("web", out, "--no-open", "--port", 0) as address:
+        with running("web", out / "webgpu", "--no-open", "--port", 0) as address:
             said = in_browser(address, arguments.prompt, arguments.max_tokens)
         print(f"── Chromium, webgpu\n\n> {arguments.prompt}\n{said.text}\n  ({said.speed})\n")
     with running("serve", "examples/sample-model", "--port", 0, "--log-level", "warning") as address:
