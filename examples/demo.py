@@ -1,8 +1,8 @@
 """`make demo`: from a checkpoint to an answer in Python, in a real browser, and from the fallback server.
 
-Builds the sample model for cpu, webgpu and wasm (for browsers that offer no GPU) and asks it a few questions in
-Python, streamed; has it write JSON that keeps to a schema; asks the page in Chromium the same as Python; then
-lets a hybrid client decide between the device and a server, and says what was decided and why.
+Builds the sample model for cpu, webgpu and wasm (for browsers that offer no GPU) and asks it a few questions
+in Python, streamed; has it write JSON that keeps to a schema; asks the page in Chromium the same as Python;
+then lets a hybrid client decide between the device and a server, and says what was decided and why.
 """
 
 import argparse
