@@ -29,8 +29,10 @@ from nearfar.targets.codes import BITS
 
 PROBE = 3
 """Bits that a sensitivity is measured at: enough that the rest of the model still works."""
-WINDOWS, LENGTH = 8, 256
+WINDOWS, LENGTH = 4, 256
 """Of the text, what costs are measured with."""
+ANSWERS = 4
+"""Of so many positions one is asked for its next token: a large vocabulary takes as long as the layers do."""
 
 
 @dataclass(frozen=True)
@@ -56,22 +58,46 @@ def measure(
         advance(index, len(parts))
         weights = FloatWeights(source)
         moved = moments_of(forward, stretch, source, weights, whole=False)
+        errors: dict[str, dict[int, float]] = {}
+        probes: dict[str, Array] = {}
         for name, moments in (_looked_up(stretch, source) | moved).items():
-            errors, probe = _errors(source, params[name], np.asarray(moments, np.float32))
-            changed = FloatWeights(source, given={name: probe})
-            again = name in parts[0].params  # a head that is the embedding as well
-            start = Forward(source.model.step, forward.windows) if again else forward.copy()
-            lost = _divergence(expected, _answers(start, parts if again else parts[index:], changed))
-            matrix = source.matrices[name]
+            errors[name], probes[name] = _errors(source, params[name], np.asarray(moments, np.float32))
+        for name, found in _with_each(probes, forward, parts, index, source):
+            lost, matrix = _divergence(expected, found), source.matrices[name]
             costs[name] = Costs(
                 matrix.n * matrix.k,
-                {bits: replace(matrix, bits=bits).bytes for bits in errors},
-                {bits: error * lost / max(errors[PROBE], 1e-30) for bits, error in errors.items()},
+                {bits: replace(matrix, bits=bits).bytes for bits in errors[name]},
+                {
+                    bits: error * lost / max(errors[name][PROBE], 1e-30)
+                    for bits, error in errors[name].items()
+                },
             )
         if index < len(parts) - 1:
             forward.advance(stretch, weights)
     advance(len(parts), len(parts))
     return costs
+
+
+def _with_each(
+    probes: Mapping[str, Array], forward: Forward, parts: Sequence[Stretch], index: int, source: Source
+) -> Iterator[tuple[str, Array]]:
+    """Answers with each of these matrices of stretch `index` alone as its probe is; `forward` has come to it.
+    What follows is the same for all, and reads its weights once.
+    """
+    step = source.model.step
+    after: dict[str, Forward] = {}
+    for name, probe in probes.items():
+        weights = FloatWeights(source, given={name: probe})
+        if index and name in parts[0].params:  # a head that is the embedding as well
+            yield name, _answers(Forward(step, forward.windows), parts, weights)
+        elif index == len(parts) - 1:
+            yield name, _answers(forward.copy(), parts[index:], weights)
+        else:
+            after[name] = forward.copy()
+            after[name].advance(parts[index], weights)
+    if after:
+        found = _answers(Forward.together(after.values()), parts[index + 1 :], FloatWeights(source))
+        yield from zip(after, np.split(found, len(after)), strict=True)
 
 
 def _looked_up(stretch: Stretch, source: Source) -> dict[str, Array]:
@@ -82,12 +108,15 @@ def _looked_up(stretch: Stretch, source: Source) -> dict[str, Array]:
     return {name: np.ones(matrix.k) for name, matrix in found.items() if matrix.quantized}
 
 
-def _answers(forward: Forward, parts: Sequence[Stretch], weights: Mapping[str, Array]) -> Array:
-    """Logarithms of the probabilities of every next token: float32 [rows, vocab]."""
+def _answers(forward: Forward, parts: Sequence[Stretch], weights: FloatWeights) -> Array:
+    """Logarithms of the probabilities of every next token that is looked at: float32 [rows, vocab]."""
     for stretch in parts[:-1]:
         forward.advance(stretch, weights)
+        weights.forget()
+    alone = not any(isinstance(op, ops.Attend) for op in parts[-1].ops)
+    last = forward.thinned(ANSWERS) if alone else forward
     blocks = []
-    for logits in forward.finish(parts[-1], weights):
+    for logits in last.finish(parts[-1], weights):
         shifted = logits - logits.max(-1, keepdims=True)
         blocks.append(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
     return np.concatenate(blocks)

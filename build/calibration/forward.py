@@ -4,7 +4,7 @@ before the next is read, so that memory holds the weights of one stretch and wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -84,6 +84,24 @@ class Forward:
         """Another one at the same place."""
         other = Forward(self.step, self.windows)
         other.live = dict(self.live)
+        return other
+
+    @staticmethod
+    def together(some: Iterable[Forward]) -> Forward:
+        """The windows of several at the same place, one after the other."""
+        parts = list(some)
+        other = Forward(parts[0].step, np.concatenate([part.windows for part in parts]))
+        other.live = {name: np.concatenate([part.live[name] for part in parts]) for name in parts[0].live}
+        return other
+
+    def thinned(self, every: int) -> Forward:
+        """At each `every`-th token of a window alone, for a stretch that does not look at others."""
+        count, length = self.windows.shape
+        other = Forward(self.step, self.windows[:, every - 1 :: every])
+        other.live = {
+            name: value.reshape(count, length, -1)[:, every - 1 :: every].reshape(other.windows.size, -1)
+            for name, value in self.live.items()
+        }
         return other
 
     def watch(self, stretch: Stretch, weights: Weights, watch: Watch) -> None:

@@ -34,9 +34,16 @@ class FloatWeights(Mapping[str, Array]):
         """`given`: weights that are others than those of the checkpoint."""
         self._source, self._solved = source, solved
         self._params = {param.name: param for param in source.params}
-        self._read: dict[str, Array] = dict(given or {})
+        self._given = dict(given or {})
+        self._read: dict[str, Array] = {}
+
+    def forget(self) -> None:
+        """Let go of what was read, so that memory need not hold a whole model."""
+        self._read.clear()
 
     def __getitem__(self, name: str) -> Array:
+        if name in self._given:
+            return self._given[name]
         if name not in self._read:
             self._read[name] = self._weight(self._params[name])
         return self._read[name]

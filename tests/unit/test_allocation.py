@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from nearfar.build.calibration.allocation import Costs, allocate
+from nearfar.build.calibration.allocation import ANSWERS, PROBE, WINDOWS, Costs, allocate, measure
+from nearfar.build.calibration.forward import Forward, stretches
+from nearfar.build.calibration.solve import FloatWeights, rows_of
+from nearfar.build.calibration.text import CalibrationText
+from nearfar.build.source import BuildOptions, open_source
+from nearfar.build.weights.quantize import Scheme, dequantize, quantize
 from nearfar.errors import BuildError
+from tests.support.architectures import CASES, Case, checkpoint
 
 BITS = (2, 3, 4, 5, 6, 8)
+MEASURED = {"llama-plain", "llama-tied", "gemma2-plain", "gemma4_text-shared"}
 
 
 def costs(count: int, seed: int) -> dict[str, Costs]:
@@ -58,3 +67,42 @@ def test_bits_that_make_nothing_better_are_not_taken() -> None:
     odd = Costs(64_000, {2: 20_000, 3: 28_000, 4: 36_000}, {2: 0.5, 3: 0.6, 4: 0.1})
     assert allocate({"m": odd}, 30_000) == {"m": 2}
     assert allocate({"m": odd}, 36_000) == {"m": 4}
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if str(case) in MEASURED], ids=str)
+def test_a_loss_is_that_of_one_matrix_alone_in_a_whole_model(case: Case, tmp_path: Path) -> None:
+    """Those of a stretch go through the rest of the model together, and not every position is asked."""
+    options = BuildOptions(str(checkpoint(case)), tmp_path, ("cpu",), quality="good", bits=4.5, group_size=32)
+    source = open_source(options)
+    windows = np.random.default_rng(0).integers(0, source.model.vocab_size, (WINDOWS, 16))
+    squares: dict[str, npt.NDArray[np.float32]] = {}
+
+    def answers(weights: FloatWeights) -> npt.NDArray[np.float64]:
+        """Probabilities at the positions that are asked: [windows, positions, vocab]."""
+        forward = Forward(source.model.step, windows)
+        for stretch in stretches(source.model.step)[:-1]:
+            forward.watch(stretch, weights, watch)
+            forward.advance(stretch, weights)
+        end = stretches(source.model.step)[-1]
+        forward.watch(end, weights, watch)
+        logits = np.concatenate(list(forward.finish(end, weights))).astype(np.float64)
+        odds = np.exp(logits - logits.max(-1, keepdims=True))
+        kept = (odds / odds.sum(-1, keepdims=True)).reshape(*windows.shape, -1)
+        return kept[:, ANSWERS - 1 :: ANSWERS]
+
+    def watch(name: str, x: npt.NDArray[np.float32]) -> None:
+        squares.setdefault(name, np.square(x).mean(0))
+
+    expected = answers(FloatWeights(source))
+    costs = measure(source, CalibrationText(windows, "", ""))
+    assert set(costs) == {name for name, matrix in source.matrices.items() if matrix.quantized}
+    for param in (param for param in source.params if param.name in costs):
+        group = source.matrices[param.name].group
+        importance = squares.get(param.name, np.ones(param.k, np.float32))
+        rounded = {
+            name: dequantize(quantize(rows_of(source, name), Scheme(PROBE, group), name, importance), group)
+            for name in param.tensors
+        }
+        found = answers(FloatWeights(source, given={param.name: FloatWeights.stacked(param, rounded)}))
+        divergence = float((expected * np.log(expected / found)).sum(-1).mean())
+        assert costs[param.name].loss[PROBE] == pytest.approx(divergence, rel=0.02), param.name
