@@ -29,7 +29,7 @@ from nearfar.targets.codes import BITS
 
 PROBE = 3
 """Bits that a sensitivity is measured at: enough that the rest of the model still works."""
-WINDOWS, LENGTH = 4, 256
+WINDOWS, LENGTH = 8, 256
 """Of the text, what costs are measured with."""
 ANSWERS = 4
 """Of so many positions one is asked for its next token: a large vocabulary takes as long as the layers do."""

@@ -85,7 +85,7 @@ class Page:
     def wait(self, *states: str) -> str:
         """Wait until the page is in one of the states; gives which."""
         self.tab.wait_for_function(
-            "states => states.includes(document.body.dataset.state)", arg=list(states), timeout=PATIENCE_MS
+            "states => states.includes(document.body?.dataset.state)", arg=list(states), timeout=PATIENCE_MS
         )
         return self.state
 
