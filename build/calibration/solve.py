@@ -35,15 +35,13 @@ class FloatWeights(Mapping[str, Array]):
         self._source, self._solved = source, solved
         self._params = {param.name: param for param in source.params}
         self._given = dict(given or {})
-        self._read: dict[str, Array] = {}
+        self._read = dict(self._given)
 
     def forget(self) -> None:
         """Let go of what was read, so that memory need not hold a whole model."""
-        self._read.clear()
+        self._read = dict(self._given)
 
     def __getitem__(self, name: str) -> Array:
-        if name in self._given:
-            return self._given[name]
         if name not in self._read:
             self._read[name] = self._weight(self._params[name])
         return self._read[name]

@@ -112,9 +112,8 @@ def test_its_card(home: Path, model: Path) -> None:
     assert code == 1
     assert "the store has no 'nothing'; it has stories" in err
     code, _, err = nearfar(home, "show", str(home))
-    assert (code, f"no model of the path '{home}': nearfar inspect shows an artifact" in err) == (1, True), (
-        err
-    )
+    assert code == 1
+    assert f"no model of the path '{home}': nearfar inspect shows an artifact" in err
 
 
 def test_what_is_no_name_says_what_would_be_one(home: Path) -> None:

@@ -116,12 +116,12 @@ class Store:
         """The same; StoreError where there is none."""
         found = self.find(name)
         if found is None:
-            names = sorted(entry.wanted.name for entry in self.entries())
             if Path(name).expanduser().exists():
                 raise StoreError(
                     f"the store has no model of the path {name!r}: nearfar inspect shows an artifact that "
                     f"lies elsewhere, nearfar pull {name} builds a checkpoint into the store"
                 )
+            names = sorted(entry.wanted.name for entry in self.entries())
             there = ", ".join(names)
             raise StoreError(
                 f"the store has no {name!r}{suggested(name.lower(), names) or f'; it has {there}'}"
