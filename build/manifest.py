@@ -120,7 +120,7 @@ def _three_digits(step: float | None) -> float | None:
 
 def provenance(checkpoint: Checkpoint, sha256: str, report: Report) -> dict[str, Any]:
     """Where the artifact came from, and what of it is not here: `skipped`, tensors by the part that they are
-    of.
+    of. `keys`: the text by which those of a cache of 4 bits are rounded.
 
     No times or paths: the same input gives the same bytes.
     """
@@ -132,6 +132,8 @@ def provenance(checkpoint: Checkpoint, sha256: str, report: Report) -> dict[str,
     }
     if report.packed is not None:
         made["checkpoint_format"] = report.packed
+    if report.keys is not None:
+        made["keys"] = report.keys
     return made | ({"skipped": report.skipped} if report.skipped else {})
 
 

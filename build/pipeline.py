@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from nearfar.build import manifest
+from nearfar.build.calibration.keys import with_rounding
 from nearfar.build.calibration.quality import check_quality, refined
 from nearfar.build.meanwhile import Progress, Stages, meanwhile
 from nearfar.build.output import output_directory
@@ -82,6 +83,7 @@ def build(
         roots = {name: stack.enter_context(output_directory(options.out / name)) for name in targets}
         with timings.phase("calibrate"):
             source, solved = refined(options, source, progress)
+            source = with_rounding(options, source, solved, progress)
         stages = Stages(progress)
 
         def write(stop: threading.Event) -> tuple[dict[str, Weights], str]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 from tokenizers import Tokenizer
 
 from nearfar.build.embedding import gives_embeddings, longest_text
@@ -38,7 +41,8 @@ IGNORABLE = (r".*rotary_emb\.inv_freq",)
 class Source:
     """The checked checkpoint. `packed` where its matrices are quantized already; `keeps`: those of them
     whose codes are carried over. `answers`: how the model marks its answers, where it has a chat template.
-    `sampling`: how it wants tokens drawn.
+    `sampling`: how it wants tokens drawn. `rounding`: by cache what keys of 4 bits are stored by, where a
+    calibration has found it (nearfar.format.kv.rounding).
     """
 
     checkpoint: Checkpoint
@@ -50,6 +54,7 @@ class Source:
     keeps: frozenset[str] = frozenset()
     answers: AnswerFormat | None = None
     sampling: SamplingDefaults = NOTHING
+    rounding: Mapping[int, npt.NDArray[np.float32]] = field(default_factory=dict)
 
     @property
     def params(self) -> tuple[Param, ...]:

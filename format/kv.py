@@ -23,6 +23,8 @@ OF_BITS: dict[int, KvDtype] = {16: "float16", 8: "int8", 4: "int4"}
 """What options name by the bits of a value."""
 OF_TARGET: dict[str, tuple[int, ...]] = dict.fromkeys(("cpu", "wasm", "webgpu", "vulkan"), (16, 8, 4))
 """The bits for which a target has programs; others have caches of floats alone. mlx needs none for it."""
+ROUNDED: frozenset[str] = frozenset({"int4"})
+"""Caches whose keys are stored by what a calibration has found of them (`rounding`)."""
 UNIT = 32
 """Values that are stored together: heads that they do not divide cannot be quantized."""
 
@@ -50,6 +52,16 @@ def row_bytes(head_dim: int, kv_dtype: str) -> int:
     if kv_dtype in BITS:
         return 4 * row_words(head_dim, kv_dtype)
     return head_dim * (4 if kv_dtype == "float32" else 2)
+
+
+def rounding(cache: int) -> str:
+    """The weights by which keys of a cache in ROUNDED become codes, float32 [2, kv_heads, head_dim].
+
+    First what is subtracted from each key: a constant, which changes no softmax. Then, of the key that is
+    left, by how much the error of each component moves its group's offset, against it: so that what queries
+    mostly look for is as it was (docs/decisions/0024).
+    """
+    return f"kv.{cache}.k.rounding"
 
 
 def rows_of(shape: Sequence[Extent], kv_dtype: str) -> tuple[str, tuple[Extent, ...]]:

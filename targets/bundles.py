@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nearfar.format.kv import rounding
 from nearfar.step.model import Step
 from nearfar.step.ops import Linear, Norm, RopeAppend
 
@@ -9,8 +10,9 @@ Bundles = dict[str, tuple[str, ...]]
 """By the name of the tensor the parameters whose values it holds, end to end."""
 
 
-def bundles(step: Step) -> Bundles:
-    """Of each projection to q, k and v: the norm before it, its bias, the norms of heads (jobs.Project).
+def bundles(step: Step, *, rounds: bool) -> Bundles:
+    """Of each projection to q, k and v: the norm before it, its bias, the norms of heads (jobs.Project);
+    where there are programs that round keys (`rounds`), once more with what they need for it.
 
     A projection with one of them or none needs no tensor of its own.
     """
@@ -25,4 +27,6 @@ def bundles(step: Step) -> Bundles:
         held = tuple(name for name in (before, linear.bias, op.q_norm, op.k_norm) if name is not None)
         if len(held) > 1:
             found[f"{linear.weight}.vectors"] = held
+        if held and rounds and op.append:
+            found[f"{linear.weight}.rounding"] = (*held, rounding(op.cache))
     return found

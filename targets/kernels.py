@@ -66,8 +66,10 @@ class Packing(Protocol):
         """Pack a matrix into its parts: QuantTensor where quantized, else a float array [n, k]."""
         ...
 
-    def bundles(self, step: Step) -> Bundles:
-        """The tensors that hold several vectors of the step, for kernels that read them so."""
+    def bundles(self, step: Step, *, rounds: bool) -> Bundles:
+        """The tensors that hold several vectors of the step, for kernels that read them so. `rounds`: also
+        those for programs that round keys (nearfar.format.kv.rounding).
+        """
         ...
 
 

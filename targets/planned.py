@@ -29,7 +29,7 @@ from nearfar.build.weights.shards import SHARD_BYTES, ShardWriter
 from nearfar.build.weights.stream import Piece
 from nearfar.errors import BuildError
 from nearfar.format import manifest as records
-from nearfar.format.kv import UNIT, group_size
+from nearfar.format.kv import UNIT, group_size, rounding
 from nearfar.format.manifest import Weights
 from nearfar.step.config import LARGEST
 from nearfar.step.params import Param
@@ -56,10 +56,13 @@ class PackedWriter:
 
     def vector(self, param: Param, values: npt.NDArray[np.float32]) -> None:
         """In float32, with what is folded into it."""
-        made = param.folded(values)
-        self._shards.add(param.name, made)
-        if param.name in self._kept:
-            self._kept[param.name] = made
+        self.add(param.name, param.folded(values))
+
+    def add(self, name: str, values: npt.NDArray[np.float32]) -> None:
+        """A vector as it is."""
+        self._shards.add(name, values)
+        if name in self._kept:
+            self._kept[name] = values
 
     def matrix(self, param: Param, matrix: Matrix, tensor: Piece) -> None:
         """In the parts that the kernels want, its rows in the step's order."""
@@ -158,11 +161,15 @@ class PlannedTarget:
         ]
 
     def writer(self, source: Source, root: Path, options: BuildOptions) -> PackedWriter:
-        """The weight stream; it begins with the frequencies of the rotations."""
+        """The weight stream; it begins with the frequencies of the rotations and what keys are rounded by."""
         shards = ShardWriter(root)
         for name, rope in source.model.step.ropes.items():
             shards.add(manifest.rope_tensor(name), np.array(rope.inv_freq, np.float32))
-        return PackedWriter(self.packing, shards, self.packing.bundles(source.model.step))
+        bundles = self.packing.bundles(source.model.step, rounds=bool(source.rounding))
+        writer = PackedWriter(self.packing, shards, bundles)
+        for cache, weights in source.rounding.items():
+            writer.add(rounding(cache), weights.reshape(-1))
+        return writer
 
     def compile(self, source: Source, options: BuildOptions, tell: Tell) -> Programs:
         """A program for each variant that was asked for."""
@@ -206,7 +213,8 @@ class PlannedTarget:
         """Bytes of the largest tensor that `writer` writes."""
         parts = [part for matrix in source.matrices.values() for part in self.packing.parts(matrix)]
         vectors = {param.name: source.bytes_of(param) for param in source.params if not param.is_matrix}
-        bundles = self.packing.bundles(source.model.step).values()
+        vectors |= {rounding(cache): weights.nbytes for cache, weights in source.rounding.items()}
+        bundles = self.packing.bundles(source.model.step, rounds=bool(source.rounding)).values()
         ropes = [4 * len(rope.inv_freq) for rope in source.model.step.ropes.values()]
         sizes = [part.bytes for part in parts] + [sum(vectors[name] for name in held) for held in bundles]
         return max([*sizes, *vectors.values(), *ropes], default=0)

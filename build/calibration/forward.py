@@ -28,6 +28,10 @@ BLOCK_TOKENS = 2048
 Weights = Mapping[str, Array]
 Watch = Callable[[str, Array], None]
 """Told the inputs [rows, k] of a matrix, by its name, block by block."""
+Heads = Callable[[ops.RopeAppend | ops.Attend, Array], None]
+"""Told, block by block, the keys that are appended, [windows, kv_heads, length, head_dim], and the queries of
+attention, [windows, kv_heads, heads of each, length, head_dim].
+"""
 
 
 @dataclass(frozen=True)
@@ -109,10 +113,10 @@ class Forward:
         for _, _ in self._blocks(stretch, weights, watch):
             pass
 
-    def advance(self, stretch: Stretch, weights: Weights) -> None:
+    def advance(self, stretch: Stretch, weights: Weights, heads: Heads | None = None) -> None:
         """Run a stretch; what it leaves is there for the next."""
         found: dict[str, list[Array]] = {name: [] for name in stretch.live}
-        for _, values in self._blocks(stretch, weights, None):
+        for _, values in self._blocks(stretch, weights, None, heads):
             for name, parts in found.items():
                 parts.append(values[name])
         self.live = {name: np.concatenate(parts) for name, parts in found.items()}
@@ -123,7 +127,7 @@ class Forward:
             yield values[stretch.ops[-1].out]
 
     def _blocks(
-        self, stretch: Stretch, weights: Weights, watch: Watch | None
+        self, stretch: Stretch, weights: Weights, watch: Watch | None, heads: Heads | None = None
     ) -> Iterator[tuple[int, dict[str, Array]]]:
         count, length = self.windows.shape
         size = max(1, BLOCK_TOKENS // length)
@@ -131,7 +135,7 @@ class Forward:
             tokens = self.windows[start : start + size]
             rows = slice(start * length, start * length + tokens.size)
             values = {name: value[rows] for name, value in self.live.items()}
-            _Block(self.step, tokens, weights, values, watch).run(stretch.ops)
+            _Block(self.step, tokens, weights, values, watch, heads).run(stretch.ops)
             yield start, values
 
 
@@ -139,9 +143,16 @@ class _Block:
     """Some windows in one stretch."""
 
     def __init__(
-        self, step: Step, tokens: Array, weights: Weights, values: dict[str, Array], watch: Watch | None
+        self,
+        step: Step,
+        tokens: Array,
+        weights: Weights,
+        values: dict[str, Array],
+        watch: Watch | None,
+        heads: Heads | None,
     ) -> None:
-        self.step, self.tokens, self.w, self.values, self.watch = step, tokens, weights, values, watch
+        self.step, self.tokens, self.w, self.values = step, tokens, weights, values
+        self.watch, self.heads = watch, heads
         self.count, self.length = tokens.shape
         self.positions = np.tile(np.arange(self.length), self.count)
         self.kept: dict[int, tuple[Array, Array]] = {}
@@ -200,6 +211,8 @@ class _Block:
             if op.v_norm is not None:
                 v = rms_norm(v, np.ones(cache.head_dim, np.float32), op.v_norm)
             self.kept[op.cache] = self._by_head(k), self._by_head(v)
+            if self.heads is not None:
+                self.heads(op, self.kept[op.cache][0])
         return q.reshape(len(x), -1)
 
     def _turned(self, op: ops.RopeAppend, part: Array, norm: str | None) -> Array:
@@ -226,6 +239,8 @@ class _Block:
         keys, values = self.kept[op.cache]
         heads = self._by_head(x.reshape(len(x), op.heads, cache.head_dim))
         q = heads.reshape(self.count, cache.kv_heads, -1, self.length, cache.head_dim)
+        if self.heads is not None:
+            self.heads(op, q)
         scores = q @ keys[:, :, None].swapaxes(-1, -2) * np.float32(op.scale)
         scores = capped(scores, op.softcap)
         back = np.arange(self.length)[:, None] - np.arange(self.length)

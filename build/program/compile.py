@@ -14,7 +14,7 @@ from nearfar.build.program.lowering import Precisions, identifier, lower_step
 from nearfar.build.program.passes import compile_flow, run_flow
 from nearfar.build.program.plan import Plan, plan_of, share_workspace, staged_plan
 from nearfar.format.buffers import SAMPLER_BUFFERS
-from nearfar.format.kv import KvDtype
+from nearfar.format.kv import ROUNDED, KvDtype
 from nearfar.format.manifest import Cache
 from nearfar.format.sizes import MAX_ROWS
 from nearfar.step.model import Model
@@ -62,7 +62,7 @@ def compile_program(
         lowered = lower_step(job.model, job.cache, kernels, dtypes, job.matrices, m)
         module[f"step_{m}"] = lowered.function
         names.update(lowered.arguments)
-    bundles = kernels.bundles(job.model.step)
+    bundles = kernels.bundles(job.model.step, rounds=kv in ROUNDED)
     names |= {identifier(name): f"weight:{name}" for name in bundles}
     bundled = {tuple(map(identifier, held)): identifier(name) for name, held in bundles.items()}
     gpu = str(target.kind.name) != "llvm"

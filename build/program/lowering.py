@@ -9,7 +9,7 @@ from typing import Any
 from tvm import relax, tirx
 
 from nearfar.build.program import operators
-from nearfar.format import buffers
+from nearfar.format import buffers, kv
 from nearfar.format.kv import Float, KvDtype, rows_of
 from nearfar.format.manifest import Cache
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP, pages_for
@@ -138,6 +138,10 @@ class _Lowering:
             for name, weight in (("q_norm", op.q_norm), ("k_norm", op.k_norm))
             if weight
         }
+        if job.rounds:
+            name = kv.rounding(op.cache)
+            shape = (2 * job.kv_heads * job.head_dim,)
+            have["k_rounding"] = self._input(name, f"weight:{name}", shape, "float32")
         return operators.rebuilt(job, have | norms)
 
     def _attend(self, op: ops.Attend) -> Any:

@@ -99,6 +99,8 @@ class Report:
     """What became of each matrix that was quantized in the checkpoint: of its sources, the worst."""
     steps: dict[str, float] = field(default_factory=dict)
     """By how much of a step its weights changed at most, where its codes were carried and its offsets not."""
+    keys: str | None = None
+    """The text by which keys of a cache of 4 bits are rounded."""
     skipped: dict[str, int] = field(default_factory=dict)
     """How many tensors were left out that belong to other parts of a model than its text, by how they
     begin.

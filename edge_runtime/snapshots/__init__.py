@@ -18,7 +18,7 @@ import numpy as np
 from nearfar.edge_runtime.openai.parameters import checked_messages
 from nearfar.edge_runtime.snapshots import file
 from nearfar.edge_runtime.snapshots.file import Progress
-from nearfar.edge_runtime.snapshots.record import Snapshot, origin
+from nearfar.edge_runtime.snapshots.record import Snapshot, key_rounding, origin
 from nearfar.edge_runtime.snapshots.seam import chat_prefix, text_prefix, whole_pages
 from nearfar.edge_runtime.snapshots.transfer import Array, capture, kv_dtype, quantized_bits, restore
 from nearfar.errors import RequestError, SnapshotError
@@ -54,6 +54,7 @@ async def save(
         tokens = text_prefix(codec, prompt)
     kept = whole_pages(tokens if tokens is not None else (), page_size)
     content = await capture(core, kept)
+    bits = quantized_bits(content, core.manifest.caches[0].head_dim)
     made = Snapshot(
         path=path,
         bytes=0,
@@ -61,7 +62,8 @@ async def save(
         tokens=len(kept),
         page_size=page_size,
         kv_dtype=kv_dtype(content),
-        kv_bits=quantized_bits(content, core.manifest.caches[0].head_dim),
+        kv_bits=bits,
+        keys=key_rounding(core.manifest, bits),
         messages=tuple(checked) if checked is not None else None,
         prompt=prompt,
     )
@@ -77,6 +79,13 @@ async def load(core: EngineCore, path: Path, progress: Progress | None) -> Snaps
         raise SnapshotError(
             f"the snapshot {path} was made with {snapshot.origin}, this model is {ours}: "
             "load it with that model, or save one with this"
+        )
+    keys = key_rounding(core.manifest, snapshot.kv_bits)
+    if snapshot.keys != keys:
+        raise SnapshotError(
+            f"the snapshot {path} has keys that are rounded by {snapshot.keys or 'no text'}, those of this "
+            f"artifact are by {keys or 'none'}: save it again here, or build both artifacts with the same "
+            "--calibrate"
         )
     tokens = tensors.pop("tokens")
     if tokens.max() >= core.manifest.model.vocab_size:

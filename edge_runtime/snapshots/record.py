@@ -11,6 +11,7 @@ from typing import Any
 
 import nearfar
 from nearfar.errors import SnapshotError
+from nearfar.format.kv import OF_BITS, ROUNDED
 from nearfar.format.manifest import Manifest
 
 
@@ -28,6 +29,16 @@ class Origin:
 
     def __str__(self) -> str:
         return f"{self.model} ({self.quantization}; checkpoint {self.checkpoint[:12]})"
+
+
+def key_rounding(manifest: Manifest, kv_bits: int | None) -> str | None:
+    """By which text keys of a cache of so many bits were rounded: what is subtracted from them depends on it.
+
+    None where nothing is.
+    """
+    told = manifest.provenance.get("keys")
+    rounded = kv_bits is not None and OF_BITS.get(kv_bits) in ROUNDED
+    return str(told) if rounded and told is not None else None
 
 
 def origin(manifest: Manifest) -> Origin:
@@ -63,8 +74,8 @@ class Snapshot:
     """A snapshot in a file.
 
     `tokens` is how many tokens it holds, `page_size` what that is a multiple of, `kv_dtype` the type of keys
-    and values (of scales and biases where `kv_bits` is 8 or 4, otherwise None). `messages` or `prompt`: what
-    it was made from, if known.
+    and values (of scales and biases where `kv_bits` is 8 or 4, otherwise None). `keys`: what they are rounded
+    by (`key_rounding`). `messages` or `prompt`: what it was made from, if known.
     """
 
     path: Path
@@ -74,6 +85,7 @@ class Snapshot:
     page_size: int
     kv_dtype: str
     kv_bits: int | None
+    keys: str | None = None
     messages: tuple[Mapping[str, Any], ...] | None = None
     prompt: str | None = None
     nearfar: str = nearfar.__version__
@@ -92,6 +104,8 @@ class Snapshot:
         }
         if self.kv_bits is not None:
             fields["kv_bits"] = str(self.kv_bits)
+        if self.keys is not None:
+            fields["keys"] = self.keys
         if self.messages is not None:
             fields["messages"] = json.dumps(self.messages, ensure_ascii=False)
         if self.prompt is not None:
@@ -112,6 +126,7 @@ class Snapshot:
                 page_size=int(fields["page_size"]),
                 kv_dtype=fields["kv_dtype"],
                 kv_bits=int(fields["kv_bits"]) if "kv_bits" in fields else None,
+                keys=fields.get("keys"),
                 messages=_messages(fields["messages"]) if "messages" in fields else None,
                 prompt=fields.get("prompt"),
                 nearfar=fields["nearfar"],

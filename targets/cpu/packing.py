@@ -149,6 +149,6 @@ def pack(matrix: Matrix, tensor: QuantTensor | Array) -> tuple[Array, ...]:
     return (packed,)
 
 
-def bundles(step: Step) -> Bundles:
+def bundles(step: Step, *, rounds: bool) -> Bundles:
     """None: a kernel takes as many vectors as it needs."""
     return {}

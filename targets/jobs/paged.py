@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from nearfar.format.kv import ROUNDED
+
 from .names import Output, labelled, short
 
 
@@ -64,7 +66,10 @@ class RopeAppend(Paged):
     3. `q_scale` (beta, original): q·(1 + beta·ln(1 + ⌊position/original⌋)), as Ministral 3 does.
     4. `v_norm_eps`: RMS norm of each head of v, without weights.
     5. k and v are written to the cache (kv_dtype [pages, kv_heads, page_size, head_dim]; quantized, a row by
-       itself, to the words of nearfar.format.kv.rows_of), padding rows nowhere.
+       itself, to the words of nearfar.format.kv.rows_of), padding rows nowhere. With `rounds` k_rounding, of
+       each head [2, head_dim], says how (nearfar.format.kv.rounding): its first vector is subtracted from k,
+       and when there are codes, each group's offset grows by the sum over its components of the second's
+       times what the codes leave of them.
     Without `append` x holds q alone, [m, heads·head_dim]: the layer reads another layer's cache.
     """
 
@@ -78,21 +83,27 @@ class RopeAppend(Paged):
     append: bool = True
 
     @property
+    def rounds(self) -> bool:
+        """Whether keys become codes by what a calibration has found of them."""
+        return self.append and self.kv_dtype in ROUNDED
+
+    @property
     def x_heads(self) -> int:
         """Heads in a row of x."""
         return self.heads + 2 * self.kv_heads * self.append
 
     def inputs(self, parts: int = 0) -> tuple[str, ...]:
         """In order x [m, x_heads·head_dim] (dtype), positions, slots, page_table, [rope], [q_norm, [k_norm]],
-        [k_cache, v_cache].
+        [k_rounding], [k_cache, v_cache].
 
         positions, slots int32 [256]; page_table int32 [slots, pages_per_slot]; rope f32 [context, head_dim];
-        norms f32. The caches are written in place. Without `append`: neither slots and page_table, nor
-        k_norm, nor the caches.
+        norms f32; k_rounding f32 [2·kv_heads·head_dim]. The caches are written in place. Without `append`:
+        neither slots and page_table, nor k_norm and k_rounding, nor the caches.
         """
         where = ("positions", "slots", "page_table") if self.append else ("positions",)
         norms = ("q_norm", *["k_norm"] * self.append) if self.norm_eps is not None else ()
-        return ("x", *where, *["rope"] * self.rope, *norms, *(("k_cache", "v_cache") if self.append else ()))
+        caches = ("k_cache", "v_cache") if self.append else ()
+        return ("x", *where, *["rope"] * self.rope, *norms, *["k_rounding"] * self.rounds, *caches)
 
     @property
     def out(self) -> Output:

@@ -20,7 +20,7 @@ from nearfar.targets.cpu.units import Unit
 from nearfar.targets.jobs import Embed, GraphJob, Job, Linear
 from nearfar.targets.jobs.logits import OverLogits
 from tests.support import quantized_kv
-from tests.support.job_reference import random_inputs, random_matrix, reference
+from tests.support.job_reference import random_inputs, random_matrix, reference, rounding_weights
 
 Array = npt.NDArray[Any]
 HERE = native()
@@ -92,16 +92,14 @@ class CpuJobs:
         assert (got["out"][job.m :] == 7).all()
         for name in ("k_cache", "v_cache"):
             if name in want:
-                ulp = 2e-3 if job.kv_dtype == "float16" else tolerance
-                kept = want[name]
                 if job.kv_dtype in BITS:
-                    # Sums of another order may fall on the other side of the middle of two codes: one step.
-                    made = quantized_kv.parts(kept, job.kv_dtype)
-                    ulp, kept = (
-                        float(np.nanmax(made["scales"])) * 1.01,
-                        quantized_kv.rounded(kept, job.kv_dtype),
-                    )
-                np.testing.assert_allclose(got[name], kept, rtol=ulp, atol=ulp, err_msg=f"{job.label} {name}")
+                    weights = rounding_weights(job, inputs) if name == "k_cache" else None
+                    quantized_kv.check(got[name], want[name], inputs[name], job.kv_dtype, weights)
+                    continue
+                ulp = 2e-3 if job.kv_dtype == "float16" else tolerance
+                np.testing.assert_allclose(
+                    got[name], want[name], rtol=ulp, atol=ulp, err_msg=f"{job.label} {name}"
+                )
 
 
 def _taken(array: Array, shape: Sequence[Any], job: Job) -> Array:

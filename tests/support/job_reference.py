@@ -38,7 +38,8 @@ def reference(job: GraphJob, arrays: Arrays) -> dict[str, Array]:
     """What the job computes from its inputs, by name; the matrix is `w`. Nothing is written in place.
 
     `out`: float64, of a linear job with `rows` its m rows only, of Rows as it is. RopeAppend and Project with
-    `append`: also k_cache and v_cache as they are afterwards, in their dtype.
+    `append`: also k_cache and v_cache as they are afterwards, in their dtype; of those that are quantized
+    what becomes codes.
     """
     match job:
         case Embed():
@@ -158,6 +159,8 @@ def _turned(job: RopeAppend, x: Array, facts: Array, a: Arrays) -> dict[str, Arr
     k, v = turned(heads[1], "k_norm"), heads[2]
     if job.v_norm_eps is not None:
         v = rms_norm(v, job.v_norm_eps)
+    if job.rounds:
+        k = k - a["k_rounding"].reshape(2, job.kv_heads, -1)[0]
     out |= {"k_cache": a["k_cache"].copy(), "v_cache": a["v_cache"].copy()}
     for row in np.flatnonzero(facts[:, 0] >= 0):
         page, offset = divmod(int(facts[row, 0]), job.page_size)
@@ -165,6 +168,15 @@ def _turned(job: RopeAppend, x: Array, facts: Array, a: Arrays) -> dict[str, Arr
         for name, value in (("k_cache", k[row]), ("v_cache", v[row])):
             out[name][page, :, offset] = np.clip(value, -most, most)
     return out
+
+
+def rounding_weights(job: Paged | Project, a: Arrays) -> Array | None:
+    """By which errors of keys move their offsets, as wide as a cache; None where they do not."""
+    paged = job.paged if isinstance(job, Project) else job
+    if not isinstance(paged, RopeAppend) or not paged.rounds:
+        return None
+    held = a["k_rounding"] if isinstance(job, RopeAppend) else a["vectors"][job.starts["k_rounding"] :]
+    return held.reshape(2, paged.kv_heads, 1, paged.head_dim)[1]
 
 
 def attend(job: Attend, a: Arrays) -> Array:
@@ -240,6 +252,12 @@ def random_inputs(
         angles = np.arange(context)[:, None] * 10000.0 ** (-np.arange(half) / half)
         return np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
 
+    def k_rounding() -> Array:
+        """Weights within ±1/4: an offset moves by about a quarter of a step."""
+        size = job.kv_heads * job.head_dim
+        each = rng.standard_normal(size), rng.uniform(-0.25, 0.25, size)
+        return np.concatenate(each).astype(np.float32)
+
     def cache() -> Array:
         shape = (pages, job.kv_heads, job.page_size, job.head_dim)
         return quantized_kv.rounded(rng.standard_normal(shape), job.kv_dtype)
@@ -252,7 +270,7 @@ def random_inputs(
         "residual": lambda: normal(job.out[1], job.m, job.out[0][1]),
         "q": lambda: normal(job.dtype, *job.q_shape), "rope": table, "k_cache": cache, "v_cache": cache,
         "q_norm": lambda: norms(job.heads), "k_norm": lambda: norms(job.kv_heads),
-        "sinks": lambda: normal("float32", job.heads),
+        "k_rounding": k_rounding, "sinks": lambda: normal("float32", job.heads),
         "positions": lambda: np.full(256, -1, np.int32), "slots": lambda: np.zeros(256, np.int32),
         "page_table": lambda: np.resize(rng.permutation(pages), (job.slots, job.pages_per_slot)).astype("i4"),
     }  # fmt: skip

@@ -12,8 +12,11 @@ from nearfar.format.kv import BITS, group_size
 Array = npt.NDArray[Any]
 
 
-def parts(rows: Array, kv_dtype: str) -> dict[str, Array]:
-    """Of rows [..., head_dim]: codes as words, scales and biases, as Executor.read_pages names them."""
+def parts(rows: Array, kv_dtype: str, weights: Array | None = None) -> dict[str, Array]:
+    """Of rows [..., head_dim]: codes as words, scales and biases, as Executor.read_pages names them.
+
+    `weights`, as wide as rows: by which what the codes leave moves the biases (nearfar.format.kv.rounding).
+    """
     bits, head_dim = BITS[kv_dtype], rows.shape[-1]
     group = group_size(head_dim, bits)
     assert group is not None
@@ -27,6 +30,10 @@ def parts(rows: Array, kv_dtype: str) -> dict[str, Array]:
     with np.errstate(invalid="ignore"):
         at = np.clip((x - offset.astype(np.float32)[..., None]) * inverse + np.float32(0.5), 0, levels)
     codes = np.nan_to_num(at).astype(np.uint8).reshape(*rows.shape)
+    if weights is not None:
+        left = x - (codes.reshape(x.shape) * wide + offset.astype(np.float32)[..., None])
+        moved = offset + (left * np.broadcast_to(weights, rows.shape).reshape(x.shape)).sum(-1)
+        offset = np.clip(moved, -65504, 65504).astype(np.float16)
     if bits == 4:
         codes = codes[..., ::2] | codes[..., 1::2] << 4
     return {"codes": np.ascontiguousarray(codes).view(np.uint32), "scales": scale, "biases": offset}
@@ -42,8 +49,26 @@ def rows(parts: dict[str, Array], kv_dtype: str) -> Array:
     return (grouped * scales + biases).reshape(held.shape)
 
 
-def rounded(values: Array, kv_dtype: str) -> Array:
+def rounded(values: Array, kv_dtype: str, weights: Array | None = None) -> Array:
     """Values as a cache of this type has them."""
     if kv_dtype not in BITS:
         return values.astype(kv_dtype)
-    return rows(parts(values, kv_dtype), kv_dtype)
+    return rows(parts(values, kv_dtype, weights), kv_dtype)
+
+
+def check(
+    got: Array, want: Array, before: Array, kv_dtype: str, weights: Array | None = None, alike: float = 0.9
+) -> None:
+    """A cache is what its codes make of `want`, where a code may be the next one: sums of another order fall
+    on the other side of the middle of two. Of the rows that are not as `before`, at least a share of `alike`
+    is without that, so that what moves all of a group is seen.
+    """
+    made = parts(want, kv_dtype, weights)
+    step = np.repeat(made["scales"].astype(np.float64), want.shape[-1] // made["scales"].shape[-1], axis=-1)
+    numbers = rows(made, kv_dtype)
+    assert (np.isnan(got) == np.isnan(numbers)).all()
+    apart = np.nan_to_num(np.abs(got - numbers))
+    most = 1.01 + (0.0 if weights is None else float(np.abs(weights).max()))
+    assert (apart <= most * np.nan_to_num(step) + 1e-6).all()
+    written = (want != before).any(-1)
+    assert (apart <= 0.05 * step + 1e-6)[written].mean() > alike

@@ -35,3 +35,22 @@ def test_logits_are_those_of_the_reference(case: Case) -> None:
     matrices = {op.weight for op in reference.step.ops if isinstance(op, ops.Linear | ops.Logits)}
     assert set(seen) == matrices
     assert len(body) >= len(reference.step.caches)
+
+
+def test_keys_and_queries_are_told_as_attention_has_them() -> None:
+    case = next(case for case in CASES if str(case) == "llama-plain")
+    reference = StepReference.of(checkpoint(case), case.context)
+    windows = np.random.default_rng(1).integers(0, reference.model.vocab_size, (2, 20))
+    told: list[tuple[str, int, tuple[int, ...]]] = []
+    forward = Forward(reference.step, windows)
+    for stretch in stretches(reference.step)[:-1]:
+        forward.advance(stretch, reference.weights, lambda op, x: told.append((op.op, op.cache, x.shape)))
+    expected = []
+    for index, cache in enumerate(reference.step.caches):
+        heads = next(
+            op.heads for op in reference.step.ops if isinstance(op, ops.Attend) and op.cache == index
+        )
+        inner = (20, cache.head_dim)
+        expected.append(("rope_append", index, (2, cache.kv_heads, *inner)))
+        expected.append(("attend", index, (2, cache.kv_heads, heads // cache.kv_heads, *inner)))
+    assert told == expected

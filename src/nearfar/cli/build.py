@@ -86,8 +86,8 @@ def build(
     calibrate: Annotated[
         Path | None,
         typer.Option(
-            help="For good and best: a text file (UTF-8) like what the model is for, instead of the prose "
-            "and documentation that come with nearfar."
+            help="For good and best, and for a cache of 4 bits (--kv-bits): a text file (UTF-8) like what the "
+            "model is for, instead of the prose and documentation that come with nearfar."
         ),
     ] = DEFAULTS.calibrate,
     bits: Annotated[
@@ -153,7 +153,8 @@ def build(
         typer.Option(
             help="The KV caches to make programs for, in bits a value, separated by commas: 16 for floats as "
             "the model computes, 8 and 4 for codes, which take about a half and a third of the memory. 8 "
-            "costs no quality that we could measure, 4 costs small models some. "
+            "costs no quality that we could measure, 4 costs small models some, and has its keys calibrated "
+            "first (--calibrate). "
             "`nearfar run --kv-bits` then takes one of them. cpu, wasm, webgpu, vulkan; mlx quantizes its "
             "cache when it is loaded and needs nothing here, onnx has floats alone."
         ),

@@ -50,6 +50,7 @@ def arguments(job: RopeAppend | Attend) -> tuple[Args, Expr]:
     if isinstance(job, RopeAppend):
         of_all = (job.heads, job.kv_heads) if job.norm_all else (1, 1)
         known["x"] = ((job.m, job.x_heads * job.head_dim), job.dtype)
+        known["k_rounding"] = ((2 * job.kv_heads * job.head_dim,), "float32")
         known |= {
             f"{part}_norm": ((n * job.head_dim,), "float32") for part, n in zip("qk", of_all, strict=True)
         }

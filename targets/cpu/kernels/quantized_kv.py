@@ -131,14 +131,15 @@ def value_vector(
 
 def put_row(
     layout: Layout, row: Expr, put_code: Callable[[Expr, Expr], None],
-    put_pair: Callable[[Expr, int, Expr], None],
+    put_pair: Callable[[Expr, int, Expr], None], weights: Callable[[Expr], Expr] | None = None,
 ) -> None:  # fmt: skip
     """Quantize a row of float32 [head_dim]: put_code(byte of the row, it), put_pair(group, 0 or 1, scale or
     offset in float16).
 
     The offset is the group's least value, the scale the step to its largest in equal steps; codes are those
     of the scale and offset as they are stored. What float16 does not hold saturates; a group with what is
-    no number has an offset that is none, and with it all that is read of it.
+    no number has an offset that is none, and with it all that is read of it. `weights`: sixteen from a
+    component on, by which what the codes leave of the row then moves the offset (nearfar.format.kv.rounding).
     """
     levels, unit = float(2**layout.bits - 1), layout.unit
     half = "uint16" if by_hand(unit, "float16") else "float16"
@@ -163,14 +164,24 @@ def put_row(
         v.put1(pair, [0], stored(unit, "float16", T.Bind(tirx.max(step, v.f32(0.0)))))
         scale = T.Bind(tirx.Shuffle([widen(unit, v.lanes(pair, [0], 2), 2)], [0]))
         inverse = T.Bind(tirx.Select(scale > v.f32(0.0), v.f32(1.0) / scale, v.f32(0.0)))
-        for which in range(2):
-            put_pair(g, which, pair[which])
-        made = []
+        made, left = [], []
         for i in range(layout.group // v.LANES):
             code = (held[i] - v.splat(offset)) * v.splat(inverse) + v.splat(0.5)
             # What is no number becomes 0: it is the second of the two.
             code = tirx.min(tirx.max(v.keep(code), v.splat(0.0)), v.splat(levels))
-            made.append(v.keep(v.cast(v.cast(v.keep(code), v.I32X16), "uint8x16"), "uint8x16"))
+            whole = v.keep(v.cast(v.keep(code), v.I32X16), "int32x16")
+            made.append(v.keep(v.cast(whole, "uint8x16"), "uint8x16"))
+            if weights is not None:
+                stands_for = v.cast(whole, v.F32X16) * v.splat(scale) + v.splat(offset)
+                at = g * layout.group + i * v.LANES
+                left.append(v.keep((held[i] - v.keep(stands_for)) * weights(at)))
+        if left:
+            moved = T.Bind(offset + v.hsum(v.keep(sum(left[1:], left[0]))))
+            moved = tirx.Select(moved < v.f32(-65504.0), v.f32(-65504.0), moved)
+            moved = T.Bind(tirx.Select(moved > v.f32(65504.0), v.f32(65504.0), moved))
+            v.put1(pair, [1], stored(unit, "float16", moved))
+        for which in range(2):
+            put_pair(g, which, pair[which])
         if layout.halves == 2:
             made = [made[0] | (made[1] << v.isplat(4, "uint8"))]
         for i, each in enumerate(made):

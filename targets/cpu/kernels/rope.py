@@ -91,12 +91,20 @@ def _into(job: RopeAppend, unit: Unit, buf: dict[str, Expr], page: Expr, offset:
     def gather(_: Expr, i: Expr, value: Expr) -> None:
         v.put1(row, [i], value)
 
+    def gather_k(head: Expr, i: Expr, value: Expr) -> None:
+        gather(head, i, value - buf["k_rounding"][head * job.head_dim + i] if job.rounds else value)
+
     def end_k(head: Expr) -> None:
         codes, pairs = buf["keys"]
+        weights = None
+        if job.rounds:
+            first = (job.kv_heads + head) * job.head_dim
+            weights = lambda at: v.lanes(buf["k_rounding"], [first + at])  # noqa: E731
         put_row(
             layout, row,
             lambda byte, code: v.put1(codes, [page, head, byte * size + offset], code),
             lambda g, which, half: v.put1(pairs, [page, head, layout.key_pair(g, which, offset)], half),
+            weights,
         )  # fmt: skip
 
     def end_v(head: Expr) -> None:
@@ -107,7 +115,7 @@ def _into(job: RopeAppend, unit: Unit, buf: dict[str, Expr], page: Expr, offset:
             lambda g, which, half: v.put1(pairs, [page, head, layout.value_pair(offset, g) + which], half),
         )  # fmt: skip
 
-    return _Put(gather, end_k), _Put(gather, end_v)
+    return _Put(gather_k, end_k), _Put(gather, end_v)
 
 
 def _q_factor(job: RopeAppend, position: Expr) -> Expr | None:

@@ -108,10 +108,10 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
     kv, after = paged.kv_heads, paged.norm_eps is not None and paged.norm_after
     columns = heads.columns(paged.x_heads)
     cached, layout = Cached.of(paged, Head.of(paged)), Quantized.of(paged)
-    quantizer = Quantizer(layout, m) if heads.quantized else None
-    shared = m * lanes * 4 * heads.normed + (quantizer.shared_bytes if quantizer else 0)
+    shared = m * lanes * 4 * heads.normed + (Quantizer(layout, m).shared_bytes if heads.quantized else 0)
     product = Product(m, linear.x_dtype, linear.matrix, columns, linear.norm, shared)
     sums = Sums(product, _deeper(tuning))
+    quantizer = Quantizer(layout, m, sums.own) if heads.quantized else None
     held_vectors, facts = max(sum(job.vectors.values()) // WIDTH, 1), Rows.of(paged).out[0][1] // WIDTH
     starts = {name: start // WIDTH for name, start in job.starts.items()}
 
@@ -180,40 +180,56 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
             with T.Else():
                 to(v_cache, page, head - paged.heads - kv, offset)
 
-    def store(pair, r, codes, rows, k_cache, v_cache, out, row, bx, tx):
+    def store(pair, r, rows, k_cache, v_cache, out, row, bx, tx):
         """Heads of q to `out`, rows of padding too; those of k and v to the cache."""
         if not paged.append:
             store_q(pair, r, rows, out, row, bx, tx)
             return
 
         def to(cache, page, head, offset):
-            if quantizer is None:
-                put(pair, r, cache, paged.kv_dtype, page, head, offset, heads.lane(bx, tx))
-                return
-            for side in range(2):
-                quantizer.write(codes, side * half + tx, side, cache, page, head, offset)
+            put(pair, r, cache, paged.kv_dtype, page, head, offset, heads.lane(bx, tx))
 
         with T.If(heads.head(bx) < paged.heads):
             with T.Then():
                 store_q(pair, r, rows, out, row, bx, tx)
-            with T.Else():
-                if quantizer is not None:
-                    for side in range(2):
-                        quantizer.encode(codes, row, side * half + tx, pair, r * 2 + side, side)
-                append(to, rows, k_cache, v_cache, row, bx)
+            if quantizer is None:
+                with T.Else():
+                    append(to, rows, k_cache, v_cache, row, bx)
 
-    def measure(pair, r, codes, row, bx, tx):
+    def measure(pair, r, codes, vectors, row, bx, tx):
         """What lanes must know of each other's vectors of k and v before these become codes."""
-        with T.If(heads.head(bx) >= paged.heads), T.Then():
+        head = heads.head(bx)
+        if paged.rounds:
+            with T.If((head >= paged.heads) & (head < paged.heads + kv)), T.Then():
+                for side in range(2):
+                    constant = vectors[starts["k_rounding"] + rounding(head, side, tx)]
+                    T.buffer_store(pair, pair[r * 2 + side] - constant, [r * 2 + side])
+        with T.If(head >= paged.heads), T.Then():
             for side in range(2):
                 quantizer.measure(codes, row, side * half + tx, pair, r * 2 + side)
 
-    def join(codes, rows, k_cache, v_cache, row, bx, tx):
-        """Words of 4 bits, whose codes are of two lanes."""
+    def rounding(head, side, tx):
+        """Where of a key's constants those of a lane stand."""
+        return ((head - paged.heads) * 2 + side) * half + tx
+
+    def encode(pair, r, codes, weights, vectors, row, bx, tx):
+        """Those vectors as codes."""
+        head = heads.head(bx)
+        T.buffer_store(weights, spread(T.float32(0)), [0])
+        with T.If(head >= paged.heads), T.Then():
+            for side in range(2):
+                if paged.rounds:
+                    start = starts["k_rounding"] + kv * 2 * half
+                    with T.If(head < paged.heads + kv), T.Then():
+                        T.buffer_store(weights, vectors[start + rounding(head, side, tx)], [0])
+                quantizer.encode(codes, row, side * half + tx, pair, r * 2 + side, weights[0])
+
+    def write(r, codes, rows, k_cache, v_cache, row, bx, tx):
+        """Them to the cache."""
 
         def to(cache, page, head, offset):
             for side in range(2):
-                quantizer.join(codes, row, side * half + tx, cache, page, head, offset)
+                quantizer.write(codes, row, side * half + tx, r * 2 + side, cache, page, head, offset)
 
         with T.If(heads.head(bx) >= paged.heads), T.Then():
             append(to, rows, k_cache, v_cache, row, bx)
@@ -239,6 +255,7 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
                     codes = T.meta_var(quantizer.memory() if heads.quantized else None)
                     turned = T.alloc_local((2,), f"float32x{WIDTH}")
                     rstd = T.alloc_local((1,), "float32")
+                    weights = T.alloc_local((1,), f"float32x{WIDTH}")
                     squares = T.alloc_shared((m * lanes if heads.normed else 1,), "float32")
                     row = T.alloc_local((m,), "int32")
                     for i in T.unroll(m):
@@ -262,23 +279,18 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
                                 norm(held.mine, r, rstd, squares, vectors, sums.row(r, ty), bx, tx)
                             if not after:
                                 turn(held.mine, r, turned, rows, sums.row(r, ty), bx, tx)
+                            store(held.mine, r, rows, k_cache, v_cache, out, sums.row(r, ty), bx, tx)
                             if heads.quantized:
-                                measure(held.mine, r, codes, sums.row(r, ty), bx, tx)
-                            else:
-                                store(
-                                    held.mine, r, codes, rows, k_cache, v_cache, out, sums.row(r, ty), bx, tx
-                                )
+                                measure(held.mine, r, codes, vectors, sums.row(r, ty), bx, tx)
                     if heads.quantized:
                         T.tvm_storage_sync("shared")
                         for r in T.unroll(sums.own):
                             if sums.row(r, ty) < m:
-                                store(
-                                    held.mine, r, codes, rows, k_cache, v_cache, out, sums.row(r, ty), bx, tx
-                                )
+                                encode(held.mine, r, codes, weights, vectors, sums.row(r, ty), bx, tx)
                         if quantizer.joins:
                             T.tvm_storage_sync("shared")
-                            for r in T.unroll(sums.own):
-                                if sums.row(r, ty) < m:
-                                    join(codes, rows, k_cache, v_cache, sums.row(r, ty), bx, tx)
+                        for r in T.unroll(sums.own):
+                            if sums.row(r, ty) < m:
+                                write(r, codes, rows, k_cache, v_cache, sums.row(r, ty), bx, tx)
 
     return kernel

@@ -3,7 +3,8 @@
 Each lane has two vectors of four components. It tells the others the least and the largest of each in
 workgroup memory; after a barrier it finds scale and offset of their groups by itself, and the codes. Every
 word is written by one lane: of 8 bits by the one with its vector, of 4 bits, after another barrier, by the
-one with the first of its two; scale and offset by the one with the group's first vector.
+one with the first of its two; scale and offset by the one with the group's first vector. Of 4 bits what the
+codes leave of keys, weighted, moves the offset before it is written (nearfar.format.kv.rounding).
 
 Scale and offset are rounded to float16 by bits, to nearest: how `pack2x16float` rounds is left to the device.
 Codes are those of the scale and offset as they are stored (docs/decisions/0024).
@@ -32,15 +33,17 @@ _SIZE, _INFINITE, _NAN_F16 = 0x7FFFFFFF, 0x7F800000, 0x7E00
 
 @dataclass(frozen=True)
 class Memory:
-    """Of the workgroup, by vector of a head: the least and largest component, and, of 4 bits, the codes.
+    """Of the workgroup, by vector of a head: the least and largest component, and, of 4 bits, the codes and
+    what they leave.
 
-    Of the lane: the group's offset, largest component and inverse scale; scale and offset as bits; of the two
-    vectors the words with both, then those with codes.
+    Of the lane: the group's offset, largest component and inverse scale, then a sum; scale and offset as
+    bits; of its vectors the words with both, then those with codes.
     """
 
     low: Any
     high: Any
     told: Any
+    left: Any
     ends: Any
     pair: Any
     words: Any
@@ -48,10 +51,13 @@ class Memory:
 
 @dataclass(frozen=True)
 class Quantizer:
-    """Writes the statements for heads of `rows` rows of a workgroup, whose lanes have all vectors of them."""
+    """Writes the statements for heads of `rows` rows of a workgroup, whose lanes have all vectors of them,
+    each two of `own` rows: vectors[i] is of side i % SIDES of the lane's row i / SIDES.
+    """
 
     layout: Quantized
     rows: int
+    own: int = 1
 
     @property
     def count(self) -> int:
@@ -66,7 +72,7 @@ class Quantizer:
     @property
     def shared_bytes(self) -> int:
         """Workgroup memory that it takes."""
-        return 4 * self.rows * self.count * (2 + self.joins)
+        return 4 * self.rows * self.count * (2 + 2 * self.joins)
 
     def memory(self) -> Memory:
         """Declare what a lane and its workgroup hold."""
@@ -75,9 +81,10 @@ class Quantizer:
             shared_array("low", held, "float32"),
             shared_array("high", held, "float32"),
             shared_array("told", held, "uint32") if self.joins else None,
-            local_array("ends", 3, "float32"),
+            shared_array("left", held, "float32") if self.joins else None,
+            local_array("ends", 4, "float32"),
             local_array("pair_bits", 2, "uint32"),
-            local_array("words", 2 * SIDES, "uint32"),
+            local_array("words", 2 * SIDES * self.own, "uint32"),
         )
 
     def measure(self, held: Memory, row, d, vectors, i) -> None:
@@ -92,8 +99,10 @@ class Quantizer:
         most = T.Select(held.ends[0] > T.float32(0), T.float32(NONE), _folded(T.max, numbers))
         T.buffer_store(held.high, most, [row * self.count + d])
 
-    def encode(self, held: Memory, row, d, vectors, i, side: int) -> None:
-        """Vector `d` of a row, which is vectors[i], as words for `write`; of 4 bits codes to the others."""
+    def encode(self, held: Memory, row, d, vectors, i, weights) -> None:
+        """Vector `d` of a row, which is vectors[i], as words for `write`; of 4 bits codes to the others, and
+        the sum of what they leave by `weights`, a vector.
+        """
         layout, ends, pair = self.layout, held.ends, held.pair
         T.buffer_store(ends, T.float32(HIGHEST), [0])
         T.buffer_store(ends, T.float32(LOWEST), [1])
@@ -106,36 +115,56 @@ class Quantizer:
         T.buffer_store(ends, half_of(pair[1], high=False), [0])
         T.buffer_store(ends, T.max((ends[1] - ends[0]) * exactly(1 / levels), T.float32(0)), [2])
         T.buffer_store(pair, T.Select(none, T.uint32(0), narrowed(ends[2])), [0])
-        T.buffer_store(held.words, pair[0] | T.shift_left(pair[1], T.uint32(16)), [side])
+        T.buffer_store(held.words, pair[0] | T.shift_left(pair[1], T.uint32(16)), [i])
         T.buffer_store(ends, half_of(pair[0], high=False), [2])
+        T.buffer_store(ends, ends[2], [1])
         inverse = T.Select(ends[2] > T.float32(0), T.float32(1) / ends[2], T.float32(0))
         T.buffer_store(ends, inverse, [2])
-        codes = SIDES + side
+        codes, own = SIDES * self.own + i, row * self.count + d
         T.buffer_store(held.words, T.uint32(0), [codes])
+        T.buffer_store(ends, T.float32(0), [3])
         for e in range(WIDTH):
             steps = (at(vectors[i], e) - ends[0]) * ends[2] + T.float32(0.5)
-            code = T.shift_left(_code(steps, levels), T.uint32(BYTE * e))
-            T.buffer_store(held.words, held.words[codes] | code, [codes])
+            code = T.Bind(_code(steps, levels))
+            shifted = T.shift_left(code, T.uint32(BYTE * e))
+            T.buffer_store(held.words, held.words[codes] | shifted, [codes])
+            if self.joins:
+                left = at(vectors[i], e) - (T.Cast("float32", code) * ends[1] + ends[0])
+                T.buffer_store(ends, ends[3] + left * at(weights, e), [3])
         if self.joins:
-            T.buffer_store(held.told, held.words[codes], [row * self.count + d])
+            T.buffer_store(held.told, held.words[codes], [own])
+            T.buffer_store(held.left, ends[3], [own])
 
-    def write(self, held: Memory, d, side: int, cache, page, head, offset) -> None:
-        """Scale and offset of vector `d`'s group to a position of the cache, and, of 8 bits, the codes."""
+    def write(self, held: Memory, row, d, i, cache, page, head, offset) -> None:
+        """Scale and offset of the group of vector `d`, which is vectors[i], to a position of the cache, and
+        the codes: of 8 bits those of the vector; of 4, after a barrier, those of two by the lane with the
+        first.
+        """
         layout = self.layout
         with T.If(d % layout.vectors == 0), T.Then():
             place = layout.index(layout.pair_place(offset, d))
-            T.buffer_store(cache, held.words[side], [page, head, *place])
+            if self.joins:
+                self._move(held, row, d, i)
+            T.buffer_store(cache, held.words[i], [page, head, *place])
         if not self.joins:
             place = layout.index(layout.code_place(offset, d))
-            T.buffer_store(cache, held.words[SIDES + side], [page, head, *place])
-
-    def join(self, held: Memory, row, d, cache, page, head, offset) -> None:
-        """The word of two vectors, by the lane that has the first."""
-        layout = self.layout
+            T.buffer_store(cache, held.words[SIDES * self.own + i], [page, head, *place])
+            return
         with T.If(layout.is_low(d)), T.Then():
             place = row * self.count + d
             word = held.told[place] | T.shift_left(held.told[place + layout.apart], T.uint32(4))
             T.buffer_store(cache, word, [page, head, *layout.index(layout.code_place(offset, d))])
+
+    def _move(self, held: Memory, row, d, i) -> None:
+        """The offset of the group that begins with vector `d` by what its codes leave; none stays none."""
+        bits, ends = T.Bind(held.words[i]), held.ends
+        T.buffer_store(ends, half_of(bits, high=True), [0])
+        with T.serial(self.layout.vectors) as e:
+            T.buffer_store(ends, ends[0] + held.left[row * self.count + d + e], [0])
+        offset = T.shift_right(bits, T.uint32(16))
+        moved = T.Select(offset == T.uint32(_NAN_F16), offset, narrowed(_saturated(ends[0])))
+        word = bits & T.uint32(0xFFFF) | T.shift_left(moved, T.uint32(16))
+        T.buffer_store(held.words, word, [i])
 
 
 def narrowed(value):

@@ -12,11 +12,13 @@ from nearfar.errors import BuildError
 from nearfar.format.kv import BITS
 from nearfar.format.sizes import MAX_STEP
 from nearfar.targets.jobs import RopeAppend
+from nearfar.targets.jobs.names import Output
 from nearfar.targets.kernels import Stage, Staged
 
 from . import rope_codes
 from .common import ceil_div, f32, select, stored
 from .norm import threads_for
+from .rows import rows
 from .script import prim_func
 from .vectors import of_numbers
 
@@ -24,9 +26,9 @@ THREADS = 64
 
 
 def rope_append(job: RopeAppend) -> Staged:
-    """One launch; two where something is normed.
+    """One launch; one more before it where something is normed, and one more where there are codes.
 
-    Together they have more than the eight buffers of a kernel. What is between the two is float32 in f16
+    Together they have more than the eight buffers of a kernel. What is between them is float32 in f16
     programs too.
     """
     if job.q_scale is not None and job.q_scale[1] != int(job.q_scale[1]):
@@ -34,31 +36,35 @@ def rope_append(job: RopeAppend) -> Staged:
         raise BuildError(f"q_scale: {original} positions are no whole number, which the GPU targets need")
     normed = job.norm_eps is not None or job.v_norm_eps is not None
     rotated_early = job.rope and job.norm_eps is not None and job.norm_after
-    early = {"q_norm", "k_norm", *(("rope",) if rotated_early else ())}
-    late = [name for name in job.inputs() if name not in early]
-    if not normed:
-        func = of_numbers(select(_last(job, job.dtype, job.rope), [*late, "out"], "rope_append"))
-        return Staged((Stage(func, (*late, "out")),))
-    early_names = [
-        "x",
-        *["positions", "rope"] * rotated_early,
-        *(n for n in job.inputs() if n in ("q_norm", "k_norm")),
-    ]
-    first = select(_normed(job, rotated_early), [*early_names, "out"], "qk_norm")
     rotated = job.rope and not rotated_early
-    second = of_numbers(select(_last(job, "float32", rotated), [*late, "out"], "rope_append"))
-    stages = (
-        Stage(first, (*early_names, "scratch:0")),
-        Stage(second, ("scratch:0", *late[1:], "out")),
-    )
-    return Staged(stages, (((job.m, job.x_heads * job.head_dim), "float32"),))
-
-
-def _last(job: RopeAppend, x_dtype: str, rotated: bool) -> tirx.PrimFunc:
-    """The launch that appends, if anything is appended."""
+    stages: list[Stage] = []
+    scratch: list[Output] = []
+    given = {name: name for name in (*job.inputs(), "out")}
+    if normed:
+        names = [
+            "x",
+            *["positions", "rope"] * rotated_early,
+            *(n for n in job.inputs() if n in ("q_norm", "k_norm")),
+        ]
+        given["x"] = f"scratch:{len(scratch)}"
+        func = select(_normed(job, rotated_early), [*names, "out"], "qk_norm")
+        stages.append(Stage(func, (*names, given["x"])))
+        scratch.append(((job.m, job.x_heads * job.head_dim), "float32"))
+    x_dtype = "float32" if normed else job.dtype
     if job.append and job.kv_dtype in BITS:
-        return rope_codes.appended(job, x_dtype, rotated)
-    return _appended(job, x_dtype, rotated)
+        facts = rope_codes.described(job, rotated)
+        given["rows"] = f"scratch:{len(scratch)}"
+        (each,) = rows(facts).stages
+        stages.append(Stage(each.func, (*each.args[:-1], given["rows"])))
+        scratch.append(facts.out)
+        func = rope_codes.appended(job, x_dtype, rotated)
+        names = ["x", "rows", *["k_rounding"] * job.rounds, "k_cache", "v_cache", "out"]
+    else:
+        func = _appended(job, x_dtype, rotated)
+        left_out = ("q_norm", "k_norm", *(() if rotated else ("rope",)))
+        names = [name for name in given if name not in left_out]
+    last = of_numbers(select(func, names, "rope_append"))
+    return Staged((*stages, Stage(last, tuple(given[name] for name in names))), tuple(scratch))
 
 
 def _appended(job: RopeAppend, x_dtype: str, rotated: bool) -> tirx.PrimFunc:

@@ -8,122 +8,130 @@ A workgroup has one head of some rows. A lane owns whole pairs (i, i + head_dim/
 # ruff: noqa: SIM102
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tvm import tirx
 from tvm.script import tirx as T
 
-from nearfar.format.sizes import MAX_STEP
-from nearfar.targets.jobs import RopeAppend
+from nearfar.targets.jobs import RopeAppend, Rows
 
 from .cached import Cached, Quantized
-from .common import ceil_div, f32, stored
+from .common import ceil_div, stored
 from .heads import Head
 from .quantizer import Quantizer
+from .rows import FACTOR, PLACE
 from .script import prim_func
 from .vectors import WIDTH, at, f32x4, joined, spread
 
 THREADS = 64
+FACTS = Rows.FACTS // WIDTH
+"""The vectors of Rows before the cosines."""
+
+
+def described(job: RopeAppend, rotated: bool) -> Rows:
+    """What the kernel is told of the step's rows."""
+    return Rows.of(replace(job, rope=rotated))
 
 
 def appended(job: RopeAppend, x_dtype: str, rotated: bool) -> tirx.PrimFunc:
-    """See rope._appended; heads in the order q, k, v."""
-    m, heads, kv, page = job.m, job.heads, job.kv_heads, job.page_size
+    """See rope._appended; heads in the order q, k, v. `rows`: what Rows makes of the step's rows, since a
+    kernel has eight buffers.
+    """
+    m, heads, kv = job.m, job.heads, job.kv_heads
     layout, half, all_heads = Quantized.of(job), job.head_dim // (2 * WIDTH), job.x_heads
     cached, turning = Cached.of(job, Head.of(job)), heads + kv
-    rows = min(max(THREADS // half, 1), m)
-    quantizer = Quantizer(layout, rows)
-    beta, original = job.q_scale or (0.0, 1.0)
+    facts = described(job, rotated).out[0][1] // WIDTH
+    rows_of_group = min(max(THREADS // half, 1), m)
+    quantizer = Quantizer(layout, rows_of_group)
 
     # These write statements into the kernel below.
 
-    def turn(pair, turned, rope, position, tx):
-        cos, sin = (rope[T.max(position, 0), tx + side * half] for side in range(2))
+    def turn(pair, turned, rows, row, tx):
+        cos, sin = (T.reinterpret("float32x4", rows[row, FACTS + side * half + tx]) for side in range(2))
         T.buffer_store(turned, pair[0] * cos - pair[1] * sin, [0])
         T.buffer_store(turned, pair[1] * cos + pair[0] * sin, [1])
         for side in range(2):
             T.buffer_store(pair, turned[side], [side])
 
-    def scale(pair, position):
-        reached = f32(1 + T.max(position, 0) // int(original))
-        factor = T.Bind(T.float32(1) + T.float32(beta) * T.log(reached))
+    def scale(pair, rows, row):
+        factor = spread(T.reinterpret("float32", at(rows[row, 0], FACTOR)))
         for side in range(2):
-            T.buffer_store(pair, pair[side] * spread(factor), [side])
+            T.buffer_store(pair, pair[side] * factor, [side])
 
     def put(pair, out, row, bx, tx):
         for side in range(2):
             made = joined([stored(at(pair[side], e), job.dtype) for e in range(WIDTH)])
             T.buffer_store(out, made, [row, (bx * 2 + side) * half + tx])
 
+    def center(pair, weights, rounding, head, tx):
+        """A key without its constant; the weights of what its codes will leave."""
+        for side in range(2):
+            place = (head * 2 + side) * half + tx
+            T.buffer_store(pair, pair[side] - rounding[place], [side])
+            T.buffer_store(weights, rounding[kv * 2 * half + place], [side])
+
     def measure(held, pair, ty, tx):
         for side in range(2):
             quantizer.measure(held, ty, side * half + tx, pair, side)
 
-    def encode(held, pair, ty, tx):
+    def encode(held, pair, weights, ty, tx):
         for side in range(2):
-            quantizer.encode(held, ty, side * half + tx, pair, side, side)
+            quantizer.encode(held, ty, side * half + tx, pair, side, weights[side])
 
-    def write(held, tx, cache, place, head, offset):
+    def write(held, ty, tx, cache, place, head):
+        page, offset = place // job.page_size, place % job.page_size
         for side in range(2):
-            quantizer.write(held, side * half + tx, side, cache, place, head, offset)
-
-    def join(held, ty, tx, cache, place, head, offset):
-        for side in range(2):
-            quantizer.join(held, ty, side * half + tx, cache, place, head, offset)
+            quantizer.write(held, ty, side * half + tx, side, cache, page, head, offset)
 
     @prim_func
     def kernel(
         x: T.Buffer((m, all_heads * 2 * half), f"{x_dtype}x{WIDTH}"),
-        positions: T.Buffer((MAX_STEP,), "int32"),
-        slots: T.Buffer((MAX_STEP,), "int32"),
-        page_table: T.Buffer((job.slots, job.pages_per_slot), "int32"),
-        rope_h: T.handle,
+        rows: T.Buffer((m, facts), f"int32x{WIDTH}"),
+        k_rounding: T.Buffer((2 * kv * 2 * half,), f"float32x{WIDTH}"),
         k_h: T.handle,
         v_h: T.handle,
         out: T.Buffer((m, heads * 2 * half), f"{job.dtype}x{WIDTH}"),
     ):
         pages = T.int32()
-        context = T.int32()
-        rope = T.match_buffer(rope_h, (context, 2 * half), f"float32x{WIDTH}")
         k_cache = T.match_buffer(k_h, cached.extents(pages), cached.dtype)
         v_cache = T.match_buffer(v_h, cached.extents(pages), cached.dtype)
         for bx in T.thread_binding(all_heads, thread="blockIdx.x"):
-            for by in T.thread_binding(ceil_div(m, rows), thread="blockIdx.y"):
-                for ty in T.thread_binding(rows, thread="threadIdx.y"):
+            for by in T.thread_binding(ceil_div(m, rows_of_group), thread="blockIdx.y"):
+                for ty in T.thread_binding(rows_of_group, thread="threadIdx.y"):
                     for tx in T.thread_binding(half, thread="threadIdx.x"):
                         held = T.meta_var(quantizer.memory())
                         pair = T.alloc_local((2,), f"float32x{WIDTH}")
                         turned = T.alloc_local((2,), f"float32x{WIDTH}")
-                        at_page = T.alloc_local((1,), "int32")
-                        row: T.let = T.min(by * rows + ty, m - 1)
-                        position: T.let = positions[row]
-                        there: T.let = by * rows + ty < m
-                        appends: T.let = there & (position >= 0) & (bx >= heads)
+                        weights = T.alloc_local((2,), f"float32x{WIDTH}")
+                        row: T.let = T.min(by * rows_of_group + ty, m - 1)
+                        there: T.let = by * rows_of_group + ty < m
+                        place: T.let = at(rows[row, 0], PLACE)
+                        appends: T.let = there & (place >= 0) & (bx >= heads)
                         pair[0] = f32x4(x[row, bx * 2 * half + tx])
                         pair[1] = f32x4(x[row, (bx * 2 + 1) * half + tx])
                         if rotated:
                             if bx < turning:
-                                turn(pair, turned, rope, position, tx)
+                                turn(pair, turned, rows, row, tx)
                         if bx < heads:
                             if job.q_scale is not None:
-                                scale(pair, position)
+                                scale(pair, rows, row)
                             if there:
                                 put(pair, out, row, bx, tx)
+                        for side in T.unroll(2):
+                            weights[side] = spread(T.float32(0))
+                        if job.rounds:
+                            if (bx >= heads) & (bx < turning):
+                                center(pair, weights, k_rounding, bx - heads, tx)
                         measure(held, pair, ty, tx)
-                        at_page[0] = 0
-                        if appends:
-                            at_page[0] = page_table[slots[row], position // page]
                         T.tvm_storage_sync("shared")
                         if appends:
-                            encode(held, pair, ty, tx)
-                            if bx < turning:
-                                write(held, tx, k_cache, at_page[0], bx - heads, position % page)
-                            else:
-                                write(held, tx, v_cache, at_page[0], bx - turning, position % page)
+                            encode(held, pair, weights, ty, tx)
                         if quantizer.joins:
                             T.tvm_storage_sync("shared")
-                            if appends:
-                                if bx < turning:
-                                    join(held, ty, tx, k_cache, at_page[0], bx - heads, position % page)
-                                else:
-                                    join(held, ty, tx, v_cache, at_page[0], bx - turning, position % page)
+                        if appends:
+                            if bx < turning:
+                                write(held, ty, tx, k_cache, place, bx - heads)
+                            else:
+                                write(held, ty, tx, v_cache, place, bx - turning)
 
     return kernel

@@ -1,0 +1,109 @@
+"""What keys of a cache of 4 bits are stored by, found in a forward: nearfar.format.kv.rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.build.calibration.arithmetic import Array
+from nearfar.build.calibration.forward import Forward, stretches
+from nearfar.build.calibration.solve import FloatWeights
+from nearfar.build.calibration.text import CalibrationText, read_text
+from nearfar.build.source import BuildOptions, Source
+from nearfar.build.weights.solved import Solved
+from nearfar.format.kv import OF_BITS, ROUNDED, group_size
+from nearfar.step import ops
+
+F32 = npt.NDArray[np.float32]
+WINDOWS = 8
+BEHIND = 0.001
+"""Share of the keys that may lie beyond either end of the range whose middle is subtracted: the first of a
+sequence are like no others.
+"""
+RIDGE = 0.1
+"""Of the queries' squares: keeps weights small where queries hardly see an offset."""
+BITS = 4
+
+
+def with_rounding(
+    options: BuildOptions, source: Source, solved: Solved | None, progress: Callable[[str, int, int], None]
+) -> Source:
+    """The source with what keys are rounded by, where there are to be programs that do; its report says by
+    which text.
+    """
+    if not any(OF_BITS[bits] in ROUNDED for bits in options.kv_bits):
+        return source
+    text = read_text(options.calibrate, source.checkpoint, source.model)
+    tell = partial(progress, "calibrating the keys of the 4-bit cache")
+    found = key_rounding(source, solved, text, tell)
+    source.report.keys = text.description
+    return replace(source, rounding=found)
+
+
+@dataclass
+class _Seen:
+    """Of a cache: its keys, a list of [rows, kv_heads, head_dim]; by head and group, of queries q with sum s
+    over the group, the sums of s·q [kv_heads, groups, size], of s² and of q·q [kv_heads, groups].
+    """
+
+    keys: list[Array] = field(default_factory=list)
+    products: Array | float = 0.0
+    sums: Array | float = 0.0
+    squares: Array | float = 0.0
+
+    def append(self, keys: Array) -> None:
+        """Keys [windows, kv_heads, length, head_dim]."""
+        self.keys.append(keys.swapaxes(1, 2).reshape(-1, keys.shape[1], keys.shape[-1]))
+
+    def attend(self, queries: Array) -> None:
+        """Queries [windows, kv_heads, heads of each, length, head_dim]."""
+        kv_heads, head_dim = queries.shape[1], queries.shape[-1]
+        size = group_size(head_dim, BITS)
+        assert size is not None  # PlannedTarget.check has refused others
+        parted = queries.swapaxes(0, 1).reshape(kv_heads, -1, head_dim // size, size)
+        sums = parted.sum(-1)
+        self.products = self.products + np.einsum("hrg,hrgd->hgd", sums, parted)
+        self.sums = self.sums + np.einsum("hrg,hrg->hg", sums, sums)
+        self.squares = self.squares + np.einsum("hrgd,hrgd->hg", parted, parted)
+
+    def rounding(self) -> F32:
+        """[2, kv_heads, head_dim]; what is no number is left out."""
+        keys = np.concatenate(self.keys)
+        ends = np.quantile(keys, [BEHIND, 1 - BEHIND], axis=0)
+        seen = np.asarray(self.sums + RIDGE * self.squares)
+        weights = self.products / np.where(seen > 0, seen, 1)[..., None]
+        made = np.stack([ends.mean(0), weights.reshape(keys.shape[1:])])
+        # The bits of float16 are enough, and mostly the same wherever it is computed.
+        return np.asarray(np.nan_to_num(made, posinf=0, neginf=0), np.float16).astype(np.float32)
+
+
+def key_rounding(
+    source: Source,
+    solved: Solved | None,
+    text: CalibrationText,
+    advance: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[int, F32]:
+    """By cache float32 [2, kv_heads, head_dim]: the middle of its keys' range; and with M the second moments
+    of the queries that read it, M·1 / 1ᵀM·1 of each group: so much of its components' errors an offset has to
+    make up for that queries see least of them. `advance` is told stretches.
+    """
+    step, windows = source.model.step, text.windows
+    windows = windows[np.linspace(0, len(windows) - 1, min(WINDOWS, len(windows))).astype(int)]
+    forward = Forward(step, windows)
+    seen = [_Seen() for _ in step.caches]
+
+    def heads(op: ops.RopeAppend | ops.Attend, values: Array) -> None:
+        (seen[op.cache].append if isinstance(op, ops.RopeAppend) else seen[op.cache].attend)(values)
+
+    parts = stretches(step)
+    while not any(isinstance(op, ops.Attend) for op in parts[-1].ops):
+        parts.pop()  # what nobody attends to any more
+    for index, stretch in enumerate(parts):
+        advance(index, len(parts))
+        forward.advance(stretch, FloatWeights(source, solved), heads)
+    advance(len(parts), len(parts))
+    return {cache: each.rounding() for cache, each in enumerate(seen)}

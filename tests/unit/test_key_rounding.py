@@ -1,0 +1,50 @@
+"""What keys of 4 bits are rounded by, from the keys and queries of a forward."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nearfar.build.calibration.keys import RIDGE, _Seen
+from tests.support import quantized_kv
+
+
+def seen(rng: np.random.Generator) -> tuple[_Seen, np.ndarray, np.ndarray]:
+    """Of keys [2, 1, 500, 64] around a constant, and queries [2, 1, 3, 500, 64] that mostly look one way."""
+    constant, way = rng.standard_normal((2, 64)) * 4
+    keys = rng.standard_normal((2, 1, 500, 64)) + constant
+    queries = rng.standard_normal((2, 1, 3, 500, 64)) + way
+    found = _Seen()
+    for each in range(2):
+        found.append(keys[each : each + 1])
+        found.attend(queries[each : each + 1])
+    return found, keys.reshape(-1, 64), queries.reshape(-1, 64)
+
+
+def test_a_constant_is_the_middle_of_nearly_all_keys() -> None:
+    found, keys, _ = seen(np.random.default_rng(0))
+    found.keys[0][0] = 1e4  # one that is like no other
+    low, high = np.quantile(np.concatenate([found.keys[0][:, 0], keys[500:]]), [0.001, 0.999], axis=0)
+    center, _ = found.rounding()
+    np.testing.assert_allclose(center[0], (low + high) / 2, rtol=1e-3)
+    assert np.abs(center).max() < 100
+
+
+def test_an_offset_makes_up_for_what_queries_see_of_errors() -> None:
+    found, keys, queries = seen(np.random.default_rng(1))
+    center, weights = found.rounding()
+    for group in np.split(np.arange(64), 2):
+        moments = queries[:, group].T @ queries[:, group]
+        wanted = moments.sum(0) / (moments.sum() + RIDGE * np.trace(moments))
+        np.testing.assert_allclose(weights[0, group], wanted, rtol=1e-3, atol=1e-5)
+    lost = []
+    for by in (None, weights):
+        stored = quantized_kv.rounded(keys - center, "int4", by)
+        lost.append(np.square((keys - center - stored) @ queries.T).mean())
+    assert lost[1] < 0.75 * lost[0]
+
+
+def test_what_is_no_number_is_left_out() -> None:
+    found = _Seen()
+    found.append(np.full((1, 1, 4, 32), np.nan))
+    found.attend(np.zeros((1, 1, 1, 4, 32)))
+    assert (found.rounding() == 0).all()
