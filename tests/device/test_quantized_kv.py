@@ -186,6 +186,21 @@ def test_keys_of_other_artifacts_are_not_mixed(
         engine.load_cache(tmp_path / "a.snap")
 
 
+def test_keys_are_calibrated_with_the_text_that_is_given(everywhere: Path, tmp_path: Path) -> None:
+    """Whatever the quality; where no keys are rounded there is nothing to calibrate."""
+    text = shared_data("text", "heldout.txt")
+    options = BuildOptions(
+        str(shared_data("models", "classics-1M")), tmp_path, ("cpu",), "q8", cpu_features=("native",),
+        buckets=Buckets((1,), (1,)), kv_bits=(4,), calibrate=text,
+    )  # fmt: skip
+    made, other = (Artifact.open(path) for path in (build(options)[0], everywhere / "cpu"))
+    assert "heldout.txt" in made.manifest.provenance["keys"]
+    assert "the shipped text" in other.manifest.provenance["keys"]
+    assert (made.read_tensor(rounding(0)) != other.read_tensor(rounding(0))).any()
+    with pytest.raises(BuildError, match=r"for --quality good or best, or for a cache of 4 bits"):
+        build(replace(options, kv_bits=(8,)))
+
+
 def test_pages_hold_the_codes_of_what_a_cache_of_floats_holds(
     built: Path, engines: dict[int, Engine], engine: Engine, bits: int
 ) -> None:

@@ -86,8 +86,8 @@ def build(
     calibrate: Annotated[
         Path | None,
         typer.Option(
-            help="For good and best, and for a cache of 4 bits (--kv-bits): a text file (UTF-8) like what the "
-            "model is for, instead of the prose and documentation that come with nearfar."
+            help="For good and best, and for a cache of 4 bits (--kv-bits): a text file (UTF-8) like what "
+            "the model is for, instead of the prose and documentation that come with nearfar."
         ),
     ] = DEFAULTS.calibrate,
     bits: Annotated[
