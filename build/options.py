@@ -8,6 +8,7 @@ from typing import Literal
 
 from nearfar.build.program.buckets import Buckets
 from nearfar.format.adapters import DEVICE_CLASSES
+from nearfar.format.kv import OF_BITS, ROUNDED
 
 PACKED = ("MLX", "AWQ", "GPTQ", "compressed-tensors", "fp8", "bitsandbytes", "GGUF", "MLC")
 """Formats of quantized checkpoints, in the order in which they are looked for."""
@@ -64,3 +65,8 @@ class BuildOptions:
     fit: int | None = None
     kernel_cache: bool = True
     kernel_figures: bool = False
+
+    @property
+    def rounds_keys(self) -> bool:
+        """Whether there are to be programs that round keys by a calibration."""
+        return any(OF_BITS[bits] in ROUNDED for bits in self.kv_bits)

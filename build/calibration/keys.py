@@ -7,18 +7,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from nearfar.build.calibration.arithmetic import Array
 from nearfar.build.calibration.forward import Forward, stretches
 from nearfar.build.calibration.solve import FloatWeights
 from nearfar.build.calibration.text import CalibrationText, read_text
 from nearfar.build.source import BuildOptions, Source
+from nearfar.build.weights.quantize import F32
 from nearfar.build.weights.solved import Solved
-from nearfar.format.kv import OF_BITS, ROUNDED, group_size
+from nearfar.format.kv import group_size
 from nearfar.step import ops
 
-F32 = npt.NDArray[np.float32]
 WINDOWS = 8
 BEHIND = 0.001
 """Share of the keys that may lie beyond either end of the range whose middle is subtracted: the first of a
@@ -35,7 +34,7 @@ def with_rounding(
     """The source with what keys are rounded by, where there are to be programs that do; its report says by
     which text.
     """
-    if not any(OF_BITS[bits] in ROUNDED for bits in options.kv_bits):
+    if not options.rounds_keys:
         return source
     text = read_text(options.calibrate, source.checkpoint, source.model)
     tell = partial(progress, "calibrating the keys of the 4-bit cache")
@@ -47,12 +46,11 @@ def with_rounding(
 @dataclass
 class _Seen:
     """Of a cache: its keys, a list of [rows, kv_heads, head_dim]; by head and group, of queries q with sum s
-    over the group, the sums of s·q [kv_heads, groups, size], of s² and of q·q [kv_heads, groups].
+    over the group, the sums of s·q [kv_heads, groups, size] and of q·q [kv_heads, groups].
     """
 
     keys: list[Array] = field(default_factory=list)
     products: Array | float = 0.0
-    sums: Array | float = 0.0
     squares: Array | float = 0.0
 
     def append(self, keys: Array) -> None:
@@ -65,17 +63,16 @@ class _Seen:
         size = group_size(head_dim, BITS)
         assert size is not None  # PlannedTarget.check has refused others
         parted = queries.swapaxes(0, 1).reshape(kv_heads, -1, head_dim // size, size)
-        sums = parted.sum(-1)
-        self.products = self.products + np.einsum("hrg,hrgd->hgd", sums, parted)
-        self.sums = self.sums + np.einsum("hrg,hrg->hg", sums, sums)
+        self.products = self.products + np.einsum("hrg,hrgd->hgd", parted.sum(-1), parted)
         self.squares = self.squares + np.einsum("hrgd,hrgd->hg", parted, parted)
 
     def rounding(self) -> F32:
         """[2, kv_heads, head_dim]; what is no number is left out."""
         keys = np.concatenate(self.keys)
         ends = np.quantile(keys, [BEHIND, 1 - BEHIND], axis=0)
-        seen = np.asarray(self.sums + RIDGE * self.squares)
-        weights = self.products / np.where(seen > 0, seen, 1)[..., None]
+        products = np.asarray(self.products)
+        seen = products.sum(-1) + RIDGE * self.squares  # the sum of s·q over the group is s²
+        weights = products / np.where(seen > 0, seen, 1)[..., None]
         made = np.stack([ends.mean(0), weights.reshape(keys.shape[1:])])
         # The bits of float16 are enough, and mostly the same wherever it is computed.
         return np.asarray(np.nan_to_num(made, posinf=0, neginf=0), np.float16).astype(np.float32)

@@ -11,7 +11,6 @@ from nearfar.build.source import QUALITIES, BuildOptions, Source
 from nearfar.build.weights.quantize import METHOD
 from nearfar.build.weights.solved import Solved
 from nearfar.errors import BuildError
-from nearfar.format.kv import OF_BITS, ROUNDED
 from nearfar.targets.codes import BITS
 
 METHODS = {
@@ -26,7 +25,7 @@ def check_quality(options: BuildOptions, source: Source) -> None:
         raise BuildError(f"unknown quality {options.quality!r}: use {', '.join(QUALITIES)}")
     _check_size(options)
     if options.quality == "fast":
-        if options.calibrate is not None and not any(OF_BITS[bits] in ROUNDED for bits in options.kv_bits):
+        if options.calibrate is not None and not options.rounds_keys:
             raise BuildError(
                 f"--calibrate {options.calibrate} is a text for --quality good or best, or for a cache of 4 "
                 "bits (--kv-bits): add one of them, or leave it out"

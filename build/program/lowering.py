@@ -9,8 +9,8 @@ from typing import Any
 from tvm import relax, tirx
 
 from nearfar.build.program import operators
-from nearfar.format import buffers, kv
-from nearfar.format.kv import Float, KvDtype, rows_of
+from nearfar.format import buffers
+from nearfar.format.kv import Float, KvDtype, rounding, rows_of
 from nearfar.format.manifest import Cache
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP, pages_for
 from nearfar.step import ops
@@ -139,7 +139,7 @@ class _Lowering:
             if weight
         }
         if job.rounds:
-            name = kv.rounding(op.cache)
+            name = rounding(op.cache)
             shape = (2 * job.kv_heads * job.head_dim,)
             have["k_rounding"] = self._input(name, f"weight:{name}", shape, "float32")
         return operators.rebuilt(job, have | norms)

@@ -27,7 +27,7 @@ from .common import select, stored
 from .heads import Head
 from .matvec import VECTOR_ROWS
 from .quantizer import Quantizer
-from .rows import FACTOR, PLACE
+from .rows import PLACE, factor, turn
 from .script import prim_func
 from .sums import LANES, Columns, Product, Sums, rows_of
 from .vectors import WIDTH, at, fits, joined, of_numbers, spread, total
@@ -36,8 +36,6 @@ PAIRS = 2 * WIDTH
 """Numbers of a head that a lane has: two vectors."""
 MAX_THREADS = 256
 """Of a workgroup, which every device allows."""
-FACTS = Rows.FACTS // WIDTH
-"""The vectors of `rows` before the cosines."""
 
 
 def projects(job: Project, tuning: Tuning) -> bool:
@@ -126,17 +124,12 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
                 added = pair[r * 2 + side] + vectors[starts["bias"] + columns.place(bx, tx, side)]
                 T.buffer_store(pair, added, [r * 2 + side])
 
-    def turn(pair, r, turned, rows, row, bx, tx):
+    def rotate(pair, r, turned, rows, row, bx, tx):
         """Q and k by the row's position."""
         if not paged.rope:
             return
         with T.If(heads.head(bx) < paged.heads + kv), T.Then():
-            place = FACTS + heads.lane(bx, tx)
-            cos, sin = (T.reinterpret("float32x4", rows[row, place + side * half]) for side in range(2))
-            T.buffer_store(turned, pair[r * 2] * cos - pair[r * 2 + 1] * sin, [0])
-            T.buffer_store(turned, pair[r * 2 + 1] * cos + pair[r * 2] * sin, [1])
-            for side in range(2):
-                T.buffer_store(pair, turned[side], [r * 2 + side])
+            turn(pair, r, turned, rows, row, heads.lane(bx, tx), half)
 
     def multiply(pair, r, factors):
         for side in range(2):
@@ -167,7 +160,7 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
 
     def store_q(pair, r, rows, out, row, bx, tx):
         if paged.q_scale is not None:
-            multiply(pair, r, [spread(T.reinterpret("float32", at(rows[row, 0], FACTOR)))] * 2)
+            multiply(pair, r, [factor(rows, row)] * 2)
         put(pair, r, out, paged.dtype, row, columns.place(bx, tx, 0))
 
     def append(to, rows, k_cache, v_cache, row, bx):
@@ -265,7 +258,7 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
                         if sums.row(r, ty) < m:
                             finish(held, r, vectors, bx, ty, tx)
                             if after:
-                                turn(held.mine, r, turned, rows, sums.row(r, ty), bx, tx)
+                                rotate(held.mine, r, turned, rows, sums.row(r, ty), bx, tx)
                             if heads.normed:
                                 squares[sums.row(r, ty) * lanes + tx] = total(
                                     held.mine[r * 2] * held.mine[r * 2]
@@ -278,7 +271,7 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
                             if heads.normed:
                                 norm(held.mine, r, rstd, squares, vectors, sums.row(r, ty), bx, tx)
                             if not after:
-                                turn(held.mine, r, turned, rows, sums.row(r, ty), bx, tx)
+                                rotate(held.mine, r, turned, rows, sums.row(r, ty), bx, tx)
                             store(held.mine, r, rows, k_cache, v_cache, out, sums.row(r, ty), bx, tx)
                             if heads.quantized:
                                 measure(held.mine, r, codes, vectors, sums.row(r, ty), bx, tx)

@@ -19,13 +19,11 @@ from .cached import Cached, Quantized
 from .common import ceil_div, stored
 from .heads import Head
 from .quantizer import Quantizer
-from .rows import FACTOR, PLACE
+from .rows import PLACE, factor, turn
 from .script import prim_func
 from .vectors import WIDTH, at, f32x4, joined, spread
 
 THREADS = 64
-FACTS = Rows.FACTS // WIDTH
-"""The vectors of Rows before the cosines."""
 
 
 def described(job: RopeAppend, rotated: bool) -> Rows:
@@ -46,17 +44,9 @@ def appended(job: RopeAppend, x_dtype: str, rotated: bool) -> tirx.PrimFunc:
 
     # These write statements into the kernel below.
 
-    def turn(pair, turned, rows, row, tx):
-        cos, sin = (T.reinterpret("float32x4", rows[row, FACTS + side * half + tx]) for side in range(2))
-        T.buffer_store(turned, pair[0] * cos - pair[1] * sin, [0])
-        T.buffer_store(turned, pair[1] * cos + pair[0] * sin, [1])
-        for side in range(2):
-            T.buffer_store(pair, turned[side], [side])
-
     def scale(pair, rows, row):
-        factor = spread(T.reinterpret("float32", at(rows[row, 0], FACTOR)))
         for side in range(2):
-            T.buffer_store(pair, pair[side] * factor, [side])
+            T.buffer_store(pair, pair[side] * factor(rows, row), [side])
 
     def put(pair, out, row, bx, tx):
         for side in range(2):
@@ -111,7 +101,7 @@ def appended(job: RopeAppend, x_dtype: str, rotated: bool) -> tirx.PrimFunc:
                         pair[1] = f32x4(x[row, (bx * 2 + 1) * half + tx])
                         if rotated:
                             if bx < turning:
-                                turn(pair, turned, rows, row, tx)
+                                turn(pair, 0, turned, rows, row, tx, half)
                         if bx < heads:
                             if job.q_scale is not None:
                                 scale(pair, rows, row)

@@ -14,10 +14,28 @@ from nearfar.targets.kernels import Stage, Staged
 
 from .common import ceil_div, f32, select
 from .script import prim_func
+from .vectors import WIDTH, at, spread
 
 THREADS = 64
 PLACE, FACTOR = 0, 1
 """Where in a row they stand; the others of Rows.FACTS are zeros, so that what follows is whole vectors."""
+
+
+def turn(pair, r, turned, rows, row, lane, half: int) -> None:
+    """pair[2r] and pair[2r + 1], vector `lane` of each half of a head of `half` vectors a half, by the row's
+    position; `turned`: two vectors to work in.
+    """
+    place = Rows.FACTS // WIDTH + lane
+    cos, sin = (T.reinterpret("float32x4", rows[row, place + side * half]) for side in range(2))
+    T.buffer_store(turned, pair[r * 2] * cos - pair[r * 2 + 1] * sin, [0])
+    T.buffer_store(turned, pair[r * 2 + 1] * cos + pair[r * 2] * sin, [1])
+    for side in range(2):
+        T.buffer_store(pair, turned[side], [r * 2 + side])
+
+
+def factor(rows, row):
+    """The factor of the row's q, as a vector."""
+    return spread(T.reinterpret("float32", at(rows[row, 0], FACTOR)))
 
 
 def rows(job: Rows) -> Staged:
