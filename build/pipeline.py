@@ -12,6 +12,7 @@ from pathlib import Path
 from nearfar.build import manifest
 from nearfar.build.calibration.keys import with_rounding
 from nearfar.build.calibration.quality import check_quality, refined
+from nearfar.build.calibration.text import calibration_text
 from nearfar.build.meanwhile import Progress, Stages, meanwhile
 from nearfar.build.output import output_directory
 from nearfar.build.packs import write_packs
@@ -82,8 +83,9 @@ def build(
     with ExitStack() as stack:
         roots = {name: stack.enter_context(output_directory(options.out / name)) for name in targets}
         with timings.phase("calibrate"):
-            source, solved = refined(options, source, progress)
-            source = with_rounding(options, source, solved, progress)
+            text = calibration_text(options, source)
+            source, solved = refined(options, source, text, progress)
+            source = with_rounding(options, source, text, solved, progress)
         stages = Stages(progress)
 
         def write(stop: threading.Event) -> tuple[dict[str, Weights], str]:

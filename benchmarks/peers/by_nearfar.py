@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nearfar.build.calibration.quality import refined
+from nearfar.build.calibration.text import calibration_text
 from nearfar.build.source import BuildOptions, Quality, open_source
 from nearfar.build.weights.quantize import Scheme, dequantize, quantize
 from peers.quantized import Quantized
@@ -29,7 +30,9 @@ def make(
         opened = open_source(replace(options, quant="q4"))
         fit += sum(opened.bytes_of(param) for param in opened.params if not param.is_matrix)
         options = replace(options, fit=fit)
-    source, solved = refined(options, open_source(options), lambda stage, done, total: None)
+    source = open_source(options)
+    read = calibration_text(options, source)
+    source, solved = refined(options, source, read, lambda stage, done, total: None)
     weights, size = {}, 0
     for param in source.params:
         if not param.is_matrix:

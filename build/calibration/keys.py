@@ -11,7 +11,7 @@ import numpy as np
 from nearfar.build.calibration.arithmetic import Array
 from nearfar.build.calibration.forward import Forward, stretches
 from nearfar.build.calibration.solve import FloatWeights
-from nearfar.build.calibration.text import CalibrationText, read_text
+from nearfar.build.calibration.text import CalibrationText
 from nearfar.build.source import BuildOptions, Source
 from nearfar.build.weights.quantize import F32
 from nearfar.build.weights.solved import Solved
@@ -29,17 +29,21 @@ BITS = 4
 
 
 def with_rounding(
-    options: BuildOptions, source: Source, solved: Solved | None, progress: Callable[[str, int, int], None]
+    options: BuildOptions,
+    source: Source,
+    text: Callable[[], CalibrationText],
+    solved: Solved | None,
+    progress: Callable[[str, int, int], None],
 ) -> Source:
     """The source with what keys are rounded by, where there are to be programs that do; its report says by
     which text.
     """
     if not options.rounds_keys:
         return source
-    text = read_text(options.calibrate, source.checkpoint, source.model)
+    part = text().part(WINDOWS)
     tell = partial(progress, "calibrating the keys of the 4-bit cache")
-    found = key_rounding(source, solved, text, tell)
-    source.report.keys = text.description
+    found = key_rounding(source, solved, part, tell)
+    source.report.keys = part.description
     return replace(source, rounding=found)
 
 
@@ -88,9 +92,8 @@ def key_rounding(
     of the queries that read it, M·1 / 1ᵀM·1 of each group: so much of its components' errors an offset has to
     make up for that queries see least of them. `advance` is told stretches.
     """
-    step, windows = source.model.step, text.windows
-    windows = windows[np.linspace(0, len(windows) - 1, min(WINDOWS, len(windows))).astype(int)]
-    forward = Forward(step, windows)
+    step = source.model.step
+    forward = Forward(step, text.windows)
     seen = [_Seen() for _ in step.caches]
 
     def heads(op: ops.RopeAppend | ops.Attend, values: Array) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from nearfar.build.calibration.allocation import allocated
 from nearfar.build.calibration.solve import solve
-from nearfar.build.calibration.text import read_text
+from nearfar.build.calibration.text import CalibrationText
 from nearfar.build.source import QUALITIES, BuildOptions, Source
 from nearfar.build.weights.quantize import METHOD
 from nearfar.build.weights.solved import Solved
@@ -64,24 +64,27 @@ def _check_size(options: BuildOptions) -> None:
 
 
 def refined(
-    options: BuildOptions, source: Source, progress: Callable[[str, int, int], None]
+    options: BuildOptions,
+    source: Source,
+    text: Callable[[], CalibrationText],
+    progress: Callable[[str, int, int], None],
 ) -> tuple[Source, Solved | None]:
     """The source with the bits that its size allows, and the matrices as the quality asked for has them, None
     where they are quantized as they are streamed; the source's report says how it was done.
     """
     if options.quality == "fast":
         return source, None
-    text = read_text(options.calibrate, source.checkpoint, source.model)
+    seen = text()
     if options.bits is not None or options.fit is not None:
         source = allocated(
             source,
-            text,
+            seen,
             options.bits,
             options.fit,
             lambda done, total: progress("measuring what each matrix loses", done, total),
         )
     solved = solve(
-        source, options.quality, text, lambda done, total: progress("calibrating and quantizing", done, total)
+        source, options.quality, seen, lambda done, total: progress("calibrating and quantizing", done, total)
     )
-    source.report.method = f"{METHODS[options.quality]}; {text.description}"
+    source.report.method = f"{METHODS[options.quality]}; {seen.description}"
     return source, solved

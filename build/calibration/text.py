@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
+from nearfar.build.source import BuildOptions, Source
 from nearfar.build.weights.container import Checkpoint
 from nearfar.errors import BuildError
 from nearfar.step.model import Model
@@ -33,6 +36,16 @@ class CalibrationText:
     def description(self) -> str:
         """For the manifest."""
         return f"{self.windows.size:,} tokens of {self.name} (sha256 {self.sha256[:16]})"
+
+    def part(self, most: int) -> CalibrationText:
+        """So many windows evenly from all of it, or all where there are fewer."""
+        count = min(most, len(self.windows))
+        return replace(self, windows=self.windows[np.linspace(0, len(self.windows) - 1, count).astype(int)])
+
+
+def calibration_text(options: BuildOptions, source: Source) -> Callable[[], CalibrationText]:
+    """The text of a build: read where something first asks for it, and once."""
+    return functools.cache(lambda: read_text(options.calibrate, source.checkpoint, source.model))
 
 
 def read_text(file: Path | None, checkpoint: Checkpoint, model: Model) -> CalibrationText:
