@@ -4,8 +4,9 @@ token as the first program in float32 with float products.
     python benchmarks/programs.py [ARTIFACT] [--text FILE] [--windows N] [--programs NAME,NAME] [--json FILE]
 
 Without an artifact, programs for discrete GPUs of the sample model are built, with products of bytes as well.
-Windows of 512 tokens without BOS, as benchmarks/quality.py has them, computed 16 rows a step: matmuls are
-those of a prompt. The keys and values before a row are those that the program computed itself.
+Windows of 512 tokens without BOS, as benchmarks/quality.py has them, computed 64 rows a step, once for each
+16 logits: matmuls are those of a prompt. The keys and values before a row are those that the program computed
+itself.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from benchmarks.shared.engines import built
 
 Floats = npt.NDArray[np.float64]
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
-WINDOW = 512
+WINDOW, STEP = 512, 64
 
 
 def windows(artifact: Artifact, text: Path, limit: int) -> list[npt.NDArray[np.int32]]:
@@ -59,14 +60,15 @@ def opened(artifact: Artifact, program: Program) -> Executor:
 
 
 def logits(executor: Executor, window: npt.NDArray[np.int32]) -> Iterator[Floats]:
-    """Logits [16, n] of each step."""
-    executor.write("slots", np.zeros(MAX_ROWS, np.int32))
-    executor.write("logit_rows", np.arange(MAX_ROWS, dtype=np.int32))
-    for start in range(0, len(window), MAX_ROWS):
-        executor.write("tokens", window[start : start + MAX_ROWS])
-        executor.write("positions", np.arange(start, start + MAX_ROWS, dtype=np.int32))
-        executor.run("step", MAX_ROWS)
-        yield executor.fetch("logits", MAX_ROWS)().astype(np.float64)
+    """Logits [16, n] of the rows in turn."""
+    executor.write("slots", np.zeros(STEP, np.int32))
+    for start in range(0, len(window), STEP):
+        executor.write("tokens", window[start : start + STEP])
+        executor.write("positions", np.arange(start, start + STEP, dtype=np.int32))
+        for first in range(0, STEP, MAX_ROWS):
+            executor.write("logit_rows", np.arange(first, first + MAX_ROWS, dtype=np.int32))
+            executor.run("step", STEP)
+            yield executor.fetch("logits", MAX_ROWS)().astype(np.float64)
 
 
 def measure(artifact: Artifact, program: Program, parts: list[npt.NDArray[np.int32]]) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from nearfar.format.kv import OF_BITS, ROUNDED
 PACKED = ("MLX", "AWQ", "GPTQ", "compressed-tensors", "fp8", "bitsandbytes", "GGUF", "MLC")
 """Formats of quantized checkpoints, in the order in which they are looked for."""
 QUANT, GROUP_SIZE = "q4", 64  # where the command line says nothing and the checkpoint is not quantized
+MULTIPLIED_AS = ("float", "cooperative")
+"""What prompts are multiplied as where nothing is said: those of them that a target and its classes have."""
 
 
 Quality = Literal["fast", "good", "best"]
@@ -32,7 +34,8 @@ class BuildOptions:
     `cpu`: the platforms to make programs for: names of targets/cpu/platforms.py, or "host". `cpu_features`
     (cpu): the vector units: names of targets/cpu/units.py, "baseline" or "native" (this machine's); none:
     those that an architecture's processors differ in.
-    `device_classes` (webgpu, vulkan): kinds of GPUs to make programs for; `products`: what those multiply.
+    `device_classes` (webgpu, vulkan): kinds of GPUs to make programs for; `products`: what those multiply,
+    None: MULTIPLIED_AS.
     `kv_bits`: the KV caches to make programs for, 16 for floats, 8 and 4 for codes of so many bits.
     `embeddings`: the model gives embeddings, though the checkpoint does not say so.
     `quality`: how long is looked for good codes (build/calibration/quality.py); `calibrate`: the text file
@@ -56,7 +59,7 @@ class BuildOptions:
     context: int | None = None
     buckets: Buckets | None = None
     device_classes: tuple[str, ...] = DEVICE_CLASSES
-    products: tuple[str, ...] = ("float",)
+    products: tuple[str, ...] | None = None
     kv_bits: tuple[int, ...] = (16,)
     embeddings: bool = False
     quality: Quality = "fast"
@@ -65,6 +68,11 @@ class BuildOptions:
     fit: int | None = None
     kernel_cache: bool = True
     kernel_figures: bool = False
+
+    @property
+    def multiplied_as(self) -> tuple[str, ...]:
+        """The products of what was asked for, or of what is made else."""
+        return MULTIPLIED_AS if self.products is None else self.products
 
     @property
     def rounds_keys(self) -> bool:

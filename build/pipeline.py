@@ -58,8 +58,8 @@ def build(
         raise BuildError(
             f"unknown device class {', '.join(strange) or '(none)'}; known: {', '.join(DEVICE_CLASSES)}"
         )
-    strange = [name for name in options.products if name not in PRODUCTS]
-    if strange or not options.products:
+    strange = [name for name in options.multiplied_as if name not in PRODUCTS]
+    if strange or not options.multiplied_as:
         raise BuildError(f"unknown products {', '.join(strange) or '(none)'}; known: {', '.join(PRODUCTS)}")
     unknown_bits = [str(bits) for bits in options.kv_bits if bits not in OF_BITS]
     if unknown_bits or not options.kv_bits:
@@ -73,7 +73,7 @@ def build(
     for target in targets.values():
         target.check(source, options)
     made_as = {products for target in targets.values() for products in target.products(options)}
-    if lacking := [products for products in options.products if products not in made_as]:
+    if lacking := [products for products in options.products or () if products not in made_as]:
         raise BuildError(
             f"no program of {', '.join(targets)} for class {', '.join(options.device_classes)} has products "
             f"of {', '.join(lacking)}: leave that out of --products, or add a target or class (nearfar build "

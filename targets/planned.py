@@ -126,8 +126,9 @@ class PlannedTarget:
         asked = self._asked(options)
         if not asked:
             raise BuildError(
-                f"target {self.name} has no program with products of {', '.join(options.products)} for class "
-                f"{', '.join(options.device_classes)}: add float to --products, or a class to --device-class"
+                f"target {self.name} has no program with products of {', '.join(options.multiplied_as)} for "
+                f"class {', '.join(options.device_classes)}: add float to --products, or a class to "
+                "--device-class"
             )
         rounding = any(variant.products == "int8" for variant in asked)
         if rounding and not any(self.rounds(matrix) for matrix in source.matrices.values()):
@@ -157,7 +158,7 @@ class PlannedTarget:
             variant
             for variant in self.variants(options)
             if variant.device_class is None
-            or (variant.device_class in options.device_classes and variant.products in options.products)
+            or (variant.device_class in options.device_classes and variant.products in options.multiplied_as)
         ]
 
     def writer(self, source: Source, root: Path, options: BuildOptions) -> PackedWriter:

@@ -83,7 +83,7 @@ class OnnxTarget:
 
     def products(self, options: BuildOptions) -> set[Products]:
         """One graph: in float unless only int8 is asked for."""
-        return {"float"} if "float" in options.products else {"int8"}
+        return {"float"} if "float" in options.multiplied_as else {"int8"}
 
     def check(self, source: Source, options: BuildOptions) -> None:
         """ONNX Runtime must have operators for the step and the weights; writing them needs onnx."""

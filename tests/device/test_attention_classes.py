@@ -48,6 +48,14 @@ def test_head_sizes(shape: tuple[int, int, int, int], kernels: Make) -> None:
     gpu_jobs.check(kernels(precision), RUNNERS[target], precision, job(shape, precision))
 
 
+@pytest.mark.parametrize("m", [1, 64])
+def test_nothing_rests_on_a_way_to_float16_and_back(m: int, kernels: Make) -> None:
+    """A compiler may take it for nothing: NVIDIA's does, and the weights of parts were 11 bits."""
+    made = webgpu_harness.compile_staged(kernels("f16").stages(job((m, 4, 1, 64), "f16")), "f16")
+    assert any("f16(" in shader.source for shader in made)
+    assert not any("f32(f16(" in shader.source for shader in made)
+
+
 @pytest.mark.parametrize("flags", gpu_jobs.ATTENDS)
 def test_flags(flags: str, kernels: Make) -> None:
     few = job((4, 9, 3, 64), "f16", **gpu_jobs.ATTENDS[flags])

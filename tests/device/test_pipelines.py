@@ -69,7 +69,17 @@ def rig(request: pytest.FixtureRequest, built: Built, monkeypatch: pytest.Monkey
     return Rig(request.param, built("stories260K", "none") / request.param, compiled)
 
 
-def test_an_answer_waits_for_its_own_kernels_and_each_is_compiled_once_behind(rig: Rig) -> None:
+def played(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Whatever the device is, the executors take it for a processor (`cpu`) or for a card (`discrete`)."""
+    select = vulkan.select
+    monkeypatch.setattr(vulkan, "select", lambda *given: replace(select(*given), kind=kind))
+    monkeypatch.setattr(webgpu, "is_hardware", lambda: kind != "cpu")
+
+
+def test_an_answer_waits_for_its_own_kernels_and_each_is_compiled_once_behind(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played(monkeypatch, "cpu")
     told: list[tuple[int, int]] = []
     with rig.load() as engine:
         engine.asynchronous.core.compiling.tell = lambda done, total: told.append((done, total))
@@ -87,9 +97,7 @@ def test_an_answer_waits_for_its_own_kernels_and_each_is_compiled_once_behind(ri
 
 
 def test_a_gpu_compiles_the_other_kernels_behind(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    select = vulkan.select
-    monkeypatch.setattr(vulkan, "select", lambda *given: replace(select(*given), kind="discrete"))
-    monkeypatch.setattr(webgpu, "is_hardware", lambda: True)
+    played(monkeypatch, "discrete")
     every = {content(kernel) for kernel in rig.program.kernels.values()}
     with rig.load() as engine:
         last = list(engine.generate([1, 5, 7], SHORT))
@@ -105,9 +113,7 @@ def test_a_gpu_compiles_the_other_kernels_behind(rig: Rig, monkeypatch: pytest.M
 def test_closing_while_kernels_are_compiled_behind_leaves_no_thread(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    select = vulkan.select
-    monkeypatch.setattr(vulkan, "select", lambda *given: replace(select(*given), kind="discrete"))
-    monkeypatch.setattr(webgpu, "is_hardware", lambda: True)
+    played(monkeypatch, "discrete")
     for _ in range(3):
         rig.load().close()
         assert "nearfar-compile" not in {thread.name for thread in threading.enumerate()}
@@ -147,10 +153,13 @@ def test_steps_without_memory_become_smaller_and_the_text_stays(
         assert not caplog.messages
 
 
-def test_an_engine_that_is_ready_compiles_nothing_for_an_answer(rig: Rig) -> None:
+def test_an_engine_that_is_ready_compiles_nothing_for_an_answer(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And what was run to make it so is in no answer. Of webgpu, which has no cache of its own and takes
     longer, for the tokens alone.
     """
+    played(monkeypatch, "cpu")
     told: list[Progress] = []
     golden = shared_data("models", "stories260K", "golden_greedy.txt").read_text(encoding="utf-8")
     everything = rig.device == "vulkan"
@@ -171,6 +180,7 @@ def test_pipelines_are_kept_as_soon_as_they_are_compiled(
 ) -> None:
     """A server may be killed before it closes."""
     require("vulkan")
+    played(monkeypatch, "cpu")
     file = tmp_path / "cache.bin"
     monkeypatch.setattr(pipelines, "cache_file", lambda _identity, _kernels: file)
     path = built("stories260K", "none") / "vulkan"
@@ -184,9 +194,7 @@ def test_pipelines_are_kept_as_soon_as_they_are_compiled(
 
 
 def test_the_text_is_the_same_while_others_are_compiled(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    select = vulkan.select
-    monkeypatch.setattr(vulkan, "select", lambda *given: replace(select(*given), kind="discrete"))
-    monkeypatch.setattr(webgpu, "is_hardware", lambda: True)
+    played(monkeypatch, "discrete")
     golden = shared_data("models", "stories260K", "golden_greedy.txt").read_text(encoding="utf-8")
     with rig.load() as engine:
         assert engine.completions.create("", max_tokens=199, temperature=0).choices[0].text == golden

@@ -214,13 +214,24 @@ FLOAT_OPS: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("name", FLOAT_OPS)
 def test_floats(name: str, dtype: str) -> None:
-    """With infinities and NaNs; min and max of a NaN as TVM's LLVM code (the second operand)."""
+    """With infinities and NaNs, but for what Vulkan leaves to the device: which of the two the min and max
+    of a NaN and a number are, and quotients of float16 by more than 2^14.
+    """
     a, b = pairs(dtype)
     compute, expected = FLOAT_OPS[name]
     with np.errstate(all="ignore"):
         want = expected(a, b)
     rtol = 1e-6 if dtype == "float32" else 2e-3
-    np.testing.assert_allclose(run_elementwise(compute, dtype, a, b), want, rtol=rtol, atol=1e-7)
+    got = run_elementwise(compute, dtype, a, b)
+    left = np.zeros(len(a), bool)
+    if name in ("min", "max"):
+        left = np.isnan(a) | np.isnan(b)
+        for one, two in ((a, b), (b, a)):
+            kept = got[np.isnan(one)]
+            assert (np.isnan(kept) | (kept == two[np.isnan(one)])).all()
+    if name == "div" and dtype == "float16":
+        left = np.abs(b) > 2**14
+    np.testing.assert_allclose(got[~left], want[~left], rtol=rtol, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", ["eq", "ne", "lt", "le", "gt", "ge"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from nearfar.targets.gpu import variant
@@ -130,6 +132,15 @@ def test_linear_of_bytes(device, name):
     precision, dtype = ("f16", "float16") if device == "discrete" else ("f32", "float32")
     kernels = variant(CLASSES[device], precision, False, "int8").kernels
     int8_jobs.check(kernels, harness.run, precision, int8_jobs.jobs(dtype)[name])
+
+
+def test_no_number_in_a_shader_is_one_that_gpus_take_for_0():
+    """TVM writes seven digits: 2^-126 was below the least normal number, and 0 divided by it NaN."""
+    kernels = variant(CLASSES["mobile"], "f32", False, "int8").kernels
+    staged = kernels.stages(int8_jobs.jobs("float32")["norm"])
+    for shader in harness.compile_staged(staged, "f32"):
+        numbers = [float(number) for number in re.findall(r"(\d[\d.]*e-\d+)f", shader.source)]
+        assert all(number >= 2.0**-126 for number in numbers)
 
 
 def test_bytes_of_no_number():

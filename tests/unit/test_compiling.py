@@ -55,6 +55,8 @@ def test_what_was_made_last_is_rested_on_though_it_is_closed_at_once() -> None:
         lambda _, __: gate.wait(PATIENCE), 1, rest=lambda: rested.append(len(compiler.made()))
     )
     (first,) = compiler.begin([kernel("a")])
+    while not first.running():
+        pass  # what has not begun is cancelled
     closing = threading.Thread(target=compiler.close)
     closing.start()
     while not compiler.begin([kernel("b")])[0].cancelled():

@@ -138,16 +138,17 @@ def build(
         ),
     ] = list(DEFAULTS.device_classes),  # noqa: B006
     products: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             help="webgpu, vulkan: what a prompt is multiplied as, separated by commas. `float`: as it is. "
             "`int8`: also programs that round its activations to 8 bits, with a scale for each 32, for GPUs "
             "with packed integer products; a device takes such a program where it is quicker. It costs "
             "accuracy (docs/decisions/0017 has measurements), and answers are no longer those of the float "
             "programs. `cooperative` (vulkan): also a program that multiplies tiles of float16, for cards "
-            "with cooperative matrices of 16 by 16."
+            "with cooperative matrices of 16 by 16. Default: float, and where there is such a program, "
+            "cooperative."
         ),
-    ] = list(DEFAULTS.products),  # noqa: B006
+    ] = None,
     kv_bits: Annotated[
         list[str],
         typer.Option(
@@ -218,7 +219,7 @@ def build(
         dump_ir=dump_ir,
         export_function=export_function,
         device_classes=_names(device_class),
-        products=_names(products),
+        products=None if products is None else _names(products),
         kv_bits=_bits(kv_bits),
         embeddings=embeddings,
         quality=cast(Quality, quality),  # checked where the checkpoint is known

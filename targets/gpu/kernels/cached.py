@@ -14,13 +14,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from tvm.script import tirx as T
 
 from nearfar.format.kv import BITS, UNIT, group_size, row_words
 from nearfar.targets.jobs import Paged
 
-from .common import f32, high_half, low_half
+from .common import exactly, f32, high_half, low_half
 from .heads import Head
 from .script import local_array
 from .vectors import WIDTH, joined, number_of, spread
@@ -179,8 +178,3 @@ def half_of(word, *, high: bool):
     small = T.Select((bits & T.uint32(_F16_SIGN)) == T.uint32(0), mantissa, T.float32(0) - mantissa)
     whole = high_half(word) if high else low_half(word)
     return T.Select((bits & T.uint32(_F16_EXPONENT)) == T.uint32(0), small, whole)
-
-
-def exactly(value: float):
-    """A float32 by its bits: TVM writes seven digits into WGSL."""
-    return T.reinterpret("float32", T.uint32(int(np.float32(value).view(np.uint32))))

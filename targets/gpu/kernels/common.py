@@ -4,6 +4,7 @@
 # TVMScript: what looks like Python is parsed, and nested ifs separate build time from run time.
 from __future__ import annotations
 
+import numpy as np
 from tvm import tirx
 from tvm.script import tirx as T
 
@@ -15,6 +16,10 @@ LOW_HALF, HIGH_HALF = "low_half", "high_half"
 LOWEST = -3.4028234663852886e38
 HIGHEST = -LOWEST
 MOST_F16 = 65504.0
+SIZE_F32, INFINITE_F32 = 0x7FFFFFFF, 0x7F800000
+"""Bits of a float32 without its sign, and what they are of an infinity: above are NaNs."""
+LEADING_F16 = 0xFFFFE000
+"""Bits of a float32 that a float16 has, too."""
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -37,15 +42,34 @@ def f32(value):
     return T.Cast("float32", value)
 
 
+def exactly(value: float):
+    """A float32 by its bits: TVM writes seven digits into WGSL, which make 2^-126 a number that GPUs take for
+    0.
+    """
+    return T.reinterpret("float32", T.uint32(int(np.float32(value).view(np.uint32))))
+
+
 def stored(value, dtype: str):
     """A float32 as the dtype of a buffer; float16 saturates.
 
-    An infinity would make NaN of all that is computed from it. A NaN stays.
+    An infinity would make NaN of all that is computed from it. A NaN stays: its bits say so, for a comparison
+    may become a minimum (NVIDIA's compiler does that), and that of a NaN and a number is the number.
     """
     if dtype != "float16":
         return T.Cast(dtype, value)
-    below = T.Select(value > T.float32(MOST_F16), T.float32(MOST_F16), value)
-    return T.Cast(dtype, T.Select(below < T.float32(-MOST_F16), T.float32(-MOST_F16), below))
+    number = T.reinterpret("uint32", value) & T.uint32(SIZE_F32) <= T.uint32(INFINITE_F32)
+    saturated = T.max(T.min(value, T.float32(MOST_F16)), T.float32(-MOST_F16))
+    return T.Cast(dtype, T.Select(number, saturated, value))
+
+
+def leading(value, dtype: str):
+    """The leading digits of a float32, as many as the dtype of a buffer has: `stored` loses nothing of them.
+
+    By bits: float16 and back is nothing to a compiler that cares for numbers only (NVIDIA's).
+    """
+    if dtype != "float16":
+        return value
+    return T.reinterpret("float32", T.reinterpret("uint32", value) & T.uint32(LEADING_F16))
 
 
 def select(func: tirx.PrimFunc, names: list[str], symbol: str) -> tirx.PrimFunc:

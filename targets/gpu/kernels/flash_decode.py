@@ -32,7 +32,7 @@ from nearfar.targets.kernels import Stage, Staged
 from .activations import capped
 from .cached import Cached
 from .combine import combine, span_of
-from .common import LOWEST, ceil_div, f32, select, stored
+from .common import LOWEST, ceil_div, leading, select
 from .heads import Head, begin, heads_together, seen
 from .script import prim_func
 from .vectors import of_numbers
@@ -320,7 +320,8 @@ def _split(job: Attend, shape: Shape, split: Split) -> tirx.PrimFunc:
                                 tmp[0] = tmp[0] + striped[s * group + tx]
                             factor[tx] = T.float32(1) / tmp[0]
                             told[0] = top[tx] + T.log(tmp[0])
-                            told[1] = told[0] - f32(stored(told[0], job.dtype))
+                            told[1] = told[0] - leading(told[0], job.dtype)
+                            told[0] = told[0] - told[1]
                             for e in T.unroll(Split.TAIL - 2):
                                 told[2 + e] = T.float32(0)
                             for e in T.unroll(Split.TAIL // width):

@@ -31,7 +31,7 @@ from nearfar.targets.kernels import Stage, Staged
 from .activations import capped
 from .cached import Cached
 from .combine import combine
-from .common import LOWEST, ceil_div, f32, select, stored
+from .common import LOWEST, ceil_div, leading, select, stored
 from .flash_tile import LEAST, Tile, most_parts, tile_of
 from .heads import Head, begin
 from .script import prim_func
@@ -315,7 +315,8 @@ def _attend(job: Attend, tile: Tile, split: Split) -> tirx.PrimFunc:
                                     tail[0] = T.Select(
                                         tmp[0] == T.float32(0), T.float32(LOWEST), top[i] + T.log(tmp[0])
                                     )
-                                    tail[1] = tail[0] - f32(stored(tail[0], job.dtype))
+                                    tail[1] = tail[0] - leading(tail[0], job.dtype)
+                                    tail[0] = tail[0] - tail[1]
                                     tail[2] = T.Cast("float32", (blocks + span - 1) // span)
                                     tail[3] = T.float32(0)
                                     for e in T.unroll(Split.TAIL // width):

@@ -19,8 +19,8 @@ from typing import Any
 
 from tvm.script import tirx as T
 
-from .cached import BYTE, Quantized, exactly, half_of
-from .common import HIGHEST, LOWEST, MOST_F16
+from .cached import BYTE, Quantized, half_of
+from .common import HIGHEST, INFINITE_F32, LOWEST, MOST_F16, SIZE_F32, exactly
 from .script import local_array, shared_array
 from .vectors import WIDTH, at, joined
 
@@ -28,7 +28,7 @@ SIDES = 2
 """Vectors of a head that a lane has."""
 NONE = 2 * MOST_F16
 """The largest of a vector with what is no number: min and max of a GPU may lose that."""
-_SIZE, _INFINITE, _NAN_F16 = 0x7FFFFFFF, 0x7F800000, 0x7E00
+_NAN_F16 = 0x7E00
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ class Quantizer:
 
     def measure(self, held: Memory, row, d, vectors, i) -> None:
         """Vector `d` of a row, which is vectors[i], saturates, and its ends are told; a barrier follows."""
-        sizes = [T.reinterpret("uint32", at(vectors[i], e)) & T.uint32(_SIZE) for e in range(WIDTH)]
-        none = _folded(T.max, sizes) > T.uint32(_INFINITE)
+        sizes = [T.reinterpret("uint32", at(vectors[i], e)) & T.uint32(SIZE_F32) for e in range(WIDTH)]
+        none = _folded(T.max, sizes) > T.uint32(INFINITE_F32)
         T.buffer_store(held.ends, T.Select(none, T.float32(NONE), T.float32(LOWEST)), [0])
         T.buffer_store(vectors, joined([_saturated(at(vectors[i], e)) for e in range(WIDTH)]), [i])
         numbers = [at(vectors[i], e) for e in range(WIDTH)]
@@ -170,7 +170,7 @@ class Quantizer:
 def narrowed(value):
     """The bits of the nearest float16, as uint32, of a number within its range."""
     whole = T.reinterpret("int32", value)
-    size = whole & T.int32(_SIZE)
+    size = whole & T.int32(SIZE_F32)
     last = T.shift_right(size, T.int32(13)) & T.int32(1)
     normal = T.shift_right(size - T.int32(112 << 23) + T.int32(0xFFF) + last, T.int32(13))
     # Below the normal numbers a half is added: its last bit is worth what that of such a number is.

@@ -16,7 +16,7 @@ from tvm.script import tirx as T
 
 from nearfar.targets.jobs import Linear
 
-from .common import ceil_div, select
+from .common import ceil_div, exactly, select
 from .script import prim_func
 from .vectors import WIDTH, at, f32x4, joined, of_numbers, spread, total, zero
 
@@ -26,6 +26,8 @@ TILE_K = 64
 """Inputs whose scales lie together, and that the product takes at a time."""
 BYTES = 4  # of a word
 LARGEST = 127
+SMALLEST = 2.0**-126
+"""The least scale: of one below, which devices may take for 0, the inverse is infinite."""
 THREADS = 64
 
 
@@ -129,7 +131,7 @@ def rounded(job: Linear, apart: int) -> tirx.PrimFunc:
 
 def rounded_vector(vector, scale):
     """The nearest whole numbers to four numbers over their scale, 0 where one over that is not finite."""
-    inverse = T.Select(scale >= T.float32(2.0**-126), T.float32(1) / scale, T.float32(0))
+    inverse = T.Select(scale >= exactly(SMALLEST), T.float32(1) / scale, T.float32(0))
     return joined([T.round(at(vector, place) * inverse) for place in range(WIDTH)])
 
 

@@ -17,7 +17,7 @@ from nearfar.format.sizes import MAX_ROWS, MAX_STEP
 from nearfar.targets.jobs import Sample
 from nearfar.targets.kernels import Stage, Staged
 
-from .common import HIGHEST, LOWEST, ceil_div, f32, finish
+from .common import HIGHEST, LOWEST, ceil_div, exactly, f32, finish
 from .script import prim_func
 
 THREADS = 256
@@ -215,7 +215,7 @@ def _choose(rows: int, vocab: int, slots: int) -> tirx.PrimFunc:
                                             s[i] = s[i] ^ (s[i] >> T.uint32(16))
                                 value[1] = (
                                     f32(T.Cast("int32", s[0] >> T.uint32(8))) + T.float32(0.5)
-                                ) * T.float32(2.0**-24)
+                                ) * exactly(2.0**-24)
                                 # A u that rounds to 1, or a device's coarse log, would make the noise
                                 # infinite.
                                 value[0] = value[0] - T.log(T.max(-T.log(value[1]), T.float32(2.0**-24)))
