@@ -58,8 +58,8 @@ def copy_bandwidth(name: str, rounds: int, size: int) -> float:
     """
     import wgpu
 
-    found = {each.info["device"]: each for each in reversed(wgpu.gpu.enumerate_adapters_sync())}
-    adapter = found[name]
+    # Of one device Vulkan's adapter comes before OpenGL's.
+    adapter = next(each for each in wgpu.gpu.enumerate_adapters_sync() if each.info["device"] == name)
     wanted = {"max-buffer-size": size, "max-storage-buffer-binding-size": size}
     device = adapter.request_device_sync(required_limits=wanted)
     usage = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC

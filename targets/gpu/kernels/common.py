@@ -58,8 +58,12 @@ def stored(value, dtype: str):
     if dtype != "float16":
         return T.Cast(dtype, value)
     number = T.reinterpret("uint32", value) & T.uint32(SIZE_F32) <= T.uint32(INFINITE_F32)
-    saturated = T.max(T.min(value, T.float32(MOST_F16)), T.float32(-MOST_F16))
-    return T.Cast(dtype, T.Select(number, saturated, value))
+    return T.Cast(dtype, T.Select(number, saturated(value), value))
+
+
+def saturated(value):
+    """A number within what float16 holds; what becomes of a NaN is the device's affair."""
+    return T.max(T.min(value, T.float32(MOST_F16)), T.float32(-MOST_F16))
 
 
 def leading(value, dtype: str):

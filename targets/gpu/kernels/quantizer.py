@@ -20,7 +20,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from .cached import BYTE, Quantized, half_of
-from .common import HIGHEST, INFINITE_F32, LOWEST, MOST_F16, SIZE_F32, exactly
+from .common import HIGHEST, INFINITE_F32, LOWEST, MOST_F16, SIZE_F32, exactly, saturated
 from .script import local_array, shared_array
 from .vectors import WIDTH, at, joined
 
@@ -92,7 +92,7 @@ class Quantizer:
         sizes = [T.reinterpret("uint32", at(vectors[i], e)) & T.uint32(SIZE_F32) for e in range(WIDTH)]
         none = _folded(T.max, sizes) > T.uint32(INFINITE_F32)
         T.buffer_store(held.ends, T.Select(none, T.float32(NONE), T.float32(LOWEST)), [0])
-        T.buffer_store(vectors, joined([_saturated(at(vectors[i], e)) for e in range(WIDTH)]), [i])
+        T.buffer_store(vectors, joined([saturated(at(vectors[i], e)) for e in range(WIDTH)]), [i])
         numbers = [at(vectors[i], e) for e in range(WIDTH)]
         T.buffer_store(held.low, _folded(T.min, numbers), [row * self.count + d])
         # Chosen, not a maximum of both: that of something and a NaN is the device's affair.
@@ -162,7 +162,7 @@ class Quantizer:
         with T.serial(self.layout.vectors) as e:
             T.buffer_store(ends, ends[0] + held.left[row * self.count + d + e], [0])
         offset = T.shift_right(bits, T.uint32(16))
-        moved = T.Select(offset == T.uint32(_NAN_F16), offset, narrowed(_saturated(ends[0])))
+        moved = T.Select(offset == T.uint32(_NAN_F16), offset, narrowed(saturated(ends[0])))
         word = bits & T.uint32(0xFFFF) | T.shift_left(moved, T.uint32(16))
         T.buffer_store(held.words, word, [i])
 
@@ -183,10 +183,6 @@ def narrowed(value):
 def _code(steps, levels: int):
     """The code of so many steps and a half; of what is no number any: its group is none anyway."""
     return T.Cast("uint32", T.min(T.max(steps, T.float32(0)), T.float32(levels)))
-
-
-def _saturated(value):
-    return T.max(T.min(value, T.float32(MOST_F16)), T.float32(-MOST_F16))
 
 
 def _folded(of, values: list):
