@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import chain
@@ -194,7 +194,7 @@ class PlannedTarget:
         for name, compiled in made.items():
             if cache is not None:
                 cache.put(keys[name], compiled)
-        programs = tuple((kept | made)[variant.name] for variant in asked)
+        programs = _apart((kept | made)[variant.name] for variant in asked)
         return Programs(programs, KernelCounts(_kernels(kept), _kernels(made)))
 
     def finish(
@@ -261,6 +261,18 @@ class PlannedTarget:
         with tempfile.TemporaryDirectory(prefix="nearfar-program-") as folder:
             record = self.emit(program, dataclasses.replace(context, root=Path(folder)))
             return Compiled.of(dataclasses.replace(record, device_class=variant.device_class), Path(folder))
+
+
+def _apart(programs: Iterable[Compiled]) -> tuple[Compiled, ...]:
+    """Those that are not an earlier one of their class under another name, as a program of other products is
+    whose steps are too small for them, or whose matrices do not suit: a device would try it for nothing.
+    """
+    found: dict[object, Compiled] = {}
+    for program in programs:
+        record = program.record
+        shaders = frozenset(kernel.sha256 for kernel in record.kernels.values())
+        found.setdefault((record.device_class, record.library_sha256, shaders), program)
+    return tuple(found.values())
 
 
 def _kernels(programs: Mapping[str, Compiled]) -> int:

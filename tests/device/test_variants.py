@@ -35,7 +35,7 @@ def artifact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     classes = ("integrated", "discrete")
     options = BuildOptions(
         str(ROOT / "examples/sample-model"), tmp_path_factory.mktemp("built"), (request.param,), "q4",
-        buckets=Buckets((1, 16), (1,)), device_classes=classes, products=("float",),
+        buckets=Buckets((1, 16), (1,)), device_classes=classes,
     )  # fmt: skip
     return Artifact.open(build(options)[0])
 

@@ -140,7 +140,12 @@ class RunningServer:
         self._thread.join(30)
 
     def kill(self) -> None:
-        """Stop listening and cut every connection."""
+        """Stop listening, cut every connection, and wait until it has stopped."""
+        self.cut()
+        self._thread.join(30)
+
+    def cut(self) -> None:
+        """Have the event loop stop listening and cut every connection next."""
 
         def cut() -> None:
             self._socket.close()
@@ -149,7 +154,6 @@ class RunningServer:
             self._server.force_exit = self._server.should_exit = True
 
         self.loop.call_soon_threadsafe(cut)
-        self._thread.join(30)
 
     def _main(self) -> None:
         try:

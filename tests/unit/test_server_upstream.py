@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,11 +26,38 @@ from nearfar.fallback_server.http.shapes import ChatShape, Head
 from nearfar.remote.breaker import Breaker, BreakerOptions
 from nearfar.remote.chunks import read_part
 from nearfar.remote.server import CHAT, COMPLETIONS, EMBEDDINGS, PATHS, Listed, Server, Waits, checked, client
+from tests.support.numpy_executor import NumpyExecutor
 from tests.support.servers import MODEL, RunningServer, tiny_engine
 
 OPTIONS = UpstreamOptions(key="inner", continues=True, failures=1, open_seconds=0.5, probe_seconds=30)
 LONG: dict[str, Any] = {"model": "front", "max_tokens": 300, "temperature": 0, "logit_bias": {"257": -100}}
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+
+
+class Gate:
+    """Holds up the steps of all servers, so that a test comes in time for the middle of an answer."""
+
+    def __init__(self) -> None:
+        self._left = math.inf
+        self._changed = threading.Condition()
+
+    def close_after(self, steps: int) -> None:
+        """Let so many steps through."""
+        self._let(steps)
+
+    def open(self) -> None:
+        self._let(math.inf)
+
+    def _let(self, steps: float) -> None:
+        with self._changed:
+            self._left = steps
+            self._changed.notify_all()
+
+    def step(self) -> None:
+        """Wait for leave to step."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: self._left > 0, 60)
+            self._left -= 1
 
 
 class Fleet:
@@ -192,8 +220,25 @@ def test_only_allowed_paths_and_only_our_key_go_out(fleet: Fleet) -> None:
     )
 
 
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
+    """The gate that all servers of the test step through."""
+    made, run = Gate(), NumpyExecutor.run
+
+    def gated(executor: NumpyExecutor, function: str, size: int) -> None:
+        if function == "step":
+            made.step()
+        run(executor, function, size)
+
+    monkeypatch.setattr(NumpyExecutor, "run", gated)
+    yield made
+    made.open()
+
+
 @pytest.mark.parametrize("kind", ["chat", "completion"])
-def test_a_killed_server_in_the_middle_of_a_stream(mortal: Callable[..., Fleet], kind: str) -> None:
+def test_a_killed_server_in_the_middle_of_a_stream(
+    mortal: Callable[..., Fleet], gate: Gate, kind: str
+) -> None:
     """The answer goes on elsewhere where it stopped: greedily, the text is that of an unbroken answer."""
     fleet = mortal()
     create: Any = fleet.client.chat.completions.create if kind == "chat" else fleet.client.completions.create
@@ -204,23 +249,29 @@ def test_a_killed_server_in_the_middle_of_a_stream(mortal: Callable[..., Fleet],
     whole = create(**body)
     expected = whole.choices[0].message.content if kind == "chat" else whole.choices[0].text
     text, killed = "", False
+    gate.close_after(100)
     for chunk in create(stream=True, **body):
         choice = chunk.choices[0]
         text += (choice.delta.content or "") if kind == "chat" else choice.text
         if len(text) > 20 and not killed:
             killed = True
-            fleet.serving().kill()
+            fleet.serving().cut()
+            gate.open()
     assert killed
     assert text == expected
     assert len(text) == 300
     assert fleet.engine.counts.continued == 1
 
 
-def test_a_killed_server_without_continuation_is_an_error_event(mortal: Callable[..., Fleet]) -> None:
+def test_a_killed_server_without_continuation_is_an_error_event(
+    mortal: Callable[..., Fleet], gate: Gate
+) -> None:
     fleet = mortal(replace(OPTIONS, continues=False))
+    gate.close_after(100)
     stream = fleet.client.completions.create(prompt="Hello", stream=True, **{**LONG, "max_tokens": 900})
     next(iter(stream))
-    fleet.serving().kill()
+    fleet.serving().cut()
+    gate.open()
     with pytest.raises(openai.APIError, match="during the answer"):
         list(stream)
     # The next is answered by the other: retried before its first token if need be.

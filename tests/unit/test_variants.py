@@ -30,12 +30,12 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     out = tmp_path_factory.mktemp("variants")
     options = BuildOptions(
         SAMPLE, out, (request.param,), "q4", buckets=ONE, device_classes=("discrete", "software"),
-        products=("float",),
     )  # fmt: skip
     return Artifact.open(build(options)[0])
 
 
 def test_a_program_is_named_by_its_class_and_precision(built: Artifact) -> None:
+    """Of one row, cooperative matrices would be the plain program under another name."""
     programs = built.manifest.programs
     assert [(p.name, p.device_class, p.precision) for p in programs] == [
         ("software-f16", "software", "f16"), ("software-f32", "software", "f32"),
