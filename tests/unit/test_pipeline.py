@@ -6,8 +6,7 @@ import dataclasses
 import threading
 import time
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ from nearfar.build.pipeline import BuildOptions, Timings, build
 from nearfar.build.program.kept import Compiled
 from nearfar.build.source import Source, open_source
 from nearfar.errors import BuildError
-from nearfar.format.manifest import Rope, Weights
+from nearfar.format.manifest import Program, Requires, Rope, Weights
 from nearfar.targets import target_of
 from nearfar.targets.kernels import Variant
 from nearfar.targets.mlx.target import MlxTarget, MlxWriter
@@ -137,7 +136,7 @@ def test_a_matrix_that_no_offset_reaches_is_refused_before_anything_is_written(t
 
 def test_it_is_told_how_many_programs_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def compiled(_target: PlannedTarget, _job: Any, variant: Variant, *_: Any) -> Compiled:
-        return Compiled(cast(Any, SimpleNamespace(name=variant.name, kernels={})), {})
+        return Compiled(Program(variant.name, "float32", "float16", Requires(()), (), {}, {}), {})
 
     monkeypatch.setattr(PlannedTarget, "compiled", compiled)
     options = BuildOptions(str(SAMPLE), tmp_path, cpu=("x86_64-linux",), kernel_cache=False)
