@@ -174,7 +174,7 @@ class Scheduler:
         chunks = self._decode_rows(before)
         if chunks is None:
             return None
-        wanted = self._prefill_wanted(before)
+        wanted, decoding = self._prefill_wanted(before), len(chunks)
         budget = self.limits.prefill_rows(len(chunks), sum(r.remaining for r in wanted)) if wanted else 0
         for request in wanted:
             assert request.sequence is not None
@@ -186,6 +186,8 @@ class Scheduler:
             if wanted and before is None:
                 self._preempt(self.running[-1])  # prompts wait for each other's pages
                 return self.schedule(None)
+            return None
+        if before and len(chunks) == decoding and _wait(before, chunks):
             return None
         rows = sum(chunk.count if chunk else 1 for chunk in chunks)
         fed = len(before.sampled) if before else 0
@@ -349,3 +351,11 @@ class Scheduler:
         assert fork is not None
         self.table.truncate(fork, shared)
         request.sequence = fork
+
+
+def _wait(before: Step, chunks: Seq[Chunk | None]) -> bool:
+    """Whether a step has only constrained requests to decode, while others that go on are in the step before:
+    these come along once that has been read, where else the two would take turns from then on.
+    """
+    coming = any(r.constraint is not None and not (r.done or r.exhausted) for r in before.sampled)
+    return coming and all(chunk is None or chunk.request.constraint is not None for chunk in chunks)

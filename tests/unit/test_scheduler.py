@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 import pytest
 
 from nearfar.edge_runtime.cache import SequenceTable
@@ -133,6 +137,63 @@ def test_a_request_that_ended_leaves_padding_so_that_the_others_keep_their_rows(
     s.remove(requests[1])
     s.add(request(6, 900))
     assert shape(s.schedule(first)) == (16, [(5, 1, True), None, (5, 1, True), (0, 6, True)])
+
+
+class Anything:
+    """Forbids nothing; but what may come hangs on every token before."""
+
+    def allowed(self) -> npt.NDArray[Any]:
+        return np.full(8, 0xFFFFFFFF, np.uint32)
+
+    def accept(self, token: int) -> bool:
+        return True
+
+
+def ahead(scheduler: Scheduler, before: Step | None) -> Step | None:
+    """A step is queued, then the one before it is read."""
+    step = scheduler.schedule(before)
+    if step is not None:
+        scheduler.queue(step)
+    if before is not None:
+        sampled(scheduler, before)
+    return step
+
+
+def test_constrained_requests_that_came_one_after_the_other_decode_together() -> None:
+    """Else they would take turns from then on, each with a step for every second one of the other."""
+    s = scheduler()
+    a, b = request(5), request(6, 100)
+    a.constraint = b.constraint = Anything()
+    s.add(a)
+    before = ahead(s, ahead(s, None))
+    s.add(b)
+    before = ahead(s, before)
+    assert shape(before) == (16, [(5, 1, True), (0, 6, True)])
+    decoded = []
+    for _ in range(8):
+        before = ahead(s, before)
+        decoded.append(before and [chunk.request for chunk in before.chunks if chunk])
+    assert decoded == [None, [a, b]] * 4
+
+
+def test_constrained_requests_wait_for_no_other_where_there_is_more_to_do() -> None:
+    s = scheduler()
+    a, b, free = request(5), request(5, 100), request(5, 200)
+    a.constraint = b.constraint = Anything()
+    s.add(a)
+    before = ahead(s, None)
+    s.add(b)
+    s.add(free)
+    steps = []
+    for _ in range(5):
+        before = ahead(s, before)
+        assert before is not None
+        steps.append([chunk.request for chunk in before.chunks if chunk])
+    # The free one has a row in each step, and the prompts were read while a's token was on its way.
+    assert steps == [[b, free], [free, a], [free, b], [free, a], [free, b]]
+    s.remove(free)
+    assert ahead(s, before) is None  # until b's token has been read
+    assert [chunk.request for chunk in turn(s).chunks if chunk] == [a, b]
 
 
 def test_preemption_takes_the_youngest_and_reads_first_what_is_in_flight() -> None:
