@@ -72,8 +72,8 @@ def rows(tools: str) -> list[Row]:
                  low=bits, high=bits + 1, group=64, target=bits + 1.0),
             _mlx(f"mlx_lm awq q{bits} g64", "awq", bits=bits, group=64),
             _mlx(f"mlx_lm gptq q{bits} g64", "gptq", bits=bits, group=64, embedding=bits),
-            _mlx(f"mlx_lm dwq q{bits} g64", "dwq", bits=bits, group=64, rate=1e-6),
-            _mlx(f"mlx_lm dwq q{bits} g64, rate 1e-4", "dwq", bits=bits, group=64, rate=1e-4),
+            *(_mlx(f"mlx_lm dwq q{bits} g64, rate {rate}", "dwq", bits=bits, group=64, rate=float(rate))
+              for rate in ("1e-6", "1e-4", "1e-3")),
         ]  # fmt: skip
     for kind in ("Q2_K", "Q3_K_S", "Q3_K_M", "Q4_K_S", "Q4_K_M", "Q5_K_S", "Q5_K_M", "Q6_K"):
         for imatrix in (False, True):

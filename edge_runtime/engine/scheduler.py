@@ -187,7 +187,7 @@ class Scheduler:
                 self._preempt(self.running[-1])  # prompts wait for each other's pages
                 return self.schedule(None)
             return None
-        if before and len(chunks) == decoding and _wait(before, chunks):
+        if before and len(chunks) == decoding and _better_together(before, chunks):
             return None
         rows = sum(chunk.count if chunk else 1 for chunk in chunks)
         fed = len(before.sampled) if before else 0
@@ -353,7 +353,7 @@ class Scheduler:
         request.sequence = fork
 
 
-def _wait(before: Step, chunks: Seq[Chunk | None]) -> bool:
+def _better_together(before: Step, chunks: Seq[Chunk | None]) -> bool:
     """Whether a step has only constrained requests to decode, while others that go on are in the step before:
     these come along once that has been read, where else the two would take turns from then on.
     """
