@@ -19,6 +19,7 @@ MULTIPLIED_AS = ("float", "cooperative")
 
 Quality = Literal["fast", "good", "best"]
 QUALITIES: tuple[Quality, ...] = ("fast", "good", "best")
+QUALITY: Quality = "fast"
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class BuildOptions:
     products: tuple[str, ...] | None = None
     kv_bits: tuple[int, ...] = (16,)
     embeddings: bool = False
-    quality: Quality = "fast"
+    quality: Quality = QUALITY
     calibrate: Path | None = None
     bits: float | None = None
     fit: int | None = None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -57,7 +58,7 @@ def measure(
     for index, stretch in enumerate(parts):
         advance(index, len(parts))
         weights = FloatWeights(source)
-        moved = moments_of(forward, stretch, source, weights, whole=False)
+        moved = moments_of(partial(forward.watch, stretch, weights), stretch, source, whole=False)
         errors: dict[str, dict[int, float]] = {}
         probes: dict[str, Array] = {}
         for name, moments in (_looked_up(stretch, source) | moved).items():

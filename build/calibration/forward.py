@@ -113,10 +113,12 @@ class Forward:
         for _, _ in self._blocks(stretch, weights, watch):
             pass
 
-    def advance(self, stretch: Stretch, weights: Weights, heads: Heads | None = None) -> None:
+    def advance(
+        self, stretch: Stretch, weights: Weights, watch: Watch | None = None, heads: Heads | None = None
+    ) -> None:
         """Run a stretch; what it leaves is there for the next."""
         found: dict[str, list[Array]] = {name: [] for name in stretch.live}
-        for _, values in self._blocks(stretch, weights, None, heads):
+        for _, values in self._blocks(stretch, weights, watch, heads):
             for name, parts in found.items():
                 parts.append(values[name])
         self.live = {name: np.concatenate(parts) for name, parts in found.items()}

@@ -104,6 +104,6 @@ def key_rounding(
         parts.pop()  # what nobody attends to any more
     for index, stretch in enumerate(parts):
         advance(index, len(parts))
-        forward.advance(stretch, FloatWeights(source, solved), heads)
+        forward.advance(stretch, FloatWeights(source, solved), heads=heads)
     advance(len(parts), len(parts))
     return {cache: each.rounding() for cache, each in enumerate(seen)}

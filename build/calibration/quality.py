@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from nearfar.build.calibration.allocation import allocated
 from nearfar.build.calibration.solve import solve
-from nearfar.build.calibration.text import CalibrationText
-from nearfar.build.source import QUALITIES, BuildOptions, Source
+from nearfar.build.calibration.text import MOST_WINDOWS, CalibrationText
+from nearfar.build.source import QUALITIES, BuildOptions, Quality, Source
 from nearfar.build.weights.quantize import METHOD
 from nearfar.build.weights.solved import Solved
 from nearfar.errors import BuildError
@@ -17,6 +17,11 @@ METHODS = {
     "good": f"{METHOD}, weighted by the moments of the inputs",
     "best": f"GPTQ with static groups of {METHOD}, weighted by the moments of the inputs, and refitted",
 }
+
+WINDOWS: dict[Quality, int] = {"good": 16, "best": MOST_WINDOWS}
+"""Of the text, evenly from all of it. The mean of an input's squares is known after a few thousand tokens
+(docs/quality.md); how any two inputs go together is not.
+"""
 
 
 def check_quality(options: BuildOptions, source: Source) -> None:
@@ -83,6 +88,7 @@ def refined(
             options.fit,
             lambda done, total: progress("measuring what each matrix loses", done, total),
         )
+    seen = seen.part(WINDOWS[options.quality])
     solved = solve(
         source, options.quality, seen, lambda done, total: progress("calibrating and quantizing", done, total)
     )

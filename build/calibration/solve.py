@@ -1,16 +1,18 @@
-"""Quantizes the matrices of a model one stretch after the other, each for what those before it give it
-as they are stored.
+"""Quantizes the matrices of a model one stretch after the other: `best` each for what those before it give it
+as they are stored, `good` for what the float model gives it, which is the same for the squares of inputs
+(docs/quality.md) and takes one forward instead of two.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from nearfar.build.calibration.arithmetic import Array
-from nearfar.build.calibration.forward import Forward, Stretch, stretches
+from nearfar.build.calibration.forward import Forward, Stretch, Watch, stretches
 from nearfar.build.calibration.text import CalibrationText
 from nearfar.build.source import Quality, Source
 from nearfar.build.weights.quantize import F32, Scheme, dequantize, quantize, stack, to_float32
@@ -92,23 +94,22 @@ def solve(
     solved = Solved()
     forward = Forward(source.model.step, text.windows)
     parts = stretches(source.model.step)
+    whole = quality == "best"
     for index, stretch in enumerate(parts):
         advance(index, len(parts))
-        weights = FloatWeights(source)
-        moments = moments_of(forward, stretch, source, weights, whole=quality == "best")
+        run = partial(forward.watch if whole else forward.advance, stretch, FloatWeights(source))
+        moments = moments_of(run, stretch, source, whole)
         for param in (param for param in source.params if param.name in moments):
             _store(solved, source, param, moments[param.name])
-        if index < len(parts) - 1:
+        if whole and index < len(parts) - 1:
             forward.advance(stretch, FloatWeights(source, solved))
     advance(len(parts), len(parts))
     return solved
 
 
-def moments_of(
-    forward: Forward, stretch: Stretch, source: Source, weights: Mapping[str, Array], whole: bool
-) -> dict[str, F64]:
-    """Of the quantized matrices of a stretch the second moments of their inputs: E[x·xᵀ] [k, k], or the
-    means of squares alone [k].
+def moments_of(run: Callable[[Watch], None], stretch: Stretch, source: Source, whole: bool) -> dict[str, F64]:
+    """Of the quantized matrices of a stretch, which `run` runs, the second moments of their inputs: E[x·xᵀ]
+    [k, k], or the means of squares alone [k].
     """
     wanted = [
         op.weight
@@ -125,8 +126,7 @@ def moments_of(
         sums[name] = sums[name] + found if name in sums else found
         counts[name] = counts.get(name, 0) + len(x)
 
-    if wanted:
-        forward.watch(stretch, weights, watch)
+    run(watch)
     return {name: total / counts[name] for name, total in sums.items()}
 
 

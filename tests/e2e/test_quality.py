@@ -91,7 +91,7 @@ def test_each_quality_answers_better_than_the_one_below(makes: Makes) -> None:
 
 def test_a_text_comes_with_it(makes: Makes) -> None:
     out = makes(*GOOD, "shipped")
-    assert "65,536 tokens of the shipped text" in quantization(out)["method"]
+    assert "; 8,192 tokens of the shipped text" in quantization(out)["method"]
     assert loss(out) < loss(makes(*FAST))
 
 

@@ -163,6 +163,14 @@ def test_one_of_the_hub_by_its_id(tmp_path: Path, model: Path) -> None:
         code, out, err = nearfar(tmp_path, "run", "stories:q8", *GREEDY, "", **client)
         assert (code, len(server.asked)) == (0, asked), err  # what is there is run without the network
         assert out.startswith(BEGINNING)
+        pull = ("pull", "tales/stories", "--target", "mlx", "--quality")
+        code, _, err = nearfar(tmp_path, *pull, "good", **client)
+        assert (code, "Next: nearfar run stories:good" in err) == (0, True), err
+        (folder,) = (Path(entry["path"]) for entry in listed(tmp_path) if entry["name"] == "stories:good")
+        made = json.loads((folder / "mlx" / "manifest.json").read_text())
+        assert "moments of the inputs; 8,192 tokens" in made["quantization"]["method"]
+        code, _, err = nearfar(tmp_path, *pull, "splendid", **client)
+        assert (code, "'splendid' is not one of 'fast'" in err) == (2, True), err
 
 
 def test_the_server_takes_what_run_takes(

@@ -44,7 +44,9 @@ def test_keys_and_queries_are_told_as_attention_has_them() -> None:
     told: list[tuple[str, int, tuple[int, ...]]] = []
     forward = Forward(reference.step, windows)
     for stretch in stretches(reference.step)[:-1]:
-        forward.advance(stretch, reference.weights, lambda op, x: told.append((op.op, op.cache, x.shape)))
+        forward.advance(
+            stretch, reference.weights, heads=lambda op, x: told.append((op.op, op.cache, x.shape))
+        )
     expected = []
     for index, cache in enumerate(reference.step.caches):
         heads = next(

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from nearfar.build.options import BuildOptions
+from nearfar.errors import StoreError
+from nearfar.store.entries import Store, Wanted
 from nearfar.store.making import Runner, artifacts_at
+from nearfar.store.naming import wanted_of
 
 BROWSERS = ("webgpu", "wasm")
 
@@ -50,3 +53,27 @@ def test_a_device_gets_its_best_alone(built: list[tuple[str, ...]], tmp_path: Pa
     ask(tmp_path / "model", here, built)
     ask(tmp_path / "model", here, built)
     assert built == [("vulkan",)]
+
+
+def test_each_quality_is_a_model_of_its_own(tmp_path: Path) -> None:
+    """Where nothing is said, what is there will do; and what an earlier version built is known again."""
+    store, hub = Store(tmp_path), "owner/tales"
+    assert wanted_of(hub, None, store, "fast") == wanted_of(hub, None, store) == Wanted("tales", hub)
+    assert wanted_of(hub, "q3", store, "best") == Wanted("tales:q3-best", hub, "q3", "best")
+    assert wanted_of("phi4-mini", None, store, "good").name == "phi4-mini-good"
+    good = wanted_of(hub, None, store, "good")
+    assert good.folder != wanted_of(hub, None, store).folder
+    (tmp_path / good.folder).mkdir()
+    store.keep(good, None)
+    assert wanted_of("tales:good", None, store) == wanted_of(hub, None, store) == good
+    assert wanted_of(hub, None, store, "fast").quality == "fast"
+    entry = tmp_path / good.folder / "entry.json"
+    record = json.loads(entry.read_text())
+    entry.write_text(json.dumps({name: value for name, value in record.items() if name != "quality"}))
+    assert wanted_of("tales:good", None, store).quality == "fast"
+    with pytest.raises(StoreError, match="quantized when it was built: leave --quality out"):
+        wanted_of("https://host/tales/", None, store, "good")
+
+
+def test_the_folders_of_an_earlier_version_are_found() -> None:
+    assert Wanted("tales", "owner/tales", "q8").folder == "tales-a62bcfde"

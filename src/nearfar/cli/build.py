@@ -79,8 +79,8 @@ def build(
         str,
         typer.Option(
             help="How long to look for good codes. `fast`: the least squared error of the weights. `good`: "
-            "of what each matrix gives for a text, input by input. `best`: with errors that cancel over its "
-            "inputs (GPTQ); minutes for a model of 135 million parameters (docs/quality.md)."
+            "of what each matrix gives for a text, input by input; half a minute for a model of 135 million "
+            "parameters. `best`: with errors that cancel over its inputs (GPTQ); ten (docs/quality.md)."
         ),
     ] = DEFAULTS.quality,
     calibrate: Annotated[

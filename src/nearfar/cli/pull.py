@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from nearfar.build.options import Quality
 from nearfar.cli.models import building, telling
 from nearfar.cli.progress import bytes_bar
 from nearfar.edge_runtime.artifact.budget import show_size
@@ -31,6 +32,14 @@ def pull(
         str | None,
         typer.Option(help="q2 to q8 or none. Default: what a build takes, or the known name says."),
     ] = None,
+    quality: Annotated[
+        Quality | None,
+        typer.Option(
+            help="How long to look for good codes: good and best take minutes, and answer better at the same "
+            "size (docs/quality.md). Default: fast, or what is there.",
+            show_default=False,
+        ),
+    ] = None,
     target: Annotated[
         list[str] | None,
         typer.Option(
@@ -45,7 +54,7 @@ def pull(
     console, store = Console(stderr=True), Store()
     named = [name.strip() for part in target or () for name in part.split(",") if name.strip()]
     runners = [Runner((name,), lambda name=name: name) for name in dict.fromkeys(named)]  # type: ignore[misc]
-    wanted = wanted_of(model, quant, store)
+    wanted = wanted_of(model, quant, store, quality)
     for runner in runners or [for_device(AUTO)]:
         entry = made(store, wanted, runner, building(console), telling(console), bytes_bar)
     there = ", ".join(entry.targets)

@@ -21,6 +21,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from nearfar import strict_json
+from nearfar.build.options import QUALITY, Quality
 from nearfar.edge_runtime.artifact.finder import MANIFEST, by_target
 from nearfar.edge_runtime.artifact.folders import cache_folder
 from nearfar.errors import ArtifactError, StoreError
@@ -39,11 +40,13 @@ class Wanted:
     name: str
     source: str
     quant: str | None = None
+    quality: Quality = QUALITY
 
     @property
     def folder(self) -> str:
         """What its folder is called: its name, and what tells it from others of that name."""
-        which = hashlib.sha256(f"{self.source}\n{self.quant}".encode()).hexdigest()[:8]
+        made_of = [self.source, str(self.quant), *([self.quality] if self.quality != QUALITY else [])]
+        which = hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:8]
         plain = re.sub(r"[^\w.-]+", "-", self.name, flags=re.ASCII).strip(".-")[:80]
         return f"{plain or 'model'}-{which}"
 
@@ -176,7 +179,8 @@ class Store:
     def _read(self, file: Path) -> Entry | None:
         try:
             record = strict_json.loads(file.read_text(encoding="utf-8"))
-            wanted = Wanted(record["name"], record["source"], record["quant"])
+            quality = record.get("quality", QUALITY)  # those of earlier versions have none
+            wanted = Wanted(record["name"], record["source"], record["quant"], quality)
             return Entry(file.parent, wanted, record["mark"])
         except (OSError, ValueError, LookupError, TypeError):
             return None

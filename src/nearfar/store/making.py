@@ -126,4 +126,6 @@ def _fresh(store: Store, wanted: Wanted) -> Entry | None:
 def _options(wanted: Wanted, out: Path, targets: tuple[str, ...]) -> BuildOptions:
     """For this machine alone."""
     native = ("native",) if "cpu" in targets else ()
-    return BuildOptions(wanted.source, out, targets, quant=wanted.quant, cpu_features=native)
+    return BuildOptions(
+        wanted.source, out, targets, quant=wanted.quant, quality=wanted.quality, cpu_features=native
+    )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
+from nearfar.build.options import QUALITY, Quality
 from nearfar.edge_runtime.devices import device_names
 from nearfar.errors import StoreError
 from nearfar.hub import HUB_ID
@@ -17,24 +19,27 @@ CHECKPOINTS = ("config.json", "mlc-chat-config.json", "*.safetensors", "*.gguf")
 """Files that only a checkpoint has, among those of formats that a build takes."""
 
 
-def wanted_of(given: str, quant: str | None, store: Store) -> Wanted:
+def wanted_of(given: str, quant: str | None, store: Store, quality: Quality | None = None) -> Wanted:
     """What is to be built for a name: a path goes before a model of the store, that before a known name, that
     before a hub id. StoreError for what is none of them. What has a scheme is the address of artifacts.
+    Without `quant` and `quality` what is there will do, however it was built.
     """
+    said = [word for word in (quant, quality) if word is not None and word != QUALITY]
+    better = quality or QUALITY
     if is_url(given):
-        return _at(address_of(given), quant)
+        return _at(address_of(given), quant, quality)
     path = Path(given).expanduser()
     if path.exists():
-        return Wanted(_called(path.resolve().name, quant), str(path.resolve()), quant)
+        return Wanted(_called(path.resolve().name, ":", said), str(path.resolve()), quant, better)
     there = store.find(given)
-    if there is not None and quant in (None, there.wanted.quant):
+    if there is not None and quant in (None, there.wanted.quant) and quality in (None, there.wanted.quality):
         return there.wanted
     if given.lower() in KNOWN:
         known = KNOWN[given.lower()]
-        name = given.lower() if quant is None else f"{given.lower()}-{quant}"
-        return Wanted(name, known.source, known.quant if quant is None else quant)
+        bits = known.quant if quant is None else quant
+        return Wanted(_called(given.lower(), "-", said), known.source, bits, better)
     if HUB_ID.fullmatch(given):
-        return Wanted(_called(given.rpartition("/")[2], quant), given, quant)
+        return Wanted(_called(given.rpartition("/")[2], ":", said), given, quant, better)
     meant = suggested(given.lower(), (*(entry.wanted.name for entry in store.entries()), *KNOWN))
     raise StoreError(
         f"{given} is no path here, no model of the store (nearfar list), no hub id such as "
@@ -43,9 +48,10 @@ def wanted_of(given: str, quant: str | None, store: Store) -> Wanted:
     )
 
 
-def _at(address: str, quant: str | None) -> Wanted:
-    if quant is not None:
-        raise StoreError(f"{address} is an artifact, quantized when it was built: leave --quant out")
+def _at(address: str, quant: str | None, quality: Quality | None) -> Wanted:
+    for option, value in (("--quant", quant), ("--quality", quality)):
+        if value is not None:
+            raise StoreError(f"{address} is an artifact, quantized when it was built: leave {option} out")
     return Wanted(name_of(address, device_names()), address)
 
 
@@ -67,5 +73,5 @@ def mark_of(source: str) -> str | None:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def _called(name: str, quant: str | None) -> str:
-    return name if quant is None else f"{name}:{quant}"
+def _called(name: str, gap: str, said: Sequence[str]) -> str:
+    return f"{name}{gap}{'-'.join(said)}" if said else name
