@@ -95,6 +95,16 @@ def test_a_text_comes_with_it(makes: Makes) -> None:
     assert loss(out) < loss(makes(*FAST))
 
 
+@pytest.mark.parametrize(
+    ("asked", "said"), [(("--quant", "q4"), True), (("--quant", "q8"), False), (GOOD, False)]
+)
+def test_few_bits_say_what_would_be_better(tmp_path: Path, asked: tuple[str, ...], said: bool) -> None:
+    model = shared_data("models", "stories260K")
+    done = nearfar("build", model, "--target", "mlx", *asked, "-o", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert ("answer better with --quality good" in done.stderr) == said
+
+
 def test_bits_are_where_they_cost_least(makes: Makes) -> None:
     """At the size of 3 bits in groups of 64, scales included; and below a size in bytes."""
     mixed = makes("--bits", 3.5, "--quality", "good")

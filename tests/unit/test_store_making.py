@@ -67,6 +67,8 @@ def test_each_quality_is_a_model_of_its_own(tmp_path: Path) -> None:
     store.keep(good, None)
     assert wanted_of("tales:good", None, store) == wanted_of(hub, None, store) == good
     assert wanted_of(hub, None, store, "fast").quality == "fast"
+    assert wanted_of("tales:good", "q8", store) == Wanted("tales:q8", hub, "q8")
+    assert wanted_of("tales:good", None, store, "best") == Wanted("tales:best", hub, None, "best")
     entry = tmp_path / good.folder / "entry.json"
     record = json.loads(entry.read_text())
     entry.write_text(json.dumps({name: value for name, value in record.items() if name != "quality"}))

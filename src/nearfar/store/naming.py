@@ -40,6 +40,8 @@ def wanted_of(given: str, quant: str | None, store: Store, quality: Quality | No
         return Wanted(_called(given.lower(), "-", said), known.source, bits, better)
     if HUB_ID.fullmatch(given):
         return Wanted(_called(given.rpartition("/")[2], ":", said), given, quant, better)
+    if there is not None and there.wanted.source != given:  # the same model, otherwise quantized
+        return wanted_of(there.wanted.source, quant or there.wanted.quant, store, quality)
     meant = suggested(given.lower(), (*(entry.wanted.name for entry in store.entries()), *KNOWN))
     raise StoreError(
         f"{given} is no path here, no model of the store (nearfar list), no hub id such as "
