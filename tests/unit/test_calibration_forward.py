@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -19,17 +21,21 @@ def test_logits_are_those_of_the_reference(case: Case) -> None:
     expected = [reference.logits(window.tolist()) for window in windows]
     forward = Forward(reference.step, windows)
     *body, end = stretches(reference.step)
-    seen: dict[str, int] = {}
+    seen: Counter[str] = Counter()
+    passed: Counter[str] = Counter()
 
     def watch(name: str, inputs: np.ndarray) -> None:
         assert inputs.shape[1] == reference.weights[name].shape[1]
-        seen[name] = seen.get(name, 0) + len(inputs)
+        seen[name] += len(inputs)
 
     for stretch in body:
         weights = {name: reference.weights[name] for name in stretch.params}
         forward.watch(stretch, weights, watch)
-        forward.advance(stretch, weights)
-    forward.watch(end, {name: reference.weights[name] for name in end.params}, watch)
+        forward.advance(stretch, weights, lambda name, inputs: passed.update({name: len(inputs)}))
+    weights = {name: reference.weights[name] for name in end.params}
+    forward.watch(end, weights, watch)
+    forward.copy().advance(end, weights, lambda name, inputs: passed.update({name: len(inputs)}))
+    assert passed == seen
     found = np.concatenate(list(forward.finish(end, reference.weights)))
     np.testing.assert_allclose(found, np.concatenate(expected), rtol=2e-4, atol=2e-4)
     matrices = {op.weight for op in reference.step.ops if isinstance(op, ops.Linear | ops.Logits)}
