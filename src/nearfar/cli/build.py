@@ -37,7 +37,7 @@ def _without(module: str) -> Iterator[None]:
 
 DEFAULTS = BuildOptions(checkpoint="", out=Path())
 FEW_BITS = ("q2", "q3", "q4")
-"""Of which least squares lose much: a third of the perplexity of SmolLM2-135M with 4 (docs/quality.md)."""
+"""Of which least squares can lose much: 37 % of perplexity on SmolLM2-135M with 4 (docs/quality.md)."""
 
 
 def build(
