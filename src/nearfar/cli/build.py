@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from nearfar.build.first_look import first_look
-from nearfar.build.options import GROUP_SIZE, PACKED, QUALITY, QUANT, BuildOptions, Quality
+from nearfar.build.options import GROUP_SIZE, PACKED, QUANT, BuildOptions, Quality
 from nearfar.cli.progress import Bars, importing
 from nearfar.errors import BuildError
 from nearfar.targets import target_names
@@ -254,7 +254,7 @@ def _could_be_better(options: BuildOptions, made: Quantization) -> bool:
     """Whether a text would have shown better codes: of few bits, and none that were kept."""
     from nearfar.build.weights.quantize import METHOD
 
-    return options.quality == QUALITY and made.scheme in FEW_BITS and made.method.startswith(METHOD)
+    return options.quality == "fast" and made.scheme in FEW_BITS and made.method.startswith(METHOD)
 
 
 def build_shown(options: BuildOptions, console: Console) -> list[Path]:
