@@ -147,6 +147,31 @@ def test_a_checkpoint_that_changed_is_built_anew(home: Path, tmp_path: Path, mod
     assert [entry["name"] for entry in listed(home)] == ["stories"]
 
 
+def test_of_a_path_too_what_is_there_will_do(home: Path, model: Path) -> None:
+    """However it was built, where nothing is said of it."""
+    pull = ("pull", model, "--target", "mlx")
+    code, _, err = nearfar(home, *pull, "--quant", "q8")
+    assert (code, "Next: nearfar run stories:q8" in err) == (0, True), err
+    code, _, err = nearfar(home, *pull)
+    assert (code, "building" in err, "Next: nearfar run stories:q8" in err) == (0, False, True), err
+    code, _, err = nearfar(home, "rm", "stories:q8")
+    assert code == 0, err
+    code, _, err = nearfar(home, *pull)
+    assert (code, "building" in err, err.endswith("Next: nearfar run stories")) == (0, False, True), err
+
+
+def test_codes_of_a_checkpoint_are_made_anew_if_that_is_asked_for(tmp_path: Path) -> None:
+    checkpoint = packed_formats.FORMATS["awq"]().write(tmp_path / "quantized")
+    pull = ("pull", checkpoint, "--target", "mlx")
+    code, _, err = nearfar(tmp_path, *pull, "--quant", "q3")
+    assert (code, "quantize them anew with --requantize q3" in err) == (1, True), err
+    code, _, err = nearfar(tmp_path, *pull, "--requantize", "q3")
+    assert (code, "Next: nearfar run quantized:q3" in err) == (0, True), err
+    assert [(entry["name"], entry["scheme"]) for entry in listed(tmp_path)] == [("quantized:q3", "q3")]
+    code, _, err = nearfar(tmp_path, *pull, "--quant", "q3", "--requantize", "q3")
+    assert (code, "leave --quant out" in err) == (1, True), err
+
+
 def test_one_of_the_hub_by_its_id(tmp_path: Path, model: Path) -> None:
     with hub({"tales/stories": model}) as server:
         client = {

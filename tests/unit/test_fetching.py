@@ -17,7 +17,7 @@ from nearfar.format.manifest import LISTING
 from nearfar.store import fetching
 from nearfar.store.entries import Store
 from nearfar.store.fetching import ASIDE, address_of, fetch, name_of
-from nearfar.store.naming import wanted_of
+from nearfar.store.naming import Asked, wanted_of
 from tests.support import tiny
 from tests.support.hub import Hub, hub
 
@@ -175,6 +175,6 @@ def test_addresses_and_names() -> None:
     assert name_of("https://host/models/tales/webgpu/", ("cpu", "webgpu")) == "tales"
     assert name_of("http://host:80/artifact/", ("cpu",)) == "host"
     store = Store(Path("nowhere"))
-    assert wanted_of("https://host/models/tales", None, store).source == "https://host/models/tales/"
+    assert wanted_of("https://host/models/tales", store).source == "https://host/models/tales/"
     with pytest.raises(StoreError, match="leave --quant out"):
-        wanted_of("https://host/models/tales", "q4", store)
+        wanted_of("https://host/models/tales", store, Asked("q4"))

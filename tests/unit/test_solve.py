@@ -33,8 +33,8 @@ def test_good_weighs_inputs_by_their_squares(case: Case, tmp_path: Path) -> None
     for stretch in stretches(source.model.step):
         forward.watch(stretch, weights, lambda name, x: squares.setdefault(name, np.square(x).mean(0)))
         forward.advance(stretch, weights)
-    params = [param for param in source.params if param.name in squares]
-    params = [param for param in params if source.matrices[param.name].quantized]
+    watched = [param for param in source.params if param.name in squares]
+    params = [param for param in watched if source.matrices[param.name].quantized]
     names = {name for param in params for name in param.tensors}
     assert set(solved) == names
     for param in params:

@@ -12,7 +12,7 @@ from nearfar.build.options import BuildOptions
 from nearfar.errors import StoreError
 from nearfar.store.entries import Store, Wanted
 from nearfar.store.making import Runner, artifacts_at
-from nearfar.store.naming import wanted_of
+from nearfar.store.naming import Asked, wanted_of
 
 BROWSERS = ("webgpu", "wasm")
 
@@ -58,23 +58,37 @@ def test_a_device_gets_its_best_alone(built: list[tuple[str, ...]], tmp_path: Pa
 def test_each_quality_is_a_model_of_its_own(tmp_path: Path) -> None:
     """Where nothing is said, what is there will do; and what an earlier version built is known again."""
     store, hub = Store(tmp_path), "owner/tales"
-    assert wanted_of(hub, None, store, "fast") == wanted_of(hub, None, store) == Wanted("tales", hub)
-    assert wanted_of(hub, "q3", store, "best") == Wanted("tales:q3-best", hub, "q3", "best")
-    assert wanted_of("phi4-mini", None, store, "good").name == "phi4-mini-good"
-    good = wanted_of(hub, None, store, "good")
-    assert good.folder != wanted_of(hub, None, store).folder
+    assert wanted_of(hub, store, Asked(quality="fast")) == wanted_of(hub, store) == Wanted("tales", hub)
+    assert wanted_of(hub, store, Asked("q3", "best")) == Wanted("tales:q3-best", hub, "q3", "best")
+    assert wanted_of("phi4-mini", store, Asked(quality="good")).name == "phi4-mini-good"
+    good = wanted_of(hub, store, Asked(quality="good"))
+    assert good.folder != wanted_of(hub, store).folder
     (tmp_path / good.folder).mkdir()
     store.keep(good, None)
-    assert wanted_of("tales:good", None, store) == wanted_of(hub, None, store) == good
-    assert wanted_of(hub, None, store, "fast").quality == "fast"
-    assert wanted_of("tales:good", "q8", store) == Wanted("tales:q8", hub, "q8")
-    assert wanted_of("tales:good", None, store, "best") == Wanted("tales:best", hub, None, "best")
+    assert wanted_of("tales:good", store) == wanted_of(hub, store) == good
+    assert wanted_of(hub, store, Asked(quality="fast")).quality == "fast"
+    assert wanted_of("tales:good", store, Asked("q8")) == Wanted("tales:q8", hub, "q8")
+    assert wanted_of("tales:good", store, Asked(quality="best")) == Wanted("tales:best", hub, None, "best")
     entry = tmp_path / good.folder / "entry.json"
     record = json.loads(entry.read_text())
     entry.write_text(json.dumps({name: value for name, value in record.items() if name != "quality"}))
-    assert wanted_of("tales:good", None, store).quality == "fast"
+    assert wanted_of("tales:good", store).quality == "fast"
     with pytest.raises(StoreError, match="quantized when it was built: leave --quality out"):
-        wanted_of("https://host/tales/", None, store, "good")
+        wanted_of("https://host/tales/", store, Asked(quality="good"))
+
+
+def test_codes_that_are_made_anew_are_a_model_of_their_own(tmp_path: Path) -> None:
+    store, hub = Store(tmp_path), "owner/tales-AWQ"
+    anew = wanted_of(hub, store, Asked(requantize="q3", quality="good"))
+    assert anew == Wanted("tales-AWQ:q3-good", hub, None, "good", "q3")
+    alike = anew, Wanted(anew.name, hub, "q3", "good"), Wanted(anew.name, hub, None, "good")
+    assert len({each.folder for each in alike}) == 3
+    (tmp_path / anew.folder).mkdir()
+    store.keep(anew, None)
+    assert wanted_of("tales-AWQ:q3-good", store) == wanted_of(hub, store, Asked(requantize="q3")) == anew
+    better = wanted_of("tales-AWQ:q3-good", store, Asked(quality="best"))
+    assert better == Wanted("tales-AWQ:q3-best", hub, None, "best", "q3")
+    assert wanted_of("tales-AWQ:q3-good", store, Asked("q4")) == Wanted("tales-AWQ:q4", hub, "q4")
 
 
 def test_the_folders_of_an_earlier_version_are_found() -> None:

@@ -15,7 +15,7 @@ from nearfar.edge_runtime.devices import AUTO
 from nearfar.store.entries import Store
 from nearfar.store.known import KNOWN
 from nearfar.store.making import Runner, for_device, made
-from nearfar.store.naming import wanted_of
+from nearfar.store.naming import Asked, wanted_of
 
 
 def pull(
@@ -31,6 +31,13 @@ def pull(
     quant: Annotated[
         str | None,
         typer.Option(help="q2 to q8 or none. Default: what a build takes, or the known name says."),
+    ] = None,
+    requantize: Annotated[
+        str | None,
+        typer.Option(
+            help="Quantize a quantized checkpoint anew, instead of keeping its weights: q2 to q8 or none.",
+            show_default=False,
+        ),
     ] = None,
     quality: Annotated[
         Quality | None,
@@ -54,7 +61,7 @@ def pull(
     console, store = Console(stderr=True), Store()
     named = [name.strip() for part in target or () for name in part.split(",") if name.strip()]
     runners = [Runner((name,), lambda name=name: name) for name in dict.fromkeys(named)]  # type: ignore[misc]
-    wanted = wanted_of(model, quant, store, quality)
+    wanted = wanted_of(model, store, Asked(quant, quality, requantize))
     for runner in runners or [for_device(AUTO)]:
         entry = made(store, wanted, runner, building(console), telling(console), bytes_bar)
     there = ", ".join(entry.targets)

@@ -21,7 +21,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from nearfar import strict_json
-from nearfar.build.options import QUALITY, Quality
+from nearfar.build.options import Quality
 from nearfar.edge_runtime.artifact.finder import MANIFEST, by_target
 from nearfar.edge_runtime.artifact.folders import cache_folder
 from nearfar.errors import ArtifactError, StoreError
@@ -29,23 +29,27 @@ from nearfar.suggestions import suggested
 
 ENTRY = "entry.json"
 _GONE = ".gone"
+FIRST: Quality = "fast"
+"""The quality of which neither names nor folders speak: all that there was, before there were others."""
 
 
 @dataclass(frozen=True)
 class Wanted:
     """What an entry is made of. `source`: a hub id, or the path of a checkpoint; `quant` None: as a build
-    does without being told.
+    does without being told; `requantize`: what a quantized checkpoint becomes, None: its codes are kept.
     """
 
     name: str
     source: str
     quant: str | None = None
-    quality: Quality = QUALITY
+    quality: Quality = FIRST
+    requantize: str | None = None
 
     @property
     def folder(self) -> str:
         """What its folder is called: its name, and what tells it from others of that name."""
-        made_of = [self.source, str(self.quant), *([self.quality] if self.quality != QUALITY else [])]
+        made_of = [self.source, str(self.quant), *([self.quality] if self.quality != FIRST else [])]
+        made_of += [f"requantize {self.requantize}"] if self.requantize else []
         which = hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:8]
         plain = re.sub(r"[^\w.-]+", "-", self.name, flags=re.ASCII).strip(".-")[:80]
         return f"{plain or 'model'}-{which}"
@@ -179,8 +183,8 @@ class Store:
     def _read(self, file: Path) -> Entry | None:
         try:
             record = strict_json.loads(file.read_text(encoding="utf-8"))
-            quality = record.get("quality", QUALITY)  # those of earlier versions have none
-            wanted = Wanted(record["name"], record["source"], record["quant"], quality)
+            later = record.get("quality", FIRST), record.get("requantize")  # earlier versions had none
+            wanted = Wanted(record["name"], record["source"], record["quant"], *later)
             return Entry(file.parent, wanted, record["mark"])
         except (OSError, ValueError, LookupError, TypeError):
             return None

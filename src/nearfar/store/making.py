@@ -67,7 +67,7 @@ def artifacts_at(given: str, runner: Runner, build: Build, tell: Tell, bar: Bar)
         find_artifacts(path)  # says what is not there
         return path
     store = Store()
-    entry = made(store, wanted_of(given, None, store), runner, build, tell, bar)
+    entry = made(store, wanted_of(given, store), runner, build, tell, bar)
     entry.touch()
     return entry.folder
 
@@ -127,5 +127,11 @@ def _options(wanted: Wanted, out: Path, targets: tuple[str, ...]) -> BuildOption
     """For this machine alone."""
     native = ("native",) if "cpu" in targets else ()
     return BuildOptions(
-        wanted.source, out, targets, quant=wanted.quant, quality=wanted.quality, cpu_features=native
+        wanted.source,
+        out,
+        targets,
+        wanted.quant,
+        requantize=wanted.requantize,
+        quality=wanted.quality,
+        cpu_features=native,
     )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from nearfar.build.options import QUALITY, Quality
 from nearfar.edge_runtime.devices import device_names
 from nearfar.errors import StoreError
 from nearfar.hub import HUB_ID
-from nearfar.store.entries import Store, Wanted
+from nearfar.store.entries import FIRST, Store, Wanted
 from nearfar.store.fetching import address_of, is_url, name_of
 from nearfar.store.known import KNOWN
 from nearfar.suggestions import suggested
@@ -19,29 +19,57 @@ CHECKPOINTS = ("config.json", "mlc-chat-config.json", "*.safetensors", "*.gguf")
 """Files that only a checkpoint has, among those of formats that a build takes."""
 
 
-def wanted_of(given: str, quant: str | None, store: Store, quality: Quality | None = None) -> Wanted:
+@dataclass(frozen=True)
+class Asked:
+    """How a model is to be built, as options say it; None: what is there will do, however it was built."""
+
+    quant: str | None = None
+    quality: Quality | None = None
+    requantize: str | None = None
+
+    @property
+    def bits(self) -> tuple[str | None, str | None]:
+        """Of new codes: those of floats, and those of codes."""
+        return self.quant, self.requantize
+
+    def suits(self, there: Wanted) -> bool:
+        """Whether what is there was built so."""
+        bits = (None, None), (there.quant, there.requantize)
+        return self.bits in bits and self.quality in (None, there.quality)
+
+    def called(self, name: str, gap: str) -> str:
+        """The name of what is built so."""
+        said = [word for word in (*self.bits, self.quality) if word is not None and word != FIRST]
+        return f"{name}{gap}{'-'.join(said)}" if said else name
+
+    def of(self, name: str, source: str) -> Wanted:
+        """What is to be built of a source."""
+        return Wanted(name, source, self.quant, self.quality or QUALITY, self.requantize)
+
+
+def wanted_of(given: str, store: Store, asked: Asked = Asked()) -> Wanted:
     """What is to be built for a name: a path goes before a model of the store, that before a known name, that
     before a hub id. StoreError for what is none of them. What has a scheme is the address of artifacts.
-    Without `quant` and `quality` what is there will do, however it was built.
     """
-    said = [word for word in (quant, quality) if word is not None and word != QUALITY]
-    better = quality or QUALITY
     if is_url(given):
-        return _at(address_of(given), quant, quality)
+        return _at(address_of(given), asked)
     path = Path(given).expanduser()
-    if path.exists():
-        return Wanted(_called(path.resolve().name, ":", said), str(path.resolve()), quant, better)
-    there = store.find(given)
-    if there is not None and quant in (None, there.wanted.quant) and quality in (None, there.wanted.quality):
+    source = str(path.resolve()) if path.exists() else None
+    there = store.find(source or given)
+    if there is not None and asked.suits(there.wanted):
         return there.wanted
+    if source is not None:
+        return asked.of(asked.called(path.resolve().name, ":"), source)
     if given.lower() in KNOWN:
         known = KNOWN[given.lower()]
-        bits = known.quant if quant is None else quant
-        return Wanted(_called(given.lower(), "-", said), known.source, bits, better)
+        bits = known.quant if asked.bits == (None, None) else asked.quant
+        return replace(asked.of(asked.called(given.lower(), "-"), known.source), quant=bits)
     if HUB_ID.fullmatch(given):
-        return Wanted(_called(given.rpartition("/")[2], ":", said), given, quant, better)
+        return asked.of(asked.called(given.rpartition("/")[2], ":"), given)
     if there is not None and there.wanted.source != given:  # the same model, otherwise quantized
-        return wanted_of(there.wanted.source, quant or there.wanted.quant, store, quality)
+        if asked.bits == (None, None):
+            asked = replace(asked, quant=there.wanted.quant, requantize=there.wanted.requantize)
+        return wanted_of(there.wanted.source, store, asked)
     meant = suggested(given.lower(), (*(entry.wanted.name for entry in store.entries()), *KNOWN))
     raise StoreError(
         f"{given} is no path here, no model of the store (nearfar list), no hub id such as "
@@ -50,10 +78,10 @@ def wanted_of(given: str, quant: str | None, store: Store, quality: Quality | No
     )
 
 
-def _at(address: str, quant: str | None, quality: Quality | None) -> Wanted:
-    for option, value in (("--quant", quant), ("--quality", quality)):
+def _at(address: str, asked: Asked) -> Wanted:
+    for option, value in vars(asked).items():
         if value is not None:
-            raise StoreError(f"{address} is an artifact, quantized when it was built: leave {option} out")
+            raise StoreError(f"{address} is an artifact, quantized when it was built: leave --{option} out")
     return Wanted(name_of(address, device_names()), address)
 
 
@@ -73,7 +101,3 @@ def mark_of(source: str) -> str | None:
     stats = [(file.name, file.stat()) for file in files]
     lines = [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
-
-
-def _called(name: str, gap: str, said: Sequence[str]) -> str:
-    return f"{name}{gap}{'-'.join(said)}" if said else name

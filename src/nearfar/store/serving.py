@@ -45,7 +45,7 @@ def served(given: str, engine: str, artifacts: Callable[[str], Path]) -> str:
             return str(path)
         return str(artifacts(given))
     store = Store()
-    wanted = wanted_of(given, None, store)
+    wanted = wanted_of(given, store)
     as_it_is = wanted.source == given and wanted.quant is None and store.of(wanted) is None
     return given if as_it_is and _repository(given) and _torch_is_there() else str(artifacts(given))
 
@@ -58,7 +58,7 @@ def _checkpoint(given: str) -> str:
             "--engine artifact or upstream takes this"
         )
     path = Path(given).expanduser()
-    source = str(path) if path.exists() else wanted_of(given, None, Store()).source
+    source = str(path) if path.exists() else wanted_of(given, Store()).source
     readable = _for_transformers(Path(source), codes=True) if Path(source).exists() else _repository(source)
     if is_url(source) or not readable:
         raise StoreError(
