@@ -31,7 +31,7 @@ from nearfar.targets.codes import BITS
 PROBE = 3
 """Bits that a sensitivity is measured at: enough that the rest of the model still works."""
 WINDOWS, LENGTH = 8, 256
-"""Of the text, what costs are measured with."""
+"""Evenly from all of the text, what costs are measured with."""
 ANSWERS = 4
 """Of so many positions one is asked for its next token: a large vocabulary takes as long as the layers do."""
 
@@ -50,7 +50,7 @@ def measure(
 ) -> dict[str, Costs]:
     """Costs of every quantized matrix; `advance` is told stretches."""
     length = min(LENGTH, text.windows.shape[1])
-    forward = Forward(source.model.step, text.windows[:WINDOWS, :length])
+    forward = Forward(source.model.step, text.part(WINDOWS).windows[:, :length])
     parts = stretches(source.model.step)
     expected = _answers(forward.copy(), parts, FloatWeights(source))
     params = {param.name: param for param in source.params}

@@ -71,10 +71,13 @@ def test_bits_that_make_nothing_better_are_not_taken() -> None:
 
 @pytest.mark.parametrize("case", [case for case in CASES if str(case) in MEASURED], ids=str)
 def test_a_loss_is_that_of_one_matrix_alone_in_a_whole_model(case: Case, tmp_path: Path) -> None:
-    """Those of a stretch go through the rest of the model together, and not every position is asked."""
+    """Those of a stretch go through the rest of the model together, not every position is asked, and the
+    windows are evenly from all of the text.
+    """
     options = BuildOptions(str(checkpoint(case)), tmp_path, ("cpu",), quality="good", bits=4.5, group_size=32)
     source = open_source(options)
-    windows = np.random.default_rng(0).integers(0, source.model.vocab_size, (WINDOWS, 16))
+    text = np.random.default_rng(0).integers(0, source.model.vocab_size, (2 * WINDOWS - 1, 16))
+    windows = text[::2]
     squares: dict[str, npt.NDArray[np.float32]] = {}
 
     def answers(weights: FloatWeights) -> npt.NDArray[np.float64]:
@@ -94,7 +97,7 @@ def test_a_loss_is_that_of_one_matrix_alone_in_a_whole_model(case: Case, tmp_pat
         squares.setdefault(name, np.square(x).mean(0))
 
     expected = answers(FloatWeights(source))
-    costs = measure(source, CalibrationText(windows, "", ""))
+    costs = measure(source, CalibrationText(text, "", ""))
     assert set(costs) == {name for name, matrix in source.matrices.items() if matrix.quantized}
     for param in (param for param in source.params if param.name in costs):
         group = source.matrices[param.name].group
