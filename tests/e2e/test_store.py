@@ -95,7 +95,7 @@ def test_its_card(home: Path, model: Path) -> None:
     code, out, err = nearfar(home, "show", "stories", "--json")
     assert code == 0, err
     card = json.loads(out)
-    assert (card["architecture"], card["context"]) == ("llama", 512)
+    assert (card["architecture"], card["context"], card["quantization"]) == ("llama", 512, "q4")
     assert card["sampling"] == {"temperature": 0.8, "top_p": 0.95, "top_k": 40, "min_p": 0.05}
     assert card["ends_with"] == ["2 </s>"]
     assert card["template_variables"] == []
@@ -167,7 +167,8 @@ def test_codes_of_a_checkpoint_are_made_anew_if_that_is_asked_for(tmp_path: Path
     assert (code, "quantize them anew with --requantize q3" in err) == (1, True), err
     code, _, err = nearfar(tmp_path, *pull, "--requantize", "q3")
     assert (code, "Next: nearfar run quantized:q3" in err) == (0, True), err
-    assert [(entry["name"], entry["scheme"]) for entry in listed(tmp_path)] == [("quantized:q3", "q3")]
+    (entry,) = listed(tmp_path)
+    assert (entry["name"], entry["quantization"]) == ("quantized:q3", "q3")
     code, _, err = nearfar(tmp_path, *pull, "--quant", "q3", "--requantize", "q3")
     assert (code, "leave --quant out" in err) == (1, True), err
 

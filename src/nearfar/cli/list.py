@@ -43,7 +43,7 @@ def described(entry: Entry) -> dict[str, object]:
         "quant": entry.wanted.quant,
         "requantize": entry.wanted.requantize,
         "quality": entry.wanted.quality,
-        "scheme": entry.scheme,
+        "quantization": entry.scheme,
         "targets": [*entry.targets],
         "bytes": entry.bytes,
         "used": entry.used.isoformat(timespec="seconds"),

@@ -47,7 +47,6 @@ def _card(entry: Entry, artifact: Artifact, codec: TextCodec) -> dict[str, Any]:
         "context": manifest.model.context_length,
         "begins_with": _token(codec, manifest.model.bos_token_id),
         "ends_with": [_token(codec, token) for token in manifest.model.eos_token_ids],
-        "quantization": manifest.quantization.scheme,
         "template": codec.has_template,
         "template_variables": codec.template_variables(),
         "tools": bool(form and form.calls),
