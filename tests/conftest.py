@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import times, turns
 from tests.support.artifacts import Built
 
 # Tests run artifacts that another session built, or that they altered; those of trust itself take this away
@@ -34,6 +35,16 @@ if "NEARFAR_KERNEL_CACHE" not in os.environ:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    times.install(config)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.write_line(turns.told())
+
+
 ALONE = (
     "e2e/test_bench",
     "e2e/test_demo",
@@ -46,7 +57,10 @@ the others side by side.
 """
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if (number := turns.turn()) is not None:
+        items[:], left = turns.select(items, number)
+        config.hook.pytest_deselected(items=left)
     root = Path(__file__).parent
     for item in items:
         if item.path.is_relative_to(root) and item.path.relative_to(root).as_posix().startswith(ALONE):

@@ -1,0 +1,101 @@
+"""Products of test parameters that run in turns.
+
+A test marked `@in_turns("target", "precision")` is parametrized by those names and by others (a case). In each
+run every case runs with one of the combinations of target and precision; the next turn takes the next one. Cases
+start at different combinations, so that each run covers all targets and precisions.
+
+The content of the commit decides the turn: a rerun of a commit runs the same tests, the next commit runs others.
+`NEARFAR_TURN=N` (a number that the run printed) repeats a turn; `NEARFAR_TURN=all` runs all turns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+VARIABLE = "NEARFAR_TURN"
+ALL = "all"
+_MARK = "in_turns"
+_TURNS = 5040
+"""Turns are numbers below this one, which many numbers of combinations divide."""
+
+
+def in_turns(*names: str) -> pytest.MarkDecorator:
+    """Marks a test of which a run takes one combination of the parameters `names` for each of the others."""
+    return getattr(pytest.mark, _MARK)(*names)
+
+
+def turn() -> int | None:
+    """The turn of this run; None where all turns run. ValueError if the variable holds anything else."""
+    given = os.environ.get(VARIABLE)
+    if given == ALL:
+        return None
+    if given:
+        if not given.isdigit():
+            raise ValueError(f"{VARIABLE}={given}: give a number that a run printed, or {ALL}")
+        return int(given)
+    return int(_content(), 16) % _TURNS
+
+
+def told() -> str:
+    """One line for the person who reads the run: the turn, and how to repeat it or to run all."""
+    number = turn()
+    if number is None:
+        return "all turns"
+    return f"turn {number} ({VARIABLE}={number} repeats it, {VARIABLE}={ALL} runs all turns)"
+
+
+def _content() -> str:
+    """The digest of the commit's content; outside of a git checkout, of the paths and sizes of the tests."""
+    root = Path(__file__).parents[2]
+    told = subprocess.run(
+        ["git", "rev-parse", "HEAD^{tree}"], cwd=root, capture_output=True, text=True, check=False
+    )
+    if told.returncode == 0:
+        return told.stdout.strip()
+    files = sorted((root / "tests").rglob("*.py"))
+    return hashlib.sha256("\n".join(f"{p.name} {p.stat().st_size}" for p in files).encode()).hexdigest()
+
+
+def select(items: Sequence[pytest.Item], number: int) -> tuple[list[pytest.Item], list[pytest.Item]]:
+    """The items that run in this turn, and those that do not, each in their order."""
+    groups: dict[tuple[str, str], dict[str, list[pytest.Item]]] = {}
+    for item in items:
+        if item.get_closest_marker(_MARK) is not None:
+            group, combination = _place(item)
+            groups.setdefault(group, {}).setdefault(combination, []).append(item)
+    left: set[int] = set()
+    before: dict[str, int] = {}  # groups of each test function
+    for (function, _), combinations in groups.items():
+        at = before[function] = before.get(function, zlib.crc32(function.encode())) + 1
+        chosen = (number + at) % len(combinations)
+        for index, members in enumerate(combinations.values()):
+            if index != chosen:
+                left |= {id(item) for item in members}
+    return [i for i in items if id(i) not in left], [i for i in items if id(i) in left]
+
+
+def _place(item: Any) -> tuple[tuple[str, str], str]:
+    """What an item shares with those of which one runs in a turn, and its combination."""
+    names = {name for mark in item.iter_markers(_MARK) for name in mark.args}
+    given: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
+    lacking = names - set(given)
+    if lacking:
+        raise pytest.UsageError(f"{item.nodeid} has no parameter {', '.join(sorted(lacking))}: see in_turns")
+    rest = sorted((name, _told(value)) for name, value in given.items() if name not in names)
+    of = sorted((name, _told(value)) for name, value in given.items() if name in names)
+    return (item.nodeid.partition("[")[0], repr(rest)), repr(of)
+
+
+def _told(value: Any) -> str:
+    """A parameter as text that is the same in every process."""
+    if isinstance(value, type) or callable(value):
+        return f"{value.__module__}.{value.__qualname__}"
+    return str(value)
