@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import times, turns
+from tests.support import groups, times, turns
 from tests.support.artifacts import Built
 
 # Tests run artifacts that another session built, or that they altered; those of trust itself take this away
@@ -36,7 +36,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-
 def pytest_configure(config: pytest.Config) -> None:
     times.install(config)
 
@@ -57,6 +56,7 @@ the others side by side.
 """
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if (number := turns.turn()) is not None:
         items[:], left = turns.select(items, number)
@@ -65,6 +65,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.is_relative_to(root) and item.path.relative_to(root).as_posix().startswith(ALONE):
             item.add_marker("alone")
+    if hasattr(config, "workerinput"):
+        groups.arrange(items)
 
 
 @pytest.fixture(scope="session")

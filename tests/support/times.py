@@ -1,7 +1,8 @@
 """pytest plugin: CPU seconds (child processes included) beside wall time, per test, file and fixture.
 
-The run writes one JSON file, which `python -m tests.support.times FILE…` prints as tables (`make test-times`).
-Workers of pytest-xdist attach their measurements to the test reports, which reach the controller.
+The run writes one JSON file, which `python -m tests.support.times FILE…` prints as tables (`make
+test-times`). Workers of pytest-xdist attach their measurements to the test reports, which reach the
+controller.
 """
 
 from __future__ import annotations
