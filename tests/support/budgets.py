@@ -87,8 +87,8 @@ def main(arguments: list[str] | None = None) -> int:
     bad = [name for name, ratio in found.items() if ratio >= FAILS]
     if bad:
         print(
-            f"error: {len(bad)} test files took {FAILS:.0f} times their budget or more: make them cheaper or, "
-            f"if what they find is worth it, raise their numbers in tests/{PATH.name} and pay elsewhere",
+            f"error: {len(bad)} test files took {FAILS:.0f} times their budget or more: make them cheaper, "
+            f"or raise their numbers in tests/{PATH.name} and pay elsewhere if what they find is worth it",
             file=sys.stderr,
         )
     elif not found:
