@@ -40,6 +40,12 @@ def pytest_configure(config: pytest.Config) -> None:
     times.install(config)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than processors: workers wait for servers, browsers and each other's builds."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(turns.told())
 

@@ -62,7 +62,7 @@ class Times:
         """Read what a run wrote."""
         told = json.loads(path.read_text())
         for name in ("tests", "fixtures"):
-            told[name] = {key: Spent(**value) for key, value in told[name].items()}
+            told[name] = {key: Spent(**value) for key, value in told.get(name, {}).items()}
         return cls(**told)
 
 
