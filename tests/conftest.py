@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import shutil
 import signal
-import tempfile
 from pathlib import Path
 
 import pytest
 
 from tests.support import groups, times, turns
 from tests.support.artifacts import Built
+from tests.support.kept import use_kept
 
 # Tests run artifacts that another session built, or that they altered; those of trust itself take this away
 # again.
@@ -21,14 +19,9 @@ os.environ.setdefault("NEARFAR_TRUST", "1")
 # A processor that plays a GPU takes its time for kernels: tests wait for those of their own requests only.
 os.environ.setdefault("NEARFAR_READY", "no")
 
-# Compiled kernels are shared by all tests of a session, and with NEARFAR_TEST_ARTIFACTS by the next session,
-# but never with the user: a test may alter what compiles them.
-if "NEARFAR_KERNEL_CACHE" not in os.environ:
-    if _kept := os.environ.get("NEARFAR_TEST_ARTIFACTS"):
-        os.environ["NEARFAR_KERNEL_CACHE"] = str(Path(_kept) / "kernels")
-    else:  # workers of xdist inherit it
-        os.environ["NEARFAR_KERNEL_CACHE"] = tempfile.mkdtemp(prefix="nearfar-test-kernels-")
-        atexit.register(shutil.rmtree, os.environ["NEARFAR_KERNEL_CACHE"], ignore_errors=True)
+# What is addressed by content is shared by all tests, and by the next session: `nearfar-tests` in the user's
+# folder for caches, which can be deleted at any time.
+use_kept(os.environ)
 
 # A shell without job control starts background commands with SIGINT ignored, and children inherit that: the
 # tests that press Ctrl-C would wait for ever.
