@@ -1,7 +1,7 @@
 """The kernels of all architectures' programs against NumPy, each distinct job by itself.
 
-Their programs have about 290 distinct jobs in each precision, which run in turns: a run takes a third, and at
-least one of each family (jobs that differ in sizes only).
+Their programs have about 290 distinct jobs in each precision, which run in turns: a run takes a quarter, and
+at least one of each family (jobs that differ in sizes only).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.support.turns import in_turns
 
 from .gpu_harness import DTYPES, PRECISIONS, TARGETS, about, kernels, runner
 
-PARTS = 3
+PARTS = 4
 KINDS = ("embed", "norm", "linear", "rope_append", "attention")
 
 

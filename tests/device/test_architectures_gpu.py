@@ -18,9 +18,9 @@ from nearfar.edge_runtime import Engine
 from nearfar.format.adapters import DeviceClass
 from nearfar.targets.kernels import Precision
 from tests.support import gpu_jobs
-from tests.support.architectures import CASES, GROWTH, Case, Massive, outlying
+from tests.support.architectures import CASES, GROWTH, Massive, outlying
 from tests.support.backends import greedy, require
-from tests.support.parity import SMALL, check_answers, last, opened
+from tests.support.parity import SMALL, check_answers, last, only, opened
 from tests.support.turns import in_turns
 
 from .gpu_harness import PRECISIONS, TARGETS
@@ -29,9 +29,12 @@ NAMED = {str(case): case for case in CASES}
 READS = ("llama-plain", "gemma4_text-shared")
 """In their lists each kind of operation reads what it reads in any list: test_lists_of_steps."""
 OTHERS = [case for case in CASES if str(case) not in READS]
-SHARES = 5
+SHARES = 4
 """Of OTHERS a run takes one of each share."""
-FEW = Buckets((1, 4), (1,))
+ROWS = pytest.mark.parametrize("rows", [1, 16])
+"""Rows of the only bucket of a program, by turns: another bucket is as many kernels more, joined alike."""
+FEW = pytest.mark.parametrize("rows", [1, 4])
+"""Rows of the kernels that classes of GPUs have for few."""
 SHAPED = {
     "llama-plain": True, "qwen2-plain": True, "qwen3-plain": True, "gemma3_text-plain": True,
     "ministral3-growing": True, "hunyuan_v1_dense-plain": True, "gemma4_text-shared": True,
@@ -43,11 +46,6 @@ norms over all heads they cannot.
 """
 
 
-def check(case: Case, target: str, precision: Precision, folder: Path) -> None:
-    with opened(case, f"{target}-{precision}", folder) as engine:
-        check_answers(case, engine)
-
-
 @in_turns("precision")
 @TARGETS
 @PRECISIONS
@@ -55,15 +53,22 @@ def check(case: Case, target: str, precision: Precision, folder: Path) -> None:
 def test_answers_are_those_of_transformers(
     name: str, precision: Precision, target: str, tmp_path: Path
 ) -> None:
-    check(NAMED[name], target, precision, tmp_path)
+    """Programs with kernels of both kinds: for few rows and for many."""
+    with opened(NAMED[name], f"{target}-{precision}", tmp_path) as engine:
+        check_answers(NAMED[name], engine)
 
 
-@in_turns("name", "target", "precision")
+@in_turns("name", "target", "precision", "rows")
 @TARGETS
 @PRECISIONS
+@ROWS
 @pytest.mark.parametrize(("share", "name"), [(i % SHARES, str(case)) for i, case in enumerate(OTHERS)])
-def test_answers_of_others(share: int, name: str, precision: Precision, target: str, tmp_path: Path) -> None:
-    check(NAMED[name], target, precision, tmp_path)
+def test_answers_of_others(
+    share: int, name: str, rows: int, precision: Precision, target: str, tmp_path: Path
+) -> None:
+    buckets = Buckets((rows,), (1,))
+    with opened(NAMED[name], f"{target}-{precision}", tmp_path, buckets=buckets) as engine:
+        check_answers(NAMED[name], engine)
 
 
 def test_lists_of_steps() -> None:
@@ -77,16 +82,18 @@ def test_lists_of_steps() -> None:
     assert not {name: found for name, found in new.items() if found}
 
 
-@in_turns("target", "device", "precision")
+@in_turns("target", "device", "precision", "rows")
 @TARGETS
 @PRECISIONS
+@FEW
 @pytest.mark.parametrize("device", gpu_jobs.GPU_CLASSES)
 @pytest.mark.parametrize(("name", "fused"), SHAPED.items())
 def test_kernels_for_gpus_answer_as_transformers(
-    name: str, fused: bool, device: DeviceClass, precision: Precision, target: str, tmp_path: Path
+    name: str, fused: bool, device: DeviceClass, rows: int, precision: Precision, target: str, tmp_path: Path
 ) -> None:
     """Whole steps of few rows, with what only classes of GPUs have: projections that append, or cannot."""
-    with opened(NAMED[name], f"{target}-{precision}", tmp_path, device, FEW) as engine:
+    buckets = Buckets((rows,), (1,))
+    with opened(NAMED[name], f"{target}-{precision}", tmp_path, device, buckets) as engine:
         check_answers(NAMED[name], engine)
     manifest = json.loads((tmp_path / target / "manifest.json").read_text())
     for program in manifest["programs"]:
@@ -99,11 +106,13 @@ def test_kernels_for_gpus_answer_as_transformers(
 def test_massive_activations_stay_finite_in_float16(target: str, where: str, tmp_path: Path) -> None:
     require(target)
     model = Massive(tmp_path / "checkpoint", where)
-    (path,) = build(
-        BuildOptions(
-            str(model.path), tmp_path / "out", (target,), "none", buckets=SMALL, device_classes=("software",)
+    source, buckets = str(model.path), Buckets((16,), (1,))
+    with only(target, "f16"):
+        (path,) = build(
+            BuildOptions(
+                source, tmp_path / "out", (target,), "none", buckets=buckets, device_classes=("software",)
+            )
         )
-    )
     with Engine.load(path, kv_memory="4MB", precision="f16") as engine:
         greedy(engine, model.tokens, 1)
         found = last(engine)

@@ -29,34 +29,28 @@ def check(job: GraphJob, target: str, precision: Precision) -> None:
     gpu_jobs.check(kernels(target, precision), runner(target), precision, job)
 
 
-@in_turns("target", "precision", "which")
-@TARGETS
-@PRECISIONS
-@WHICH
-@KINDS
-@pytest.mark.parametrize("matrix", gpu_jobs.MATRICES)
-def test_linear(matrix: str, rows: str, which: int, precision: Precision, target: str) -> None:
-    dtype = DTYPES[precision]
-    check(Linear(ROWS[rows][which], gpu_jobs.MATRICES[matrix], dtype, dtype), target, precision)
+MATRICES = {
+    f"{name}-{matrix.n}x{matrix.k}": matrix
+    for named in (gpu_jobs.MATRICES, gpu_jobs.SCHEMES)
+    for name, matrix in named.items()
+}
 
 
-@in_turns("target", "precision", "which")
+@in_turns("target", "precision", "m")
 @TARGETS
 @PRECISIONS
-@WHICH
-@KINDS
-@pytest.mark.parametrize("scheme", gpu_jobs.SCHEMES)
-def test_bits_and_groups(scheme: str, rows: str, which: int, precision: Precision, target: str) -> None:
-    dtype = DTYPES[precision]
-    check(Linear(ROWS[rows][which], gpu_jobs.SCHEMES[scheme], dtype, dtype), target, precision)
+@pytest.mark.parametrize("m", [1, 16, 4, 64])
+@pytest.mark.parametrize("matrix", MATRICES)
+def test_matrices(matrix: str, m: int, precision: Precision, target: str) -> None:
+    check(Linear(m, MATRICES[matrix], DTYPES[precision], DTYPES[precision]), target, precision)
 
 
 @in_turns("target", "scale")
 @TARGETS
 @pytest.mark.parametrize("scale", [1.0, 2304**0.5])
-@pytest.mark.parametrize("matrix", [*gpu_jobs.MATRICES, *gpu_jobs.SCHEMES])
+@pytest.mark.parametrize("matrix", MATRICES)
 def test_embed(matrix: str, scale: float, target: str) -> None:
-    check(Embed(4, (gpu_jobs.MATRICES | gpu_jobs.SCHEMES)[matrix], scale), target, "f32")
+    check(Embed(4, MATRICES[matrix], scale), target, "f32")
 
 
 @in_turns("target", "precision", "which")

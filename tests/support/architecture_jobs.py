@@ -42,8 +42,8 @@ def model_of(case: Case) -> Model:
 
 @cache
 def jobs(dtype: Float) -> tuple[GraphJob, ...]:
-    """The different jobs of all architectures, in buckets of few rows and of many. `dtype`: of activations and
-    caches.
+    """The different jobs of all architectures, in buckets of few rows and of many. `dtype`: of activations
+    and caches.
     """
     kernels = variant(SOFTWARE, "f16" if dtype == "float16" else "f32", vectors=False).kernels
     return tuple(dict.fromkeys(job for case in CASES for job in _jobs(model_of(case), kernels, dtype)))
