@@ -23,10 +23,10 @@ WEB_READY  := $(if $(WEB),web/dist/.ready)
 
 .NOTPARALLEL: # npm and pip each have one folder
 
-.PHONY: help setup setup-dev system system-demo system-dev demo test lint fuzz bench docs dist clean
+.PHONY: help setup setup-dev system system-demo system-dev demo test test-all test-times mutations lint fuzz bench docs dist clean
 
 help: ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' Makefile
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
 
 setup: system $(USER_READY) $(WEB_READY) ## .venv with what building and running need, the web package
 	@echo "nearfar is set up: $(BIN)/nearfar --help; what works here: $(BIN)/nearfar doctor"
@@ -84,15 +84,28 @@ ifneq ($(WEB),)
 	cd web && npm run --silent check && npm run --silent lint
 endif
 
-# Most tests run side by side; those that take the whole machine (tests/conftest.py) one by one. Both share what they build.
+# Most tests run side by side; those that take the whole machine (tests/conftest.py) one by one. Both share what they
+# build. Each run writes how many CPU seconds its tests took; the last line compares them with tests/budgets.json.
+TIMES := $(CURDIR)/out/test-times
 test: export NEARFAR_TEST_ARTIFACTS := $(CURDIR)/out/tests
-test: setup-dev lint ## lint and all tests: what CI runs
+test: setup-dev lint ## lint and all tests, products of parameters in turns: what CI runs
+	rm -rf "$(NEARFAR_TEST_ARTIFACTS)" "$(TIMES)" && mkdir -p "$(NEARFAR_TEST_ARTIFACTS)" "$(TIMES)"
 ifneq ($(WEB),)
-	cd web && npm test --silent && npm run --silent test:browser
+	cd web && NEARFAR_TEST_TIMES="$(TIMES)/web.json" npm test --silent
+	cd web && NEARFAR_TEST_TIMES="$(TIMES)/browser.json" npm run --silent test:browser
 endif
-	rm -rf "$(NEARFAR_TEST_ARTIFACTS)" && mkdir -p "$(NEARFAR_TEST_ARTIFACTS)"
-	$(BIN)/python -m pytest -rs --durations=40 -m "not alone" --numprocesses auto --dist loadfile
-	$(BIN)/python -m pytest -rs -m alone
+	NEARFAR_TEST_TIMES="$(TIMES)/side-by-side.json" $(BIN)/python -m pytest -rs -m "not alone" --numprocesses auto --dist loadgroup --no-loadscope-reorder
+	NEARFAR_TEST_TIMES="$(TIMES)/alone.json" $(BIN)/python -m pytest -rs -m alone tests/e2e
+	$(BIN)/python -m tests.support.budgets "$(TIMES)"/*.json
+
+test-all: export NEARFAR_TURN := all
+test-all: test ## the same with all turns: every case on every target and precision, hours
+
+test-times: ## where the last `make test` spent its time: CPU and wall seconds by file, fixture and test
+	$(BIN)/python -m tests.support.times "$(TIMES)"/*.json
+
+mutations: setup-dev ## faults put into the code one by one (tests/mutations): the tests must find each
+	$(BIN)/python -m tests.mutations
 
 # The fuzz tests are part of `make test` with few examples; here with FUZZ times as many.
 fuzz: export NEARFAR_FUZZ := $(or $(FUZZ),50)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
-from pathlib import Path
 from typing import Any
 
 import tvm
@@ -17,7 +15,6 @@ from nearfar.format import buffers as table
 from nearfar.format.manifest import (
     Buffer,
     Cache,
-    File,
     Group,
     KvCache,
     Quantization,
@@ -135,9 +132,3 @@ def provenance(checkpoint: Checkpoint, sha256: str, report: Report) -> dict[str,
     if report.keys is not None:
         made["keys"] = report.keys
     return made | ({"skipped": report.skipped} if report.skipped else {})
-
-
-def file_record(root: Path, file: Path) -> File:
-    """Path, bytes and SHA-256 of a file of the artifact."""
-    data = file.read_bytes()
-    return File(file.relative_to(root).as_posix(), len(data), hashlib.sha256(data).hexdigest())

@@ -27,7 +27,7 @@ from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import ArtifactError, BuildError
 from nearfar.format.adapters import DEVICE_CLASSES
 from nearfar.format.kv import OF_BITS
-from nearfar.format.manifest import FORMAT, VERSION, Manifest, TokenizerFiles, Weights, document
+from nearfar.format.manifest import FORMAT, VERSION, File, Manifest, TokenizerFiles, Weights, document
 from nearfar.format.seal import seal
 from nearfar.interruptible import Stopped
 from nearfar.room import lacking
@@ -168,7 +168,7 @@ def _write_weights(
 def _write_manifest(source: Source, name: str, root: Path, weights: Weights, made: Made, digest: str) -> None:
     """The manifest, last."""
     checkpoint, model = source.checkpoint, source.model
-    tokenizer = tuple(manifest.file_record(root, file) for file in made.tokenizer)
+    tokenizer = tuple(File.of(root, file) for file in made.tokenizer)
     record = Manifest(
         format=FORMAT,
         version=VERSION,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import json
 import types
 import typing
 from dataclasses import dataclass, field
 from importlib import resources
+from pathlib import Path
 from typing import Any, Literal
 
 import jsonschema
@@ -156,6 +158,12 @@ class File:
     file: str
     bytes: int
     sha256: str
+
+    @classmethod
+    def of(cls, root: Path, file: Path) -> File:
+        """Of a file that lies below the artifact's folder."""
+        data = file.read_bytes()
+        return cls(file.relative_to(root).as_posix(), len(data), hashlib.sha256(data).hexdigest())
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nearfar.build.program.compile import Job
-from nearfar.build.program.kept import Compiled
+from nearfar.build.program.compiled import Compiled
 from nearfar.errors import BuildError
 from nearfar.targets.emit import EmitContext
 from nearfar.targets.kernels import Variant

@@ -4,9 +4,7 @@ vulkan).
 
 from __future__ import annotations
 
-import dataclasses
 import math
-import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -21,14 +19,14 @@ import tvm
 
 from nearfar.build import manifest
 from nearfar.build.program.buckets import Buckets
-from nearfar.build.program.compile import Job, Program, compile_program
+from nearfar.build.program.compile import Job
+from nearfar.build.program.compiled import Compiled
 from nearfar.build.program.fingerprint import fingerprint
-from nearfar.build.program.kept import Compiled, KernelCache
+from nearfar.build.program.kept import KernelCache
 from nearfar.build.source import BuildOptions, Source
 from nearfar.build.weights.shards import SHARD_BYTES, ShardWriter
 from nearfar.build.weights.stream import Piece
 from nearfar.errors import BuildError
-from nearfar.format import manifest as records
 from nearfar.format.kv import UNIT, group_size, rounding
 from nearfar.format.manifest import Weights
 from nearfar.step.config import LARGEST
@@ -36,7 +34,7 @@ from nearfar.step.params import Param
 from nearfar.targets import target_names, target_of
 from nearfar.targets.beside import Share, beside, shares
 from nearfar.targets.bundles import Bundles
-from nearfar.targets.emit import EmitContext
+from nearfar.targets.emit import Emit, EmitContext, compiled
 from nearfar.targets.kernels import Packing, Products, Variant
 from nearfar.targets.quantized import Matrix
 from nearfar.targets.target import KernelCounts, Made, Programs, Tell, check_kv_bits
@@ -101,7 +99,7 @@ class PlannedTarget:
     packing: Packing
     variants: Callable[[BuildOptions], tuple[Variant, ...]]
     tvm_target: dict[str, Any]
-    emit: Callable[[Program, EmitContext], records.Program]
+    emit: Emit
     rounds: Callable[[Matrix], bool] = lambda matrix: False
     """Whether programs with products of int8 round the rows that a matrix is multiplied by."""
     buckets: Buckets = field(default_factory=Buckets)
@@ -191,9 +189,9 @@ class PlannedTarget:
         made = self._compile(
             job, left, context, options.dump_ir, lambda done: tell(len(kept) + done, len(asked))
         )
-        for name, compiled in made.items():
+        for name, program in made.items():
             if cache is not None:
-                cache.put(keys[name], compiled)
+                cache.put(keys[name], program)
         programs = _apart((kept | made)[variant.name] for variant in asked)
         return Programs(programs, KernelCounts(_kernels(kept), _kernels(made)))
 
@@ -221,10 +219,10 @@ class PlannedTarget:
         return max([*sizes, *vectors.values(), *ropes], default=0)
 
     def _key(self, job: Job, variant: Variant, context: EmitContext) -> str:
-        """The fingerprint of all that a variant's program is made of."""
+        """The fingerprint of what a variant's program is made of, and of the code that makes it."""
         target = str(tvm.target.Target(self.tvm_target))
         given = context.buffers, context.largest_weight, context.figures
-        return fingerprint(self.name, self.emit, target, job, variant, given)
+        return fingerprint(compiled, self.name, self.emit, target, job, variant, given)
 
     def _compile(
         self,
@@ -257,10 +255,7 @@ class PlannedTarget:
     ) -> Compiled:
         """A variant's program; nothing is written to the artifact."""
         where = dump / self.name / variant.name if dump is not None else None
-        program = compile_program(job, variant, tvm.target.Target(self.tvm_target), where)
-        with tempfile.TemporaryDirectory(prefix="nearfar-program-") as folder:
-            record = self.emit(program, dataclasses.replace(context, root=Path(folder)))
-            return Compiled.of(dataclasses.replace(record, device_class=variant.device_class), Path(folder))
+        return compiled(job, variant, tvm.target.Target(self.tvm_target), self.emit, context, where)
 
 
 def _apart(programs: Iterable[Compiled]) -> tuple[Compiled, ...]:

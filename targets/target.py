@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from nearfar.build.program.kept import Compiled
+from nearfar.build.program.compiled import Compiled
 from nearfar.build.source import BuildOptions, Source
 from nearfar.build.weights.stream import WeightWriter
 from nearfar.errors import BuildError

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import shutil
 import signal
-import tempfile
 from pathlib import Path
 
 import pytest
 
-from tests.support import times, turns
+from tests.support import groups, times, turns
 from tests.support.artifacts import Built
+from tests.support.kept import use_kept
 
 # Tests run artifacts that another session built, or that they altered; those of trust itself take this away
 # again.
@@ -21,14 +19,9 @@ os.environ.setdefault("NEARFAR_TRUST", "1")
 # A processor that plays a GPU takes its time for kernels: tests wait for those of their own requests only.
 os.environ.setdefault("NEARFAR_READY", "no")
 
-# Compiled kernels are shared by all tests of a session, and with NEARFAR_TEST_ARTIFACTS by the next session,
-# but never with the user: a test may alter what compiles them.
-if "NEARFAR_KERNEL_CACHE" not in os.environ:
-    if _kept := os.environ.get("NEARFAR_TEST_ARTIFACTS"):
-        os.environ["NEARFAR_KERNEL_CACHE"] = str(Path(_kept) / "kernels")
-    else:  # workers of xdist inherit it
-        os.environ["NEARFAR_KERNEL_CACHE"] = tempfile.mkdtemp(prefix="nearfar-test-kernels-")
-        atexit.register(shutil.rmtree, os.environ["NEARFAR_KERNEL_CACHE"], ignore_errors=True)
+# What is addressed by content is shared by all tests, and by the next session: `nearfar-tests` in the user's
+# folder for caches, which can be deleted at any time.
+use_kept(os.environ)
 
 # A shell without job control starts background commands with SIGINT ignored, and children inherit that: the
 # tests that press Ctrl-C would wait for ever.
@@ -36,9 +29,14 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-
 def pytest_configure(config: pytest.Config) -> None:
     times.install(config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than processors: workers wait for servers, browsers and each other's builds."""
+    return (os.cpu_count() or 1) + 1
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -57,6 +55,7 @@ the others side by side.
 """
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if (number := turns.turn()) is not None:
         items[:], left = turns.select(items, number)
@@ -65,6 +64,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.path.is_relative_to(root) and item.path.relative_to(root).as_posix().startswith(ALONE):
             item.add_marker("alone")
+    if hasattr(config, "workerinput"):
+        groups.arrange(items)
 
 
 @pytest.fixture(scope="session")

@@ -15,9 +15,9 @@ import tvm
 import tvm_ffi
 from tvm.target import codegen as llvm
 
-from nearfar.edge_runtime.executors.cpu.features import KNOWN, offered
-from nearfar.edge_runtime.executors.cpu.system import architecture
 from nearfar.errors import BuildError
+from nearfar.format.machines import KNOWN, architecture
+from nearfar.format.processor import offered
 from nearfar.targets.cpu.link import link
 from nearfar.targets.cpu.platforms import Platform, host
 from nearfar.targets.cpu.tir_passes import PIPELINE

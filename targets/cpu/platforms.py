@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nearfar.edge_runtime.executors.cpu.system import architecture, system
 from nearfar.errors import BuildError
+from nearfar.format.machines import architecture, system
 
 HOST = "host"
 """What --cpu calls the platform that the build runs on."""

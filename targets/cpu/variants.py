@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from nearfar.build.source import BuildOptions
 from nearfar.errors import BuildError
 from nearfar.format.kv import OF_BITS
 from nearfar.targets.cpu import CpuKernels
@@ -12,6 +12,9 @@ from nearfar.targets.cpu.codegen import native
 from nearfar.targets.cpu.platforms import Platform, host, platforms
 from nearfar.targets.cpu.units import BASELINE, BEST_FIRST, CARRIED, UNITS, Unit, unit_named
 from nearfar.targets.kernels import Variant, kv_suffix
+
+if TYPE_CHECKING:
+    from nearfar.build.options import BuildOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nearfar.build.manifest import file_record
 from nearfar.build.program.compile import Program
 from nearfar.errors import BuildError
 from nearfar.format import figures, manifest
@@ -65,7 +64,7 @@ def _write_figures(program: Program, context: EmitContext) -> manifest.File:
     path.parent.mkdir(exist_ok=True)
     found = {name: figures_of(kernel) for name, kernel in program.kernels.items()}
     path.write_text(figures.text(found))
-    return file_record(context.root, path)
+    return manifest.File.of(context.root, path)
 
 
 def _launch(kernel: str, args: Sequence[str], made: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from nearfar.build.weights.safetensors import SafetensorsWriter, TensorSpec
 from nearfar.build.weights.stream import Piece, to_float16
 from nearfar.errors import BuildError
 from nearfar.format.consistency import PLANNED
-from nearfar.format.manifest import Function, Program, Requires, Weights
+from nearfar.format.manifest import File, Function, Program, Requires, Weights
 from nearfar.format.sizes import MAX_ROWS, ROW_BUCKETS, STEP_BUCKETS
 from nearfar.step.params import Param
 from nearfar.step.reading import read_model
@@ -167,10 +167,10 @@ class MlxTarget:
             export = _exporter()
             tensors = export.load_weights([root / shard.file for shard in weights.shards])
             export.export_step(root / export.FUNCTION, step, source.model.vocab_size, tensors)
-            function = manifest.file_record(root, root / export.FUNCTION)
+            function = File.of(root, root / export.FUNCTION)
         task = "generate" if source.model.embedding is None else "embed"
         records = (_program("f16", ("metal",), PLANNED[task]), _program("f32", (), PLANNED[task]))
-        config = manifest.file_record(root, root / "config.json")
+        config = File.of(root, root / "config.json")
         return Made(manifest.listed_ropes(step), records, files, config, function)
 
 

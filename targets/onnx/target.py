@@ -16,7 +16,7 @@ from nearfar.build.source import BuildOptions, Source
 from nearfar.build.weights.stream import Piece
 from nearfar.errors import BuildError
 from nearfar.format.consistency import PLANNED
-from nearfar.format.manifest import Function, Program, Requires, Weights
+from nearfar.format.manifest import File, Function, Program, Requires, Weights
 from nearfar.format.sizes import MAX_ROWS, ROW_BUCKETS, STEP_BUCKETS
 from nearfar.step.params import Param
 from nearfar.step.reading import read_model
@@ -139,8 +139,8 @@ class OnnxTarget:
             if (checkpoint.path / name).is_file():
                 (root / name).write_bytes((checkpoint.path / name).read_bytes())
         files = checkpoint.write_tokenizer(root)
-        config = manifest.file_record(root, root / "config.json")
-        function = manifest.file_record(root, root / configs.graph_file(bits))
+        config = File.of(root, root / "config.json")
+        function = File.of(root, root / configs.graph_file(bits))
         return Made(
             manifest.listed_ropes(model.step), (_program(PLANNED["generate"]),), files, config, function
         )

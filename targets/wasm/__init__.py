@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from nearfar.build.source import BuildOptions
+from typing import TYPE_CHECKING
+
 from nearfar.format.kv import OF_BITS
 from nearfar.targets.cpu import CpuKernels
 from nearfar.targets.cpu.units import UNITS
 from nearfar.targets.kernels import Variant, kv_suffix
+
+if TYPE_CHECKING:
+    from nearfar.build.options import BuildOptions
 
 __all__ = ["variants"]
 

@@ -15,9 +15,9 @@ from nearfar.build.program.buckets import Buckets
 from nearfar.build.source import BuildOptions
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import Found
-from nearfar.edge_runtime.executors.cpu.features import ASSUMED, cpu_flags
-from nearfar.edge_runtime.executors.cpu.system import architecture, system
 from nearfar.errors import BuildError, DeviceError
+from nearfar.format.machines import ASSUMED, architecture, system
+from nearfar.format.processor import cpu_flags
 from tests.support.backends import executor
 from tests.support.paths import ROOT
 

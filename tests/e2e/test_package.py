@@ -77,7 +77,7 @@ class Bare:
         self.folder = folder
         self.environment = {
             key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")
-        }
+        } | {"NEARFAR_KERNEL_CACHE": str(folder / "kernels")}  # what is built there is compiled there
         run(sys.executable, "-m", "venv", folder / "environment")
 
     def python(self, *arguments: object) -> str:

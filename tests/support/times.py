@@ -1,7 +1,8 @@
 """pytest plugin: CPU seconds (child processes included) beside wall time, per test, file and fixture.
 
-The run writes one JSON file, which `python -m tests.support.times FILE…` prints as tables (`make test-times`).
-Workers of pytest-xdist attach their measurements to the test reports, which reach the controller.
+The run writes one JSON file, which `python -m tests.support.times FILE…` prints as tables (`make
+test-times`). Workers of pytest-xdist attach their measurements to the test reports, which reach the
+controller.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class Times:
         """Read what a run wrote."""
         told = json.loads(path.read_text())
         for name in ("tests", "fixtures"):
-            told[name] = {key: Spent(**value) for key, value in told[name].items()}
+            told[name] = {key: Spent(**value) for key, value in told.get(name, {}).items()}
         return cls(**told)
 
 

@@ -1,11 +1,11 @@
 """Products of test parameters that run in turns.
 
-A test marked `@in_turns("target", "precision")` is parametrized by those names and by others (a case). In each
-run every case runs with one of the combinations of target and precision; the next turn takes the next one. Cases
-start at different combinations, so that each run covers all targets and precisions.
+A test marked `@in_turns("target", "precision")` is parametrized by those names and by others (a case). In
+each run every case runs with one of the combinations of target and precision; the next turn takes the next
+one. Cases start at different combinations, so that each run covers all targets and precisions.
 
-The content of the commit decides the turn: a rerun of a commit runs the same tests, the next commit runs others.
-`NEARFAR_TURN=N` (a number that the run printed) repeats a turn; `NEARFAR_TURN=all` runs all turns.
+The content of the commit decides the turn: a rerun of a commit runs the same tests, the next commit runs
+others. `NEARFAR_TURN=N` (a number that the run printed) repeats a turn; `NEARFAR_TURN=all` runs all turns.
 """
 
 from __future__ import annotations

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from nearfar.build.source import BuildOptions
-from nearfar.edge_runtime.executors.cpu.features import KNOWN, flags_of
 from nearfar.edge_runtime.executors.cpu.library import ffi_library
 from nearfar.errors import BuildError
+from nearfar.format.machines import KNOWN
+from nearfar.format.processor import flags_of
 from nearfar.targets.cpu.units import BASELINE, nearest
 from nearfar.targets.cpu.variants import variants
 

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from nearfar.build.program.compiled import Compiled
 from nearfar.build.program.fingerprint import fingerprint
-from nearfar.build.program.kept import FOLDER, Compiled, KernelCache
+from nearfar.build.program.kept import FOLDER, KernelCache
 from nearfar.format.manifest import Kernel, Program, Requires
 from nearfar.targets.gpu.classes import CLASSES
 from nearfar.targets.quantized import Matrix
@@ -117,24 +118,21 @@ def test_whatever_differs_has_another_fingerprint() -> None:
 
 def test_what_has_no_content_to_tell_has_no_fingerprint() -> None:
     held = 1
-    for value in (object(), lambda: held, len):
+    for value in (object(), lambda: held, len, program):  # a function of the tests
         with pytest.raises(TypeError):
             fingerprint(value)
 
 
-def test_another_source_or_tool_is_another_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_of_a_tool_is_another_fingerprint(monkeypatch: pytest.MonkeyPatch) -> None:
     from nearfar.build.program import fingerprint as module
 
     before = module.fingerprint(1)
-    for name, changed in (
-        ("_version", lambda tool: f"99 {tool}"),
-        ("_sources", lambda folder, name: [("kernels.py", b"changed")]),
-    ):
-        with monkeypatch.context() as patch:
-            patch.setattr(module, name, changed)
-            module._makers.cache_clear()
+    with monkeypatch.context() as patch:
+        for tool in ("apache-tvm", "apache-tvm-ffi", "numpy", "ziglang"):
+            patch.setattr(module, "_version", lambda each, tool=tool: "99" if each == tool else "1")
+            module._tools.cache_clear()
             assert module.fingerprint(1) != before
-    module._makers.cache_clear()
+    module._tools.cache_clear()
     assert module.fingerprint(1) == before
 
 

@@ -13,7 +13,7 @@ import pytest
 from nearfar.build import pipeline
 from nearfar.build.meanwhile import Stages
 from nearfar.build.pipeline import BuildOptions, Timings, build
-from nearfar.build.program.kept import Compiled
+from nearfar.build.program.compiled import Compiled
 from nearfar.build.source import Source, open_source
 from nearfar.errors import BuildError
 from nearfar.format.manifest import Program, Requires, Rope, Weights

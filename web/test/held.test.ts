@@ -2,6 +2,7 @@
 
 import { expect, test } from "vitest";
 import { DeviceLostError } from "../src/both/errors.js";
+import type { SamplingOptions } from "../src/both/openai.js";
 import { EngineCore } from "../src/worker/engine/engine-core.js";
 import type { Constraint, Request } from "../src/worker/engine/request.js";
 import { parseSampling } from "../src/worker/engine/sampling.js";
@@ -60,7 +61,12 @@ interface Answer {
   readonly done: Promise<{ tokens: number[]; reason: string }>;
 }
 
-function ask(core: EngineCore, constraint: Constraint | null, max_tokens: number): Answer {
+function ask(
+  core: EngineCore,
+  constraint: Constraint | null,
+  max_tokens: number,
+  options: SamplingOptions = {},
+): Answer {
   const tokens: number[] = [];
   let request: Request | null = null;
   const done = new Promise<{ tokens: number[]; reason: string }>((resolve, reject) => {
@@ -71,7 +77,7 @@ function ask(core: EngineCore, constraint: Constraint | null, max_tokens: number
     };
     request = core.submit(
       PROMPT,
-      parseSampling({ temperature: 0, max_tokens }, null, 97),
+      parseSampling({ temperature: 0, max_tokens, ...options }, null, 97),
       listener,
       constraint,
     );
@@ -132,6 +138,13 @@ test("an answer that is left while it is held ends, and the mask that comes afte
   await soon();
   expect(request.tokens).toEqual([...PROMPT, 10]);
   expect((await ask(core, null, COUNT).done).tokens).toEqual(expectedTokens(PROMPT, COUNT));
+});
+
+test("what the last request of a slot might take binds none of the next", async () => {
+  const core = new EngineCore(new FakeBackend({ slots: 1 }), [-1]);
+  expect((await ask(core, new Listed([10, 11], false), 50).done).tokens).toEqual([10, 11]);
+  const { tokens } = await ask(core, null, COUNT, { temperature: 0.5, seed: 1 }).done;
+  expect(tokens).toEqual(expectedTokens(PROMPT, COUNT, 97, 1n));
 });
 
 test("a constraint that cannot go on ends its own request alone", async () => {

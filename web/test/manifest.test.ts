@@ -292,6 +292,13 @@ describe("manifest", () => {
       },
     ],
     [
+      "a bucket with more rows of logits than the buffers",
+      /lists step of size 64 with 17 rows, which the buffers do not hold/,
+      (m) => {
+        Object.assign(m.programs[0]?.functions.step[1] ?? {}, { size: 64, rows: 17 });
+      },
+    ],
+    [
       "no rope frequencies",
       /lack the tensor rope\.other/,
       (m) => {

@@ -165,6 +165,23 @@ describe("shards", () => {
     expect(ranges).toEqual([undefined, "bytes=1500-"]);
   });
 
+  test("that went on from wrong bytes are downloaded from the start", async () => {
+    const ranges: (string | undefined)[] = [];
+    handler = (index, attempt, response) => {
+      const bytes = CONTENTS[index] ?? new Uint8Array();
+      if (index !== 1) return response.end(bytes);
+      const { range } = response.req.headers;
+      ranges.push(range);
+      const start = Number(/bytes=(\d+)-/.exec(range ?? "bytes=0-")?.[1]);
+      if (start > 0) response.writeHead(206, { "content-range": `bytes ${start}-4999/5000` });
+      else response.writeHead(200, { "content-length": 5000 });
+      if (attempt > 0) return response.end(bytes.subarray(start));
+      return response.write(new Uint8Array(1500), () => setTimeout(() => response.socket?.destroy(), 30));
+    };
+    expect(await load()).toEqual(CONTENTS);
+    expect(ranges).toEqual([undefined, "bytes=1500-", undefined]);
+  });
+
   test("load without a cache when the storage is full, with one warning", async () => {
     const cache = new MemoryCache();
     cache.put = () => Promise.reject(new DOMException("no room", "QuotaExceededError"));

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def _probe(which: str | None = None) -> Found:
-    from nearfar.edge_runtime.executors.cpu.features import ASSUMED, offered
-    from nearfar.edge_runtime.executors.cpu.system import architecture, system
+    from nearfar.format.machines import ASSUMED, architecture, system
+    from nearfar.format.processor import offered
 
     features, arch, on = offered(), architecture(), system()
     advice = f"build it, on any machine, with nearfar build --target cpu --cpu {arch}-{on}"
@@ -35,7 +35,7 @@ def _list() -> Sequence[Listed]:
 
     import psutil
 
-    from nearfar.edge_runtime.executors.cpu.system import architecture
+    from nearfar.format.machines import architecture
 
     name = platform.processor() or architecture()
     memory = int(psutil.virtual_memory().total)

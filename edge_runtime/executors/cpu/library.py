@@ -15,9 +15,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.edge_runtime.executors.cpu.system import system
 from nearfar.edge_runtime.executors.planned import Stamps, seconds
 from nearfar.errors import ArtifactError, DeviceError
+from nearfar.format.machines import system
 
 Array = npt.NDArray[np.generic]
 ALIGN = 64  # bytes: a cache line, and what TVM's code may assume of a tensor's data

@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("tvm")
 
-from nearfar.edge_runtime.executors.cpu.features import cpu_flags
-from nearfar.edge_runtime.executors.cpu.system import architecture
 from nearfar.errors import BuildError
+from nearfar.format.machines import architecture
+from nearfar.format.processor import cpu_flags
 from nearfar.targets.codes import BITS
 from nearfar.targets.cpu.units import BASELINE, UNITS, unit_named
 from nearfar.targets.jobs import Embed, Linear, Norm

@@ -1,4 +1,4 @@
-"""Which vector instructions this CPU has, by LLVM's names (as in the manifest's requires.features)."""
+"""Which of the features that manifests name (machines.py) this processor has."""
 
 from __future__ import annotations
 
@@ -9,16 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from nearfar.edge_runtime.executors.cpu.system import architecture, system
-
-# What the kernels may use; other features do not decide whether a library runs.
-KNOWN = {
-    "x86_64": ("sse4.2", "avx", "avx2", "fma", "f16c", "bmi2", "avxvnni",
-               "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni", "avx512bf16", "avx512fp16"),
-    "aarch64": ("neon", "fullfp16", "dotprod", "i8mm", "sve"),
-}  # fmt: skip
-ASSUMED = {"x86_64": KNOWN["x86_64"][:6], "aarch64": KNOWN["aarch64"][:1]}
-"""What is taken for granted of a CPU whose features cannot be told: what any has that we make code for."""
+from nearfar.format.machines import ASSUMED, KNOWN, architecture, system
 
 _LINUX_NAMES = {"asimd": "neon", "asimdhp": "fullfp16", "asimddp": "dotprod"}
 _DARWIN_NAMES = {"FEAT_FP16": "fullfp16", "FEAT_DotProd": "dotprod", "FEAT_I8MM": "i8mm", "AdvSIMD": "neon"}

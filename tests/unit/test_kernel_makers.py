@@ -1,0 +1,205 @@
+"""Which source files decide a kept program: each that could make another one of it, and no others."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nearfar.build import manifest
+from nearfar.build.options import BuildOptions
+from nearfar.build.program import fingerprint
+from nearfar.build.program.buckets import Buckets
+from nearfar.build.program.compile import Job
+from nearfar.build.program.makers import IDLE, ROOT, makers, makers_digest
+from nearfar.build.source import open_source
+from nearfar.targets import target_names, target_of
+from nearfar.targets.emit import EmitContext
+from nearfar.targets.kernels import Variant
+from nearfar.targets.planned import PlannedTarget
+from tests.support.paths import ROOT as REPOSITORY
+
+SAMPLE = REPOSITORY / "examples" / "sample-model"
+OWN = {
+    "cpu": {"targets/cpu"},
+    "wasm": {"targets/wasm", "targets/cpu"},
+    "webgpu": {"targets/webgpu", "targets/gpu"},
+    "vulkan": {"targets/vulkan", "targets/gpu"},
+}
+"""Folders with the code generator and the kernels of a target whose programs are kept."""
+SHARED = {"build/program", "format", "step", "targets/jobs"}
+SINGLE = {"build/__init__.py", "errors.py", "strict_json.py"}
+"""Makers outside those folders, but for the files of targets/ itself."""
+NO_MAKERS = {
+    "build/program/fingerprint.py": "the key",
+    "build/program/kept.py": "the folder of what is kept",
+    "build/program/makers.py": "the key's sources",
+    "step/builder.py": "the model that it makes is a value of the key, as with all that reads models",
+    "step/decoder.py": "reads models",
+    "step/models/*": "reads models",
+    "step/reading.py": "reads models",
+    "targets/*/target.py": "says which weights, programs and buckets there are: values of the key",
+    "targets/gpu/figures/published.py": "for tests",
+    "targets/gpu/figures/wanted.py": "for tests",
+}
+"""Files of the folders above (but format/) that are no makers of a program, and why."""
+
+OBSERVED = """
+import json, pickle, sys
+sys.modules["torch"] = None  # which TVM imports where it can
+opened = set()
+sys.addaudithook(lambda event, args: event == "open" and opened.add(str(args[0])))
+import tvm
+from nearfar.targets.emit import compiled
+for job, variant, target, emit, context in pickle.loads(open(sys.argv[1], "rb").read()):
+    compiled(job, variant, tvm.target.Target(target), emit, context)
+print(json.dumps([sorted(sys.modules), sorted(opened)]))
+"""
+
+
+def planned(name: str) -> PlannedTarget:
+    target = target_of(name)
+    assert isinstance(target, PlannedTarget)
+    return target
+
+
+def variant(name: str) -> Variant:
+    options = BuildOptions(str(SAMPLE), Path("out"), cpu_features=("baseline",))
+    return planned(name).variants(options)[-1]  # of a GPU target: for the software class
+
+
+@pytest.fixture(scope="module")
+def job() -> Job:
+    source = open_source(BuildOptions(str(SAMPLE), Path("out")))
+    return Job(source.model, source.matrices, manifest.CACHE, Buckets((1,), (1,)))
+
+
+@pytest.fixture(scope="module")
+def context(job: Job) -> EmitContext:
+    return EmitContext(Path(), {each.name: each for each in manifest.buffers(job.model)}, 1)
+
+
+@pytest.fixture(scope="module")
+def files(job: Job, context: EmitContext) -> dict[str, set[str]]:
+    """For each target the files that the key of its programs tells of, as paths below the package."""
+    found: dict[str, set[str]] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for name in OWN:
+
+            def noted(modules: frozenset[str], name: str = name) -> str:
+                found[name] = {path.relative_to(ROOT).as_posix() for path in makers(modules)}
+                return ""
+
+            patch.setattr(fingerprint, "makers_digest", noted)
+            planned(name)._key(job, variant(name), context)
+    return found
+
+
+def test_all_targets_whose_programs_are_kept_are_tested() -> None:
+    assert set(OWN) == {name for name in target_names() if isinstance(target_of(name), PlannedTarget)}
+
+
+@pytest.mark.parametrize("target", OWN)
+def test_nothing_else_than_what_compiles_for_a_target_decides_its_programs(
+    target: str, files: dict[str, set[str]]
+) -> None:
+    """Neither weights nor calibration, other targets or the runtime: a change of those compiles nothing."""
+    folders = SHARED | OWN[target]
+    strange = {
+        file
+        for file in files[target] - SINGLE
+        if Path(file).parent != Path("targets") and not any(map(Path(file).is_relative_to, folders))
+    }
+    assert not strange
+
+
+@pytest.mark.parametrize("target", OWN)
+def test_all_files_of_what_compiles_decide_a_target_s_programs(
+    target: str, files: dict[str, set[str]]
+) -> None:
+    """Kernels, code generators, passes, jobs, the step's operations, the runtime in C; and the words of
+    machines, by which LLVM is told what a processor has.
+    """
+    there = {
+        path.relative_to(ROOT).as_posix()
+        for folder in (SHARED | OWN[target]) - {"format"}
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in (".py", ".c", ".h")
+    }
+    left = {file for file in there if not any(map(Path(file).match, NO_MAKERS))}
+    assert left <= files[target]
+    assert not (there - left) & files[target], "which are no makers"
+    words = {"format/machines.py", "format/processor.py"} if "targets/cpu" in OWN[target] else set()
+    assert words | {"format/kv.py", "targets/emit.py", "targets/kernels.py"} <= files[target]
+
+
+def test_what_is_imported_and_read_while_a_program_is_compiled_decides_it(
+    job: Job, context: EmitContext, files: dict[str, set[str]], tmp_path: Path
+) -> None:
+    """So that an import or a file that makers.py cannot see is noticed."""
+    given = [(job, variant(name), planned(name).tvm_target, planned(name).emit, context) for name in OWN]
+    (tmp_path / "given.pickle").write_bytes(pickle.dumps(given))
+    command = [sys.executable, "-c", OBSERVED, str(tmp_path / "given.pickle")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    modules, opened = json.loads(done.stdout)
+    known = set.union(*files.values())
+    assert "targets/cpu/runtime/pool.c" in known
+    imported = {
+        f"{name.partition('.')[2].replace('.', '/')}": name for name in modules if name.startswith("nearfar.")
+    }
+    idle = {each.partition(".")[2].replace(".", "/") for each in IDLE if each != "nearfar"}
+    inside = {path for path in imported if not {f"{path}.py", f"{path}/__init__.py"} & known}
+    assert inside - idle <= {str(above) for each in idle for above in Path(each).parents}
+    folders = {ROOT.resolve(), *(each.resolve() for each in ROOT.iterdir() if each.is_dir())}
+    read = {Path(path).resolve() for path in opened if not path.endswith((".py", ".pyc"))}
+    of_ours = {path for path in read if any(map(path.is_relative_to, folders))}
+    assert {path.name for path in of_ours} >= {"pool.c"}, "the hook sees what is read"
+    assert of_ours <= {(ROOT / file).resolve() for file in known}
+
+
+def package(root: Path, **changed: str) -> Path:
+    """A package in the place of nearfar: what compiles, what it imports, and what nobody does."""
+    texts = {
+        "kernels/__init__.py": "",
+        "kernels/emit.py": "from . import codegen\ndef emit():\n    from nearfar.words import KNOWN\n",
+        "kernels/codegen.py": "if TYPE_CHECKING:\n    import nearfar.types\n",
+        "kernels/runtime/pool.c": "int pool;\n",
+        "kernels/left.py": "import nearfar.kernels.emit\n",
+        "words.py": '"""Words."""\nKNOWN = 1\n"""What is known."""\n',
+        "types.py": "",
+        "other/pool.c": "int other;\n",
+    }
+    for name, text in (texts | {name: changed.get(name, text) for name, text in texts.items()}).items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "another"),
+    [
+        ("kernels/codegen.py", "import nearfar.missing\n", True),
+        ("kernels/__init__.py", "A = 1\n", True),  # is run by the import
+        ("kernels/runtime/pool.c", "int pool; // another\n", True),
+        ("words.py", "KNOWN = 2\n", True),  # imported by a function
+        ("words.py", "KNOWN = 1.0\n", True),
+        ("words.py", '"""More words.\n\nOf machines.\n"""\n\nKNOWN = (1)  # a comment\n', False),
+        ("types.py", "A = 1\n", False),  # imported for types alone
+        ("kernels/left.py", "A = 1\n", False),
+        ("other/pool.c", "int another;\n", False),
+    ],
+)
+def test_a_digest_changes_with_what_is_imported_and_with_nothing_else(
+    file: str, text: str, another: bool, tmp_path: Path
+) -> None:
+    def digest(root: Path) -> str:
+        return makers_digest(frozenset({"nearfar.kernels.emit"}), root)
+
+    before = digest(package(tmp_path / "before"))
+    assert digest(package(tmp_path / "same")) == before
+    assert (digest(package(tmp_path / "after", **{file: text})) != before) is another

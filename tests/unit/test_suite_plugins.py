@@ -1,0 +1,187 @@
+"""What arranges this suite: turns, groups of workers, measured times, budgets."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support import budgets, turns
+from tests.support.groups import ROOT
+from tests.support.times import Spent, Times, cpu_seconds, tables
+
+pytest_plugins = ["pytester"]
+
+CONFTEST = """
+import pytest
+from tests.support import groups, times, turns
+
+def pytest_configure(config):
+    config.addinivalue_line("markers", "in_turns(names): see turns")
+    times.install(config)
+
+def pytest_collection_modifyitems(config, items):
+    if (number := turns.turn()) is not None:
+        items[:], left = turns.select(items, number)
+        config.hook.pytest_deselected(items=left)
+"""
+PRODUCT = """
+import pytest
+from tests.support.turns import in_turns
+
+@in_turns("target", "precision")
+@pytest.mark.parametrize("precision", ["f32", "f16"])
+@pytest.mark.parametrize("target", ["webgpu", "vulkan"])
+@pytest.mark.parametrize("case", range(6))
+def test_product(case, target, precision): pass
+
+def test_always(): pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def settled(pytester: pytest.Pytester) -> None:
+    """pytest-asyncio warns where this is not set."""
+    pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")
+
+
+@pytest.fixture
+def product(pytester: pytest.Pytester) -> pytest.Pytester:
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(test_cases=PRODUCT)
+    return pytester
+
+
+def chosen(pytester: pytest.Pytester, turn: str, monkeypatch: pytest.MonkeyPatch, *more: str) -> list[str]:
+    """Node ids that a turn runs."""
+    monkeypatch.setenv(turns.VARIABLE, turn)
+    found = pytester.inline_run("--collect-only", "-q", "-p", "no:cacheprovider", *more).getcalls(
+        "pytest_collection_finish"
+    )
+    return [item.nodeid.rpartition("::")[2] for item in found[-1].session.items]
+
+
+def test_each_turn_runs_each_case_and_each_combination(
+    product: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: set[str] = set()
+    for turn in range(4):
+        names = chosen(product, str(turn), monkeypatch)
+        assert "test_always" in names
+        made = [name for name in names if name != "test_always"]
+        inside = [name.partition("[")[2][:-1].split("-") for name in made]
+        assert [case for case, *_ in inside] == list("012345")
+        assert {(target, precision) for _, target, precision in inside} == {
+            (t, p) for t in ("webgpu", "vulkan") for p in ("f32", "f16")
+        }
+        assert not seen & set(made), "a turn repeats nothing of the turns before it"
+        seen |= set(made)
+    assert len(seen) == 24
+    assert len(chosen(product, turns.ALL, monkeypatch)) == 25
+
+
+def test_a_turn_is_the_same_again_and_what_is_named_runs(
+    product: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert chosen(product, "3", monkeypatch) == chosen(product, "3", monkeypatch)
+    for precision in ("f32", "f16"):
+        node = f"test_cases.py::test_product[2-vulkan-{precision}]"
+        assert chosen(product, "3", monkeypatch, node) == [node.rpartition("::")[2]]
+
+
+def test_the_commit_decides_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(turns.VARIABLE, raising=False)
+    assert turns.turn() == turns.turn()
+    assert f"{turns.VARIABLE}={turns.turn()} repeats it" in turns.told()
+    other = subprocess.CompletedProcess([], 0, stdout="ab" * 20 + "\n")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: other)
+    assert turns.turn() == int("ab" * 20, 16) % 5040
+    monkeypatch.setenv(turns.VARIABLE, turns.ALL)
+    assert turns.turn() is None
+    monkeypatch.setenv(turns.VARIABLE, "some")
+    with pytest.raises(ValueError, match="give a number that a run printed, or all"):
+        turns.turn()
+
+
+def test_a_parameter_that_a_test_lacks_is_named(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile("from tests.support.turns import in_turns\n@in_turns('device')\ndef test_a(): pass")
+    monkeypatch.setenv(turns.VARIABLE, "0")
+    result = pytester.runpytest("-p", "no:cacheprovider")
+    result.stderr.fnmatch_lines(["*test_a has no parameter device*"])
+
+
+def test_times_are_of_tests_files_and_fixtures_with_children(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(
+        """
+        import subprocess, sys, pytest
+        BURN = "import time\\nwhile time.process_time() < 0.6: pass"
+        @pytest.fixture
+        def burnt():
+            exec(BURN)
+        def test_child(): subprocess.run([sys.executable, "-c", BURN], check=True)
+        def test_idle(burnt): pass
+        """
+    )
+    path = pytester.path / "times.json"
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])))
+    monkeypatch.setenv("NEARFAR_TEST_TIMES", str(path))
+    pytester.runpytest_subprocess("-p", "no:cacheprovider", "-n", "2").assert_outcomes(passed=2)
+    times = Times.load(path)
+    (file,) = times.files
+    assert times.files[file].cpu == pytest.approx(sum(each.cpu for each in times.tests.values()))
+    child = next(spent for name, spent in times.tests.items() if name.endswith("test_child"))
+    assert 0.4 < child.cpu < 3
+    assert times.collection > 0.1
+    assert f"| {file} |" in tables(times)
+
+
+def test_cpu_seconds_grow_with_work() -> None:
+    before = cpu_seconds()
+    while cpu_seconds() == before:
+        pass
+    assert cpu_seconds() > before
+
+
+def test_a_file_over_its_budget_is_named_and_three_times_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(budgets, "PATH", tmp_path / "budgets.json")
+    monkeypatch.setattr(budgets, "load", lambda: json.loads((tmp_path / "budgets.json").read_text()))
+    monkeypatch.setattr(budgets, "calibration", lambda: 2 * budgets.REFERENCE)  # half as fast
+    (tmp_path / "budgets.json").write_text('{"a.py": 10, "b.py": 100}')
+    run = tmp_path / "run.json"
+
+    def check(**cpu: float) -> tuple[int, str]:
+        spent = {f"{name}.py::test": {"cpu": seconds, "wall": 1.0} for name, seconds in cpu.items()}
+        run.write_text(json.dumps({"tests": spent}))
+        status = budgets.main([str(run)])
+        return status, "".join(capsys.readouterr())
+
+    assert check(a=19, b=150) == (0, "all 2 test files are within their budgets\n")
+    status, told = check(a=50, b=150)
+    assert status == 0
+    assert "a.py: 50 CPU seconds, 2.5 times its budget of 10" in told
+    status, told = check(a=61, b=150)
+    assert status == 1
+    assert "make them cheaper" in told
+    status, told = check(c=9)
+    assert (status, "c.py: 9 CPU seconds, 1.1 times its budget of 4" in told) == (0, True)
+
+
+def test_written_budgets_leave_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(budgets, "PATH", tmp_path / "budgets.json")
+    run = tmp_path / "run.json"
+    spent = {"a.py::x": {"cpu": 9.0, "wall": 1.0}, "a.py::y": {"cpu": 1.0, "wall": 1.0}}
+    run.write_text(json.dumps({"tests": {**spent, "b.py::x": {"cpu": 1.0, "wall": 1.0}}}))
+    assert budgets.main(["--write", str(run)]) == 0
+    assert json.loads((tmp_path / "budgets.json").read_text()) == {"a.py": 15}
+    assert budgets.spent_by_file([Times(tests={"a.py::x": Spent(1, 2)})] * 2) == {"a.py": 2}
