@@ -1,5 +1,7 @@
-"""Every architecture on the targets with shaders, in both precisions: logits and greedy tokens are
-transformers'. One case of each architecture, as their shaders take longest to make.
+"""Architectures from end to end on the targets with shaders: logits and greedy tokens are transformers'.
+
+Their kernels run one by one in test_architecture_jobs.py. From end to end run in each run of the tests: those
+of READS on each target; those of SHAPED with the kernels for a class of GPUs; a few of all others, in turns.
 """
 
 from __future__ import annotations
@@ -13,55 +15,104 @@ import pytest
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.build.program.buckets import Buckets
 from nearfar.edge_runtime import Engine
+from nearfar.format.adapters import DeviceClass
+from nearfar.targets.kernels import Precision
 from tests.support import gpu_jobs
-from tests.support.architectures import CASES, GROWTH, Case, Massive, outlying
+from tests.support.architectures import CASES, GROWTH, Massive, outlying
 from tests.support.backends import greedy, require
-from tests.support.parity import SMALL, check_answers, last, opened
+from tests.support.parity import SMALL, check_answers, last, only, opened
+from tests.support.turns import in_turns
 
-FIRST = {case.model_type: case for case in reversed(CASES)}
-FEW = Buckets((1, 4), (1,))
+from .gpu_harness import PRECISIONS, TARGETS
+
+NAMED = {str(case): case for case in CASES}
+READS = ("llama-plain", "gemma4_text-shared")
+"""In their lists each kind of operation reads what it reads in any list: test_lists_of_steps."""
+OTHERS = [case for case in CASES if str(case) not in READS]
+SHARES = 4
+"""Of OTHERS a run takes one of each share."""
+ROWS = pytest.mark.parametrize("rows", [1, 16])
+"""Rows of the only bucket of a program, by turns: another bucket is as many kernels more, joined alike."""
+FEW = pytest.mark.parametrize("rows", [1, 4])
+"""Rows of the kernels that classes of GPUs have for few."""
 SHAPED = {
-    "llama": True, "qwen2": True, "qwen3": True, "gemma3_text": True, "ministral3": True,
-    "hunyuan_v1_dense": True, "gemma4_text": True, "smollm3": True, "olmo2": False,
+    "llama-plain": True, "qwen2-plain": True, "qwen3-plain": True, "gemma3_text-plain": True,
+    "ministral3-growing": True, "hunyuan_v1_dense-plain": True, "gemma4_text-shared": True,
+    "smollm3-plain": True, "olmo2-plain": False,
 }  # fmt: skip
 """Whether the projections of an architecture append by themselves: with bias, norms of heads before and after
 the rotation, two groups of windows, a factor of q, heads of v that are normed, layers that do not turn; with
 norms over all heads they cannot.
 """
-TARGETS = pytest.mark.parametrize("target", ["vulkan", "webgpu"])
 
 
+@in_turns("precision")
 @TARGETS
-@pytest.mark.parametrize("case", FIRST.values(), ids=str)
-def test_answers_are_those_of_transformers(case: Case, target: str, tmp_path: Path) -> None:
-    for precision in ("f32", "f16"):
-        with opened(case, f"{target}-{precision}", tmp_path) as engine:
-            check_answers(case, engine)
+@PRECISIONS
+@pytest.mark.parametrize("name", READS)
+def test_answers_are_those_of_transformers(
+    name: str, precision: Precision, target: str, tmp_path: Path
+) -> None:
+    """Programs with kernels of both kinds: for few rows and for many."""
+    with opened(NAMED[name], f"{target}-{precision}", tmp_path) as engine:
+        check_answers(NAMED[name], engine)
 
 
-@pytest.mark.parametrize(("model_type", "fused"), SHAPED.items())
-def test_kernels_for_gpus_answer_as_transformers(model_type: str, fused: bool, tmp_path: Path) -> None:
+@in_turns("name", "target", "precision", "rows")
+@TARGETS
+@PRECISIONS
+@ROWS
+@pytest.mark.parametrize(("share", "name"), [(i % SHARES, str(case)) for i, case in enumerate(OTHERS)])
+def test_answers_of_others(
+    share: int, name: str, rows: int, precision: Precision, target: str, tmp_path: Path
+) -> None:
+    buckets = Buckets((rows,), (1,))
+    with opened(NAMED[name], f"{target}-{precision}", tmp_path, buckets=buckets) as engine:
+        check_answers(NAMED[name], engine)
+
+
+def test_lists_of_steps() -> None:
+    """An architecture whose operations read each other as in no list of READS belongs there: it brings
+    launches, or orders of launches, that no other architecture has.
+    """
+    from tests.support import architecture_jobs
+
+    known = frozenset[tuple[str, str]]().union(*(architecture_jobs.reads(NAMED[name]) for name in READS))
+    new = {str(case): sorted(architecture_jobs.reads(case) - known) for case in CASES}
+    assert not {name: found for name, found in new.items() if found}
+
+
+@in_turns("target", "device", "precision", "rows")
+@TARGETS
+@PRECISIONS
+@FEW
+@pytest.mark.parametrize("device", gpu_jobs.GPU_CLASSES)
+@pytest.mark.parametrize(("name", "fused"), SHAPED.items())
+def test_kernels_for_gpus_answer_as_transformers(
+    name: str, fused: bool, device: DeviceClass, rows: int, precision: Precision, target: str, tmp_path: Path
+) -> None:
     """Whole steps of few rows, with what only classes of GPUs have: projections that append, or cannot."""
-    at = list(SHAPED).index(model_type)
-    target, device = ("vulkan", "webgpu")[at % 2], gpu_jobs.GPU_CLASSES[at % 3]
-    for precision in ("f32", "f16"):
-        with opened(FIRST[model_type], f"{target}-{precision}", tmp_path, device, FEW) as engine:
-            check_answers(FIRST[model_type], engine)
+    buckets = Buckets((rows,), (1,))
+    with opened(NAMED[name], f"{target}-{precision}", tmp_path, device, buckets) as engine:
+        check_answers(NAMED[name], engine)
     manifest = json.loads((tmp_path / target / "manifest.json").read_text())
     for program in manifest["programs"]:
-        assert any(name.startswith("project_") for name in program["kernels"]) is fused
+        assert any(kernel.startswith("project_") for kernel in program["kernels"]) is fused
 
 
+@in_turns("target")
 @TARGETS
 @pytest.mark.parametrize("where", GROWTH)
 def test_massive_activations_stay_finite_in_float16(target: str, where: str, tmp_path: Path) -> None:
     require(target)
     model = Massive(tmp_path / "checkpoint", where)
-    (path,) = build(
-        BuildOptions(
-            str(model.path), tmp_path / "out", (target,), "none", buckets=SMALL, device_classes=("software",)
+    source, buckets = str(model.path), Buckets((16,), (1,))
+    with only(target, "f16"):
+        (path,) = build(
+            BuildOptions(
+                source, tmp_path / "out", (target,), "none", buckets=buckets, device_classes=("software",)
+            )
         )
-    )
     with Engine.load(path, kv_memory="4MB", precision="f16") as engine:
         greedy(engine, model.tokens, 1)
         found = last(engine)
@@ -71,6 +122,7 @@ def test_massive_activations_stay_finite_in_float16(target: str, where: str, tmp
         assert np.abs(found - expected).max() < 0.03 * np.abs(expected).max()
 
 
+@in_turns("target", "device")
 @pytest.mark.parametrize("quant", ["none", "q8"])
 @pytest.mark.parametrize(("target", "device"), [("vulkan", "discrete"), ("webgpu", "mobile")])
 def test_a_few_huge_channels_do_not_drown_all_others_in_float16(

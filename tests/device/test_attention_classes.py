@@ -1,37 +1,36 @@
-"""Attention as shaped for each class of GPU, against NumPy, on both GPU targets."""
+"""Attention as shaped for each class of GPU, against NumPy, on both GPU targets.
+
+Each case runs once in each run of the tests; targets, classes and precisions run in turns. One kernel serves
+all steps of its rows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from nearfar.format.manifest import Float
-from nearfar.targets.gpu import GpuKernels
-from nearfar.targets.gpu.classes import CLASSES, Tuning
 from nearfar.targets.jobs import Attend, Linear
 from nearfar.targets.kernels import Precision
 from nearfar.targets.quantized import Matrix
-from tests.support import gpu_jobs, vulkan_run
+from tests.support import gpu_jobs
+from tests.support.turns import in_turns
 
-from . import webgpu_harness
+from .gpu_harness import DTYPES, PRECISIONS, TARGETS, about, kernels, runner
 
-RUNNERS: dict[str, gpu_jobs.Run] = {"webgpu": webgpu_harness.run, "vulkan": vulkan_run.run}
-Make = Callable[[Precision], GpuKernels]
-DTYPES: dict[Precision, Float] = {"f32": "float32", "f16": "float16"}
-
-
-@pytest.fixture(params=["mobile", "discrete"])
-def device_class(request: pytest.FixtureRequest) -> str:
-    """Those that differ: integrated GPUs have the discrete ones' kernels or smaller tiles."""
-    return str(request.param)
+DEVICES = pytest.mark.parametrize("device", ["mobile", "discrete"])
+"""Those that differ: integrated GPUs have the discrete ones' kernels or smaller tiles."""
+Shape = tuple[int, int, int, int]
 
 
-@pytest.fixture
-def kernels(device_class: str) -> Make:
-    return lambda precision: GpuKernels(Tuning(CLASSES[device_class], half=precision == "f16"))
+def check_runs(made: Attend, target: str, device: str, precision: Precision, *runs: str) -> None:
+    """Steps with these rows, of RUNS, by one kernel."""
+    for name in runs:
+        with about(name):
+            gpu_jobs.check_runs(
+                kernels(target, precision, device), runner(target), precision, made, gpu_jobs.RUNS[name]
+            )
 
 
 def job(shape: tuple[int, int, int, int], precision: Precision = "f32", **flags: Any) -> Attend:
@@ -40,77 +39,109 @@ def job(shape: tuple[int, int, int, int], precision: Precision = "f32", **flags:
     return made
 
 
+@in_turns("target", "device", "precision")
+@TARGETS
+@DEVICES
+@PRECISIONS
 @pytest.mark.parametrize("shape", gpu_jobs.SHAPES, ids=str)
-def test_head_sizes(shape: tuple[int, int, int, int], kernels: Make) -> None:
-    """Every head size on one of the targets, by turns; rows of a step go back in their sequences."""
-    target = ("webgpu", "vulkan")[gpu_jobs.SHAPES.index(shape) % 2]
-    precision: Precision = "f16" if shape[-1] % 32 else "f32"
-    gpu_jobs.check(kernels(precision), RUNNERS[target], precision, job(shape, precision))
+def test_head_sizes(shape: Shape, precision: Precision, device: str, target: str) -> None:
+    """Rows of a step go back in their sequences."""
+    made = kernels(target, precision, device)
+    gpu_jobs.check(made, runner(target), precision, job(shape, precision))
 
 
+@DEVICES
 @pytest.mark.parametrize("m", [1, 64])
-def test_nothing_rests_on_a_way_to_float16_and_back(m: int, kernels: Make) -> None:
+def test_nothing_rests_on_a_way_to_float16_and_back(m: int, device: str) -> None:
     """A compiler may take it for nothing: NVIDIA's does, and the weights of parts were 11 bits."""
-    made = webgpu_harness.compile_staged(kernels("f16").stages(job((m, 4, 1, 64), "f16")), "f16")
+    from . import webgpu_harness
+
+    staged = kernels("webgpu", "f16", device).stages(job((m, 4, 1, 64), "f16"))
+    made = webgpu_harness.compile_staged(staged, "f16")
     assert any("f16(" in shader.source for shader in made)
     assert not any("f32(f16(" in shader.source for shader in made)
 
 
+@in_turns("target", "device", "precision")
+@TARGETS
+@DEVICES
+@PRECISIONS
+@pytest.mark.parametrize(("shape", "runs"), [((4, 9, 3, 64), "decode"), ((64, 4, 1, 80), "mixed")], ids=str)
 @pytest.mark.parametrize("flags", gpu_jobs.ATTENDS)
-def test_flags(flags: str, kernels: Make) -> None:
-    few = job((4, 9, 3, 64), "f16", **gpu_jobs.ATTENDS[flags])
-    gpu_jobs.check_runs(kernels("f16"), RUNNERS["webgpu"], "f16", few, gpu_jobs.RUNS["decode"])
-    many = job((64, 4, 1, 80), "f32", **gpu_jobs.ATTENDS[flags])
-    gpu_jobs.check_runs(kernels("f32"), RUNNERS["vulkan"], "f32", many, gpu_jobs.RUNS["mixed"])
+def test_flags(flags: str, shape: Shape, runs: str, precision: Precision, device: str, target: str) -> None:
+    check_runs(job(shape, precision, **gpu_jobs.ATTENDS[flags]), target, device, precision, runs)
 
 
-@pytest.mark.parametrize("runs", gpu_jobs.RUNS)
-def test_steps(runs: str, kernels: Make) -> None:
+@in_turns("target", "device", "precision")
+@TARGETS
+@DEVICES
+@PRECISIONS
+@pytest.mark.parametrize(("m", "window"), [(4, None), (16, 37), (64, None), (64, 65), (64, 200)])
+def test_steps(m: int, window: int | None, precision: Precision, device: str, target: str) -> None:
     """Whatever rows a step has: also more rows or fewer than are a tile."""
-    for m, window in ((4, None), (16, 37), (64, None), (64, 65), (64, 200)):
-        made = job((m, 8, 4, 32), window=window)
-        gpu_jobs.check_runs(kernels("f32"), RUNNERS["vulkan"], "f32", made, gpu_jobs.RUNS[runs])
+    made = job((m, 8, 4, 32), precision, window=window)
+    check_runs(made, target, device, precision, *gpu_jobs.RUNS)
 
 
+@in_turns("target", "device", "precision")
+@TARGETS
+@DEVICES
+@PRECISIONS
 @pytest.mark.parametrize("dim", [8, 18, 24, 256, 512])
-def test_head_sizes_of_many_rows(dim: int, kernels: Make) -> None:
-    made, runs = job((64, 2, 1, dim), "f32", sinks=True), "mixed" if dim < 256 else "one_goes_on"
-    gpu_jobs.check_runs(kernels("f32"), RUNNERS["vulkan"], "f32", made, gpu_jobs.RUNS[runs])
+def test_head_sizes_of_many_rows(dim: int, precision: Precision, device: str, target: str) -> None:
+    made = job((64, 2, 1, dim), precision, sinks=True)
+    check_runs(made, target, device, precision, "mixed", "one_goes_on")
 
 
-@pytest.mark.parametrize("target", RUNNERS)
-def test_a_float16_cache_beside_float32(target: str, kernels: Make) -> None:
-    for m in (1, 64):
-        mixed = replace(job((m, 8, 2, 64)), kv_dtype="float16")
-        gpu_jobs.check_runs(kernels("f16"), RUNNERS[target], "f16", mixed, gpu_jobs.RUNS["mixed"])
+@in_turns("target", "device")
+@TARGETS
+@DEVICES
+@pytest.mark.parametrize("m", [1, 64])
+def test_a_float16_cache_beside_float32(m: int, device: str, target: str) -> None:
+    mixed = replace(job((m, 8, 2, 64)), kv_dtype="float16")
+    check_runs(mixed, target, device, "f16", "mixed")
 
 
+@in_turns("target", "device")
+@TARGETS
+@DEVICES
 @pytest.mark.parametrize("m", [1, 16, 64])
-def test_32768_positions(m: int, kernels: Make) -> None:
+def test_32768_positions(m: int, device: str, target: str) -> None:
     """More blocks than parts: a workgroup takes several."""
     made = gpu_jobs.long_attention(m, "float32", **gpu_jobs.ATTENDS["all" if m == 1 else "plain"])
-    gpu_jobs.check_runs(kernels("f32"), RUNNERS["vulkan"], "f32", made, gpu_jobs.LONG_RUN)
+    gpu_jobs.check_runs(kernels(target, "f32", device), runner(target), "f32", made, gpu_jobs.LONG_RUN)
 
 
-def test_a_matmul_puts_32768_positions_together(kernels: Make) -> None:
+@in_turns("target", "device")
+@TARGETS
+@DEVICES
+def test_a_matmul_puts_32768_positions_together(device: str, target: str) -> None:
     attend = gpu_jobs.long_attention(1, "float32", sinks=True)
     linear = Linear(1, Matrix(40, 32, 4, 32), "float32", "float32")
-    gpu_jobs.check_split(kernels("f32"), RUNNERS["vulkan"], "f32", attend, linear, gpu_jobs.LONG_RUN)
+    made = kernels(target, "f32", device)
+    gpu_jobs.check_split(made, runner(target), "f32", attend, linear, gpu_jobs.LONG_RUN)
 
 
-@pytest.mark.parametrize("target", RUNNERS)
+@in_turns("target", "device", "precision")
+@TARGETS
+@DEVICES
+@PRECISIONS
+@pytest.mark.parametrize(
+    ("shape", "runs"),
+    [((1, 9, 3, 64), ("one_goes_on", "padding")), ((4, 6, 2, 32), ("decode", "borders"))],
+    ids=str,
+)
 @pytest.mark.parametrize("flags", gpu_jobs.ATTENDS)
-def test_a_matmul_puts_attention_together(target: str, flags: str, kernels: Make) -> None:
+def test_a_matmul_puts_attention_together(
+    flags: str, shape: Shape, runs: tuple[str, ...], precision: Precision, device: str, target: str
+) -> None:
     """What attention leaves in parts is what a matmul of attention gives: also of rows of padding, of rows
     with one part, and with more positions than are blocks in all parts.
     """
-    precision: Precision = "f16" if flags in ("plain", "all") else "f32"
-    dtype = DTYPES[precision]
-    for shape in ((1, 9, 3, 64), (4, 6, 2, 32)):
-        attend = job(shape, precision, **gpu_jobs.ATTENDS[flags])
-        matrix = Matrix(72, shape[1] * shape[3], 4, 64)
-        linear = Linear(shape[0], matrix, dtype, "float32", bias=flags == "all", residual=True)
-        for runs in ("decode", "borders") if shape[0] == 4 else ("one_goes_on", "padding"):
-            gpu_jobs.check_split(
-                kernels(precision), RUNNERS[target], precision, attend, linear, gpu_jobs.RUNS[runs]
-            )
+    attend = job(shape, precision, **gpu_jobs.ATTENDS[flags])
+    matrix = Matrix(72, shape[1] * shape[3], 4, 64)
+    linear = Linear(shape[0], matrix, DTYPES[precision], "float32", bias=flags == "all", residual=True)
+    made = kernels(target, precision, device)
+    for name in runs:
+        with about(name):
+            gpu_jobs.check_split(made, runner(target), precision, attend, linear, gpu_jobs.RUNS[name])

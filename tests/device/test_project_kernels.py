@@ -1,4 +1,7 @@
-"""Projections that turn and append in the same launch, for each class of GPU, on both GPU targets."""
+"""Projections that turn and append in the same launch, for each class of GPU, on both GPU targets.
+
+Each case runs once in each run of the tests; targets, classes and precisions run in turns.
+"""
 
 from __future__ import annotations
 
@@ -9,85 +12,81 @@ import numpy as np
 import pytest
 
 from nearfar.format.adapters import DeviceClass
-from nearfar.format.manifest import Float
 from nearfar.targets.gpu import GpuKernels
 from nearfar.targets.gpu.classes import CLASSES, Tuning
 from nearfar.targets.jobs import Project, RopeAppend, Rows
 from nearfar.targets.kernels import Precision
-from tests.support import gpu_jobs, project_jobs, vulkan_run
+from tests.support import gpu_jobs, project_jobs
 from tests.support.job_reference import rows
+from tests.support.turns import in_turns
 
-from . import webgpu_harness
+from .gpu_harness import DTYPES, PRECISIONS, TARGETS, kernels, runner
 
-RUNNERS: dict[str, gpu_jobs.Run] = {"webgpu": webgpu_harness.run, "vulkan": vulkan_run.run}
-DTYPES: dict[Precision, Float] = {"f32": "float32", "f16": "float16"}
-PRECISIONS: tuple[Precision, ...] = ("f32", "f16")
-EVERY = [
-    (target, device, PRECISIONS[(i + j) % 2])
-    for i, target in enumerate(RUNNERS)
-    for j, device in enumerate(gpu_jobs.GPU_CLASSES)
-]
-"""Each class on each target, precisions by turns."""
+DEVICES = pytest.mark.parametrize("device", gpu_jobs.GPU_CLASSES)
 
 
 def check(job: Project, target: str, device: str, precision: Precision) -> None:
-    kernels = GpuKernels(Tuning(CLASSES[device], half=precision == "f16"))
-    assert kernels.projects(job)
-    arrays = project_jobs.arrays(kernels, job)
-    gpu_jobs.check(kernels, RUNNERS[target], precision, job, arrays=arrays)
+    made = kernels(target, precision, device)
+    assert made.projects(job)
+    gpu_jobs.check(made, runner(target), precision, job, arrays=project_jobs.arrays(made, job))
 
 
-@pytest.mark.parametrize(("target", "device", "precision"), EVERY)
+@in_turns("target", "device", "precision")
+@TARGETS
+@DEVICES
+@PRECISIONS
 @pytest.mark.parametrize("flags", project_jobs.FLAGS)
-def test_flags(flags: str, target: str, device: str, precision: Precision) -> None:
+def test_flags(flags: str, precision: Precision, device: str, target: str) -> None:
     linear, follows = project_jobs.FLAGS[flags]
-    check(
-        project_jobs.job((4, 6, 2, 64), DTYPES[precision], linear=linear, **follows),
-        target,
-        device,
-        precision,
-    )
+    job = project_jobs.job((4, 6, 2, 64), DTYPES[precision], linear=linear, **follows)
+    check(job, target, device, precision)
 
 
-@pytest.mark.parametrize(("target", "device", "precision"), EVERY)
+@in_turns("target", "device", "precision")
+@TARGETS
+@DEVICES
+@PRECISIONS
+@pytest.mark.parametrize("flags", [{}, {"norm_eps": 1e-6, "v_norm_eps": 1e-6}], ids=["plain", "norms"])
 @pytest.mark.parametrize("shape", project_jobs.HEADS, ids=str)
-def test_head_sizes(shape: tuple[int, int, int, int], target: str, device: str, precision: Precision) -> None:
-    for flags in ({}, {"norm_eps": 1e-6, "v_norm_eps": 1e-6}):
-        check(
-            project_jobs.job(shape, DTYPES[precision], linear={"norm": 1e-5}, **flags),
-            target, device, precision,
-        )  # fmt: skip
+def test_head_sizes(
+    shape: tuple[int, int, int, int], flags: dict[str, float], precision: Precision, device: str, target: str
+) -> None:
+    job = project_jobs.job(shape, DTYPES[precision], linear={"norm": 1e-5}, **flags)
+    check(job, target, device, precision)
 
 
-@pytest.mark.parametrize("target", RUNNERS)
+@in_turns("target")
+@TARGETS
 @pytest.mark.parametrize("matrix", project_jobs.matrices())
 def test_matrices(matrix: str, target: str) -> None:
     job = project_jobs.job((2, 4, 2, 64), matrix=project_jobs.matrices()[matrix], linear={"bias": True})
     check(job, target, "discrete", "f32")
 
 
-@pytest.mark.parametrize("target", RUNNERS)
+@in_turns("target")
+@TARGETS
 def test_a_float16_cache_beside_float32(target: str) -> None:
     """And what it cannot hold saturates."""
     job = project_jobs.job((4, 6, 2, 64))
     job = replace(job, paged=replace(job.paged, kv_dtype="float16"))
-    kernels = GpuKernels(Tuning(CLASSES["discrete"], half=False))
-    arrays = project_jobs.arrays(kernels, job)
+    made, run = kernels(target, "f32", "discrete"), runner(target)
+    arrays = project_jobs.arrays(made, job)
     arrays["x"] = np.float32(1e5) * arrays["x"]
-    gpu_jobs.check(kernels, RUNNERS[target], "f16", job, arrays=arrays)
-    got = RUNNERS[target](kernels.stages(job), "f16", {k: v for k, v in arrays.items() if k != "w"})
+    gpu_jobs.check(made, run, "f16", job, arrays=arrays)
+    got = run(made.stages(job), "f16", {k: v for k, v in arrays.items() if k != "w"})
     assert np.abs(got["k_cache"]).max() == np.abs(got["v_cache"]).max() == 65504
 
 
-@pytest.mark.parametrize("target", RUNNERS)
+@in_turns("target")
+@TARGETS
 @pytest.mark.parametrize("flags", ["plain", "norope", "q_scale", "q", "q_norm_after"])
 def test_rows(flags: str, target: str) -> None:
     made = gpu_jobs.paged(RopeAppend, (4, 6, 2, 64), "float32", **gpu_jobs.ROPES[flags])
     job = Rows.of(made)
     arrays = gpu_jobs.paged_inputs(made, np.random.default_rng(2))
     given = {name: arrays[name] for name in job.inputs()} | {"out": np.full(job.out[0], 7, np.int32)}
-    kernels = GpuKernels(Tuning(CLASSES["discrete"], half=False))
-    got, want = RUNNERS[target](kernels.stages(job), "f32", given)["out"], rows(job, arrays)
+    staged = kernels(target, "f32", "discrete").stages(job)
+    got, want = runner(target)(staged, "f32", given)["out"], rows(job, arrays)
     numbers = [0, *range(2, job.FACTS)]
     assert (got[:, numbers] == want[:, numbers]).all()
     np.testing.assert_allclose(got.view(np.float32)[:, 1], want.view(np.float32)[:, 1], rtol=1e-6)

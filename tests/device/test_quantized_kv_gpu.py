@@ -1,4 +1,4 @@
-"""Kernels over a KV cache in 8 or 4 bits, for classes of GPUs, on both GPU targets, against NumPy."""
+"""Kernels over a KV cache in 8 or 4 bits, for classes of GPUs, on the GPU targets by turns, against NumPy."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ from nearfar.targets.gpu import GpuKernels
 from nearfar.targets.gpu.classes import CLASSES, Tuning
 from nearfar.targets.jobs import Attend, Project, RopeAppend
 from nearfar.targets.kernels import Precision
-from tests.support import gpu_jobs, project_jobs, quantized_kv, vulkan_run
+from tests.support import gpu_jobs, project_jobs, quantized_kv
+from tests.support.turns import in_turns
 
-from . import webgpu_harness
+from .gpu_harness import runner
 
-RUNNERS: dict[str, gpu_jobs.Run] = {"webgpu": webgpu_harness.run, "vulkan": vulkan_run.run}
+pytestmark = in_turns("run")
 
 
-@pytest.fixture(params=RUNNERS)
+@pytest.fixture(params=["webgpu", "vulkan"])
 def run(request: pytest.FixtureRequest) -> gpu_jobs.Run:
-    return RUNNERS[request.param]
+    return runner(request.param)
 
 
 @pytest.fixture(params=["int8", "int4"])

@@ -271,7 +271,7 @@ def test_functions(name: str) -> None:
 
 
 def test_functions_of_float16() -> None:
-    a = RNG.uniform(0.1, 8, N).astype(np.float16)
+    a = RNG.uniform(0.5, 8, N).astype(np.float16)  # near 0.27 the two cancel
     got = run_elementwise(lambda x: tirx.exp(x) + tirx.log(x), "float16", a)
     np.testing.assert_allclose(got, np.exp(a.astype(np.float32)) + np.log(a.astype(np.float32)), rtol=2e-3)
 

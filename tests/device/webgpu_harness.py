@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from tvm import tirx
 
 from nearfar.targets.kernels import Precision, Staged
 from nearfar.targets.webgpu import Shader, shaders
@@ -18,6 +19,8 @@ from nearfar.targets.webgpu import Shader, shaders
 wgpu = pytest.importorskip("wgpu", reason="the package wgpu is not installed")
 os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Mesa complains on stderr without it
 
+KEPT = 64
+"""Kernels whose shaders and pipelines are kept: a test runs a kernel several times."""
 STORAGE = wgpu.BufferUsage.STORAGE | wgpu.BufferUsage.COPY_SRC | wgpu.BufferUsage.COPY_DST
 
 
@@ -37,9 +40,21 @@ def device() -> Any:
 
 def compile_staged(staged: Staged, precision: Precision) -> list[Shader]:
     """The shader of each stage."""
-    mod = tvm.IRModule({f"stage{i}": stage.func for i, stage in enumerate(staged.stages)})
-    made = shaders(mod, precision)
-    return [made[f"stage{i}"] for i in range(len(staged.stages))]
+    return [_shader(stage.func, precision) for stage in staged.stages]
+
+
+@lru_cache(maxsize=KEPT)
+def _shader(func: tirx.PrimFunc, precision: Precision) -> Shader:
+    """The shader of a kernel."""
+    (made,) = shaders(tvm.IRModule({"kernel": func}), precision).values()
+    return made
+
+
+@lru_cache(maxsize=KEPT)
+def _pipeline(source: str, entry: str) -> Any:
+    """The pipeline of a shader on the device."""
+    module = device().create_shader_module(code=source)
+    return device().create_compute_pipeline(layout="auto", compute={"module": module, "entry_point": entry})
 
 
 def run(staged: Staged, precision: Precision, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -71,10 +86,7 @@ def _padded(array: np.ndarray) -> bytes:
 
 
 def _dispatch(gpu: Any, encoder: Any, shader: Shader, buffers: list[Any]) -> None:
-    module = gpu.create_shader_module(code=shader.source)
-    pipeline = gpu.create_compute_pipeline(
-        layout="auto", compute={"module": module, "entry_point": shader.entry}
-    )
+    pipeline = _pipeline(shader.source, shader.entry)
     uniform = gpu.create_buffer_with_data(
         data=np.array([shader.grid[0] - 1], np.uint32).tobytes(), usage=wgpu.BufferUsage.UNIFORM
     )

@@ -151,6 +151,10 @@ def grouped_linears(dtype: str) -> dict[str, tuple[Precision, Linear]]:
     return out | {"tile": ("f16", Linear(16, Matrix(4096, 96, 4, 32), "float32", dtype, norm=1e-5))}
 
 
+FUSED = tuple(name for name in class_linears("integrated") if name in class_linears("discrete"))
+"""Matmuls that integrated GPUs have in float32 and discrete ones in float16."""
+
+
 PIECE = 192 * 576 // 2
 """Bytes of the codes of 192 columns of q4 with 576 inputs."""
 
@@ -385,7 +389,7 @@ def paged_inputs(job: Attend | RopeAppend, rng: np.random.Generator) -> dict[str
     context = job.pages_per_slot * job.page_size
     pages = job.slots * job.pages_per_slot
     arrays = random_inputs(job, rng, pages, context)
-    lengths = {2: context - 9, 0: 70, 3: 129} if job.slots > 3 else {0: context}
+    lengths = {2: context - 9, 0: min(70, context), 3: min(129, context)} if job.slots > 3 else {0: context}
     used = max(job.m - 1, 1)
     for i in range(used):
         slot = list(lengths)[i % len(lengths)]

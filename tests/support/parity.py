@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
@@ -36,25 +38,36 @@ def opened(
     device_class: DeviceClass = "software",
     buckets: Buckets = SMALL,
 ) -> Iterator[Engine]:
-    """An engine of the case on `target` or `target-precision`, built in the folder at first use."""
+    """An engine of the case on `target` or `target-precision`, built in the folder with programs of that
+    precision only.
+    """
     require(backend)
     target, _, precision = backend.partition("-")
-    if not (folder / target).exists():  # another precision of the target has built it
-        source = str(checkpoint(case))
-        build(
-            BuildOptions(
-                source,
-                folder,
-                (target,),
-                "none",
-                buckets=buckets,
-                device_classes=(device_class,),
-                context=case.context,
-                cpu_features=("native",),
-            )
-        )
+    options = BuildOptions(
+        str(checkpoint(case)),
+        folder,
+        (target,),
+        "none",
+        buckets=buckets,
+        device_classes=(device_class,),
+        context=case.context,
+        cpu_features=("native",),
+    )
+    with only(target, precision):
+        build(options)
     with Engine.load(folder / target, kv_memory="4MB", precision=precision or None) as engine:
         yield engine
+
+
+@contextmanager
+def only(target: str, precision: str) -> Iterator[None]:
+    """Within it a GPU target has programs of one precision: the others would cost as much to compile."""
+    if target not in ("webgpu", "vulkan") or not precision:
+        yield
+        return
+    module = import_module(f"nearfar.targets.{target}.target")
+    with patch.object(module, "VARIANTS", tuple(v for v in module.VARIANTS if v.precision == precision)):
+        yield
 
 
 def check_answers(case: Case, engine: Engine) -> None:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tvm
+from tvm import tirx
 
 from nearfar.targets.kernels import Precision, Staged
 from nearfar.targets.vulkan import Module, modules
@@ -31,6 +34,20 @@ STORAGE = vk.VK_DESCRIPTOR_TYPE_STORAGE_BUFFER
 COMPUTE = vk.VK_SHADER_STAGE_COMPUTE_BIT
 DOT_PRODUCT = "VK_KHR_shader_integer_dot_product"
 COOPERATIVE = "VK_KHR_cooperative_matrix"
+
+
+KEPT = 64
+"""Kernels whose modules and pipelines are kept: a test runs a kernel several times."""
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A kernel on the device, and what it was made from."""
+
+    layout: Any
+    outer: Any
+    shader: Any
+    pipeline: Any
 
 
 class Device:
@@ -53,6 +70,7 @@ class Device:
         self._memory = vk.vkGetPhysicalDeviceMemoryProperties(self._gpu)
         info = vk.VkCommandPoolCreateInfo(queueFamilyIndex=self._family)
         self._pool = vk.vkCreateCommandPool(self._device, info, None)
+        self._kept: OrderedDict[tuple[bytes, str, int], Pipeline] = OrderedDict()
 
     def _open(self) -> None:
         """What the device offers of features that kernels may need is switched on as it was found."""
@@ -83,21 +101,12 @@ class Device:
     def run(self, module: Module, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
         """The arrays, in the order of the module's bindings, after one dispatch."""
         held = [self._buffer(array) for array in arrays]
-        bindings = [vk.VkDescriptorSetLayoutBinding(i, STORAGE, 1, COMPUTE) for i in range(len(held))]
-        kind = vk.VkDescriptorSetLayoutCreateInfo(bindingCount=len(held), pBindings=bindings)
-        layout = vk.vkCreateDescriptorSetLayout(self._device, kind, None)
-        outline = vk.VkPipelineLayoutCreateInfo(setLayoutCount=1, pSetLayouts=[layout])
-        outer = vk.vkCreatePipelineLayout(self._device, outline, None)
-        code = vk.VkShaderModuleCreateInfo(codeSize=len(module.code), pCode=module.code)
-        shader = vk.vkCreateShaderModule(self._device, code, None)
-        stage = vk.VkPipelineShaderStageCreateInfo(stage=COMPUTE, module=shader, pName=module.entry)
-        info = vk.VkComputePipelineCreateInfo(stage=stage, layout=outer)
-        pipeline = vk.vkCreateComputePipelines(self._device, None, 1, [info], None)[0]
+        made = self._pipeline(module, len(held))
         sizes = [vk.VkDescriptorPoolSize(STORAGE, len(held))]
         pooled = vk.VkDescriptorPoolCreateInfo(maxSets=1, poolSizeCount=1, pPoolSizes=sizes)
         pool = vk.vkCreateDescriptorPool(self._device, pooled, None)
         wanted = vk.VkDescriptorSetAllocateInfo(
-            descriptorPool=pool, descriptorSetCount=1, pSetLayouts=[layout]
+            descriptorPool=pool, descriptorSetCount=1, pSetLayouts=[made.layout]
         )
         bound = vk.vkAllocateDescriptorSets(self._device, wanted)[0]
         writes = [
@@ -108,20 +117,41 @@ class Device:
             for i, (buffer, _, _) in enumerate(held)
         ]  # fmt: skip
         vk.vkUpdateDescriptorSets(self._device, len(writes), writes, 0, None)
-        self._submit(pipeline, outer, bound, module.grid)
+        self._submit(made, bound, module.grid)
         out = [
             np.frombuffer(bytes(mapped[: a.nbytes]), a.dtype).reshape(a.shape)
             for (_, _, mapped), a in zip(held, arrays, strict=True)
         ]
         vk.vkDestroyDescriptorPool(self._device, pool, None)
-        vk.vkDestroyPipeline(self._device, pipeline, None)
-        vk.vkDestroyShaderModule(self._device, shader, None)
-        vk.vkDestroyPipelineLayout(self._device, outer, None)
-        vk.vkDestroyDescriptorSetLayout(self._device, layout, None)
         for buffer, memory, _ in held:
             vk.vkDestroyBuffer(self._device, buffer, None)
             vk.vkFreeMemory(self._device, memory, None)
         return out
+
+    def _pipeline(self, module: Module, bound: int) -> Pipeline:
+        """A kernel over so many buffers, made anew only if others have pushed it out since."""
+        key = module.code, module.entry, bound
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        bindings = [vk.VkDescriptorSetLayoutBinding(i, STORAGE, 1, COMPUTE) for i in range(bound)]
+        kind = vk.VkDescriptorSetLayoutCreateInfo(bindingCount=bound, pBindings=bindings)
+        layout = vk.vkCreateDescriptorSetLayout(self._device, kind, None)
+        outline = vk.VkPipelineLayoutCreateInfo(setLayoutCount=1, pSetLayouts=[layout])
+        outer = vk.vkCreatePipelineLayout(self._device, outline, None)
+        code = vk.VkShaderModuleCreateInfo(codeSize=len(module.code), pCode=module.code)
+        shader = vk.vkCreateShaderModule(self._device, code, None)
+        stage = vk.VkPipelineShaderStageCreateInfo(stage=COMPUTE, module=shader, pName=module.entry)
+        info = vk.VkComputePipelineCreateInfo(stage=stage, layout=outer)
+        pipeline = vk.vkCreateComputePipelines(self._device, None, 1, [info], None)[0]
+        self._kept[key] = Pipeline(layout, outer, shader, pipeline)
+        if len(self._kept) > KEPT:
+            _, old = self._kept.popitem(last=False)
+            vk.vkDestroyPipeline(self._device, old.pipeline, None)
+            vk.vkDestroyShaderModule(self._device, old.shader, None)
+            vk.vkDestroyPipelineLayout(self._device, old.outer, None)
+            vk.vkDestroyDescriptorSetLayout(self._device, old.layout, None)
+        return self._kept[key]
 
     def _buffer(self, array: np.ndarray) -> tuple[Any, Any, Any]:
         """A buffer with the array in it, its memory, and that as the host sees it."""
@@ -143,13 +173,13 @@ class Device:
         mapped[: len(data)] = data
         return buffer, memory, mapped
 
-    def _submit(self, pipeline: Any, layout: Any, bound: Any, grid: tuple[int, int, int]) -> None:
+    def _submit(self, made: Pipeline, bound: Any, grid: tuple[int, int, int]) -> None:
         info = vk.VkCommandBufferAllocateInfo(commandPool=self._pool, commandBufferCount=1)
         commands = vk.vkAllocateCommandBuffers(self._device, info)[0]
         vk.vkBeginCommandBuffer(commands, vk.VkCommandBufferBeginInfo())
-        vk.vkCmdBindPipeline(commands, vk.VK_PIPELINE_BIND_POINT_COMPUTE, pipeline)
+        vk.vkCmdBindPipeline(commands, vk.VK_PIPELINE_BIND_POINT_COMPUTE, made.pipeline)
         vk.vkCmdBindDescriptorSets(
-            commands, vk.VK_PIPELINE_BIND_POINT_COMPUTE, layout, 0, 1, [bound], 0, None
+            commands, vk.VK_PIPELINE_BIND_POINT_COMPUTE, made.outer, 0, 1, [bound], 0, None
         )
         vk.vkCmdDispatch(commands, *grid)
         vk.vkEndCommandBuffer(commands)
@@ -190,11 +220,16 @@ def run(staged: Staged, _precision: Precision, arrays: dict[str, np.ndarray]) ->
     held = dict(arrays)
     for i, (shape, dtype) in enumerate(staged.scratch):
         held[f"scratch:{i}"] = np.zeros(shape, dtype)
-    made = modules(tvm.IRModule({f"stage{i}": stage.func for i, stage in enumerate(staged.stages)}))
-    if shutil.which("spirv-val"):
-        for module in made.values():
-            validate(module.code)
-    for i, stage in enumerate(staged.stages):
-        after = run_module(made[f"stage{i}"], [held[arg] for arg in stage.args])
+    for stage in staged.stages:
+        after = run_module(_module(stage.func), [held[arg] for arg in stage.args])
         held.update(zip(stage.args, after, strict=True))
     return held
+
+
+@lru_cache(maxsize=KEPT)
+def _module(func: tirx.PrimFunc) -> Module:
+    """The module of a kernel, which is valid."""
+    (made,) = modules(tvm.IRModule({"kernel": func})).values()
+    if shutil.which("spirv-val"):
+        validate(made.code)
+    return made

@@ -1,0 +1,206 @@
+"""Every kernel of the GPU targets against NumPy, as WGSL through wgpu and as SPIR-V through Vulkan.
+
+Without a GPU both run on lavapipe, where LLVM's compile of a kernel costs more than all else: 0.3 to 1.8 CPU
+seconds. So each case runs once in each run of the tests, and what a case is multiplied with (targets,
+precisions, rows that the same kind of kernel takes) runs in turns.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from nearfar.format.manifest import Float
+from nearfar.targets.jobs import Activation, Attend, Embed, GraphJob, Linear, RopeAppend
+from nearfar.targets.kernels import Precision
+from tests.support import gpu_jobs, int8_jobs
+from tests.support.turns import in_turns
+
+from .gpu_harness import DTYPES, PRECISIONS, TARGETS, about, kernels, runner
+
+ROWS = {"few": (1, 4), "many": (16, 64)}
+"""Rows of a matmul by the kind of kernel that takes them: a matvec, tiles."""
+KINDS = pytest.mark.parametrize("rows", ROWS)
+WHICH = pytest.mark.parametrize("which", [0, 1])
+
+
+def check(job: GraphJob, target: str, precision: Precision) -> None:
+    gpu_jobs.check(kernels(target, precision), runner(target), precision, job)
+
+
+MATRICES = {
+    f"{name}-{matrix.n}x{matrix.k}": matrix
+    for named in (gpu_jobs.MATRICES, gpu_jobs.SCHEMES)
+    for name, matrix in named.items()
+}
+
+
+@in_turns("target", "precision", "m")
+@TARGETS
+@PRECISIONS
+@pytest.mark.parametrize("m", [1, 16, 4, 64])
+@pytest.mark.parametrize("matrix", MATRICES)
+def test_matrices(matrix: str, m: int, precision: Precision, target: str) -> None:
+    check(Linear(m, MATRICES[matrix], DTYPES[precision], DTYPES[precision]), target, precision)
+
+
+@in_turns("target", "scale")
+@TARGETS
+@pytest.mark.parametrize("scale", [1.0, 2304**0.5])
+@pytest.mark.parametrize("matrix", MATRICES)
+def test_embed(matrix: str, scale: float, target: str) -> None:
+    check(Embed(4, MATRICES[matrix], scale), target, "f32")
+
+
+@in_turns("target", "precision", "which")
+@TARGETS
+@PRECISIONS
+@WHICH
+@KINDS
+@pytest.mark.parametrize("variant", gpu_jobs.LINEARS)
+def test_linear_variants(variant: str, rows: str, which: int, precision: Precision, target: str) -> None:
+    check(gpu_jobs.linears(DTYPES[precision])[variant](ROWS[rows][which]), target, precision)
+
+
+@in_turns("target")
+@TARGETS
+@pytest.mark.parametrize("gate", [None, "silu", "gelu_tanh", "gelu_erf", "relu2"])
+@pytest.mark.parametrize("m", [1, 64])
+def test_float16_stores_saturate(m: int, gate: Activation | None, target: str) -> None:
+    gpu_jobs.check_saturation(kernels(target, "f16"), runner(target), m, gate)
+
+
+@in_turns("target")
+@TARGETS
+def test_activations_and_softcap(target: str) -> None:
+    gpu_jobs.check_functions(kernels(target, "f32"), runner(target))
+
+
+@in_turns("target")
+@TARGETS
+@pytest.mark.parametrize("name", gpu_jobs.NORMS)
+def test_norm(name: str, target: str) -> None:
+    check(gpu_jobs.NORMS[name], target, "f32")
+
+
+@in_turns("target", "precision")
+@TARGETS
+@PRECISIONS
+@pytest.mark.parametrize("shape", gpu_jobs.SHAPES, ids=str)
+def test_attention(shape: tuple[int, int, int, int], precision: Precision, target: str) -> None:
+    check(gpu_jobs.paged(Attend, shape, DTYPES[precision]), target, precision)
+
+
+HEADS = {"few": ((1, 8, 4, 8), (4, 9, 3, 64)), "many": ((16, 4, 1, 80), (16, 9, 3, 80))}
+
+
+@in_turns("target", "precision", "which")
+@TARGETS
+@PRECISIONS
+@WHICH
+@KINDS
+@pytest.mark.parametrize("flags", gpu_jobs.ATTENDS)
+def test_attention_flags(flags: str, rows: str, which: int, precision: Precision, target: str) -> None:
+    """Pages that no row sees are not there: lavapipe would fault."""
+    shape = HEADS[rows][which]
+    check(gpu_jobs.paged(Attend, shape, DTYPES[precision], **gpu_jobs.ATTENDS[flags]), target, precision)
+
+
+@in_turns("target")
+@TARGETS
+@pytest.mark.parametrize("flags", ["plain", "all"])
+@pytest.mark.parametrize("m", [1, 4, 16])
+def test_attention_of_32768_positions(m: int, flags: str, target: str) -> None:
+    check(gpu_jobs.long_attention(m, "float32", **gpu_jobs.ATTENDS[flags]), target, "f32")
+
+
+@in_turns("target", "precision", "norm_eps")
+@TARGETS
+@PRECISIONS
+@pytest.mark.parametrize("norm_eps", [None, 1e-6])
+@pytest.mark.parametrize("shape", gpu_jobs.SHAPES, ids=str)
+def test_rope_append(
+    shape: tuple[int, int, int, int], norm_eps: float | None, precision: Precision, target: str
+) -> None:
+    check(gpu_jobs.paged(RopeAppend, shape, DTYPES[precision], norm_eps=norm_eps), target, precision)
+
+
+@in_turns("target", "precision", "shape")
+@TARGETS
+@PRECISIONS
+@pytest.mark.parametrize("shape", [(1, 8, 4, 8), (4, 9, 3, 64), (16, 40, 2, 24)], ids=str)
+@pytest.mark.parametrize("flags", gpu_jobs.ROPES)
+def test_rope_append_flags(
+    flags: str, shape: tuple[int, int, int, int], precision: Precision, target: str
+) -> None:
+    job = gpu_jobs.paged(RopeAppend, shape, DTYPES[precision], **gpu_jobs.ROPES[flags])
+    check(job, target, precision)
+
+
+@in_turns("target", "device")
+@TARGETS
+@pytest.mark.parametrize("device", ["integrated", "discrete"])
+@pytest.mark.parametrize("name", gpu_jobs.FUSED)
+def test_what_is_fused_by_class(name: str, device: str, target: str) -> None:
+    precision, job = gpu_jobs.class_linears(device)[name]
+    gpu_jobs.check(kernels(target, precision, device), runner(target), precision, job)
+
+
+@in_turns("target")
+@TARGETS
+@pytest.mark.parametrize(
+    ("device", "name"),
+    [(d, n) for d in gpu_jobs.GPU_CLASSES for n in gpu_jobs.class_linears(d) if n not in gpu_jobs.FUSED],
+)
+def test_linear_by_class(device: str, name: str, target: str) -> None:
+    precision, job = gpu_jobs.class_linears(device)[name]
+    gpu_jobs.check(kernels(target, precision, device), runner(target), precision, job)
+
+
+@in_turns("target")
+@TARGETS
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_inputs_of_any_size(dtype: Float, target: str) -> None:
+    """Nothing overflows in float16, and what is small is lost beside what is large in its own block only."""
+    for name in gpu_jobs.UNEVEN:
+        with about(name):
+            gpu_jobs.check_uneven(kernels(target, "f16", "discrete"), runner(target), name, dtype)
+
+
+@in_turns("target", "device")
+@TARGETS
+@pytest.mark.parametrize("device", ["software", "discrete"])
+@pytest.mark.parametrize("name", gpu_jobs.in_pieces("float32"))
+def test_matrices_in_pieces(name: str, device: str, target: str) -> None:
+    precision: Precision = "f32" if device == "software" else "f16"
+    made = kernels(target, precision, device, binding=gpu_jobs.PIECE)
+    job = gpu_jobs.in_pieces(made.activations)[name]
+    assert len(made.parts(job.matrix)) > 2 or not job.matrix.quantized
+    gpu_jobs.check(made, runner(target), precision, job)
+
+
+@in_turns("target", "device")
+@TARGETS
+@pytest.mark.parametrize("device", gpu_jobs.GPU_CLASSES)
+@pytest.mark.parametrize("name", int8_jobs.jobs("float32"))
+def test_linear_of_bytes(name: str, device: str, target: str) -> None:
+    precision: Precision = "f16" if device == "discrete" else "f32"
+    made = kernels(target, precision, device, "int8")
+    int8_jobs.check(made, runner(target), precision, int8_jobs.jobs(DTYPES[precision])[name])
+
+
+@in_turns("target")
+@TARGETS
+def test_bytes_of_no_number(target: str) -> None:
+    int8_jobs.check_not_finite(kernels(target, "f32", "mobile", "int8"), runner(target))
+
+
+def test_no_number_in_a_shader_is_one_that_gpus_take_for_0() -> None:
+    """TVM writes seven digits: 2^-126 was below the least normal number, and 0 divided by it NaN."""
+    from . import webgpu_harness
+
+    staged = kernels("webgpu", "f32", "mobile", "int8").stages(int8_jobs.jobs("float32")["norm"])
+    for shader in webgpu_harness.compile_staged(staged, "f32"):
+        numbers = [float(number) for number in re.findall(r"(\d[\d.]*e-\d+)f", shader.source)]
+        assert all(number >= 2.0**-126 for number in numbers)
