@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from nearfar.edge_runtime import Engine, SamplingParams
 from tests.shared_data import shared_data
 from tests.support.backends import (
+    BACKENDS,
     Lab,
     Transformers,
     executor,
@@ -21,6 +23,7 @@ from tests.support.backends import (
     transformers_of,
 )
 from tests.support.numpy_executor import sample_row
+from tests.support.turns import paired
 
 TOLERANCE = {"f32": 1e-3, "f16": 0.15}
 # cpu rounds the inputs of quantized matrices to 16-bit integers: 2.5e-3 measured over 700 positions, logits
@@ -70,6 +73,29 @@ BORDERS = (
     700,
 )
 
+SOFTWARE = [name for name in BACKENDS if name.partition("-")[0] in ("webgpu", "vulkan")]
+"""GPUs, which software plays in tests: a program of theirs takes seconds to compile, a long prompt too."""
+SCHEMES = [
+    *((backend, "q4") for backend in BACKENDS),
+    *((backend, "q8") for backend in BACKENDS if backend not in SOFTWARE),
+    *((backend, quant) for quant, backend in paired(("q8",), SOFTWARE)),
+]
+SLOW = ["mlx", *SOFTWARE]
+QUARTERS = 4
+PARTS, ALL = paired(SLOW, range(QUARTERS)), paired(["cpu"], range(QUARTERS))
+"""A quarter of BORDERS has lengths at, below and above borders of pages and of steps."""
+
+
+def lengths_of(backend: str) -> Sequence[int]:
+    """Of prompts on a backend in this run. On cpu each border and a quarter of all lengths; elsewhere each
+    border, where a prompt is slow a quarter of them. Together the turns cover all lengths and all borders.
+    """
+    if backend == "cpu":
+        return sorted({*BORDERS, *(length for _, part in ALL for length in range(1 + part, 701, QUARTERS))})
+    if backend not in SLOW:
+        return BORDERS
+    return sorted(length for slow, part in PARTS if slow == backend for length in BORDERS[part::QUARTERS])
+
 
 def text(name: str = "heldout.txt", skip: int = 0) -> str:
     """Running text to make prompts from."""
@@ -101,7 +127,7 @@ def test_logits_are_those_of_transformers(stories: Engine, stories_reference: Tr
         assert np.abs(last_logits(stories, tokens[:length]) - expected[length - 1]).max() < tolerance(stories)
 
 
-@pytest.mark.parametrize("quant", ["q4", "q8"])
+@pytest.mark.parametrize(("backend", "quant"), SCHEMES, indirect=["backend"])
 def test_greedy_tokens_are_those_of_transformers_on_dequantized_weights(
     lab: Lab, backend: str, quant: str
 ) -> None:
@@ -122,8 +148,7 @@ def test_every_prompt_length_gives_what_one_unbroken_prefill_gives(
     tokens = classics.asynchronous.codec.encode(text())[:700]
     expected = classics_reference.logits(tokens)
     worst = 0.0
-    lengths = {"cpu": range(1, 701), "vulkan-f16": BORDERS[::6]}.get(backend, BORDERS)
-    for length in lengths:
+    for length in lengths_of(backend):
         # A cold start, but for the steps of 256 rows that are the same for the lengths before it.
         forget(classics, keep=(length - 1) // 256 * 16)
         worst = max(worst, float(np.abs(last_logits(classics, tokens[:length]) - expected[length - 1]).max()))

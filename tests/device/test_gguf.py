@@ -15,7 +15,7 @@ from nearfar.errors import CheckpointError
 from tests.support import gguf_files, tiny
 from tests.support.architectures import CASES, Case, checkpoint
 from tests.support.packed import CONFIG, answer, greedy, linear, weights, write
-from tests.support.parity import check_answers
+from tests.support.parity import SMALL, check_answers
 
 ARCHITECTURES = {
     "llama-plain", "llama-tied", "llama-biased", "llama-linear", "llama-yarn", "mistral-window",
@@ -42,8 +42,9 @@ def cases() -> list[Case]:
 def test_floats_answer_as_transformers(case: Case, tmp_path: Path) -> None:
     file = gguf_files.write(checkpoint(case), tmp_path / "a-model")  # told by what is in it
     options = BuildOptions(
-        str(file), tmp_path / "out", ("cpu",), quant="none", cpu_features=("native",), context=case.context
-    )
+        str(file), tmp_path / "out", ("cpu",), quant="none", cpu_features=("native",), context=case.context,
+        buckets=SMALL,
+    )  # fmt: skip
     (root,) = build(options)
     with Engine.load(root, kv_memory="4MB") as engine:
         check_answers(case, engine)

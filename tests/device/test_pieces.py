@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -20,15 +21,21 @@ from nearfar.targets.planned import PlannedTarget
 from tests.support.backends import require
 from tests.support.browser import browser, new_page, serve
 from tests.support.paths import ROOT
+from tests.support.turns import paired
 
 PIECE = 90_000
 """Bytes: the sample's embedding of 2,048 by 256 takes 262,144 in q4, its gate and up 180,224."""
 PROMPT = "<|user|>Tell me a story about a fox.<|end|><|assistant|>"
-TARGETS = pytest.mark.parametrize("target", ["vulkan", "webgpu"])
+TARGETS, CLASSES = ("vulkan", "webgpu"), ("software", "discrete")
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int, str], Path]:
+    """The sample in q4 for a target, a binding of so many bytes, and a class: built once."""
+    return cache(lambda *of: built(tmp_path_factory.mktemp("pieces"), *of))
 
 
 def built(folder: Path, target: str, binding: int, device_class: str) -> Path:
-    """The sample in q4 for a target, a binding of so many bytes."""
     own = target_of(target)
     assert isinstance(own, PlannedTarget)
     made = variants(vectors=target == "vulkan", binding=binding)
@@ -50,12 +57,12 @@ def answers(path: Path, target: str) -> Iterator[str]:
             yield done.choices[0].text
 
 
-@TARGETS
-@pytest.mark.parametrize("device_class", ["software", "discrete"])
-def test_the_text_is_that_of_whole_matrices(target: str, device_class: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("target", "device_class"), paired(TARGETS, CLASSES))
+def test_the_text_is_that_of_whole_matrices(
+    target: str, device_class: str, sample: Callable[[str, int, str], Path]
+) -> None:
     require(target)
-    whole = built(tmp_path / "whole", target, BINDING, device_class)
-    cut = built(tmp_path / "cut", target, PIECE, device_class)
+    whole, cut = (sample(target, binding, device_class) for binding in (BINDING, PIECE))
     tensors = [tensor.name for tensor in Artifact.open(cut).manifest.weights.tensors]
     assert [name for name in tensors if name.startswith("embed")] == [
         f"embed.{part}.{piece}" for piece in range(4) for part in ("codes", "scale_bias")
@@ -72,11 +79,11 @@ def bytes_of(path: Path) -> list[int]:
     return [tensor.bytes for tensor in Artifact.open(path).manifest.weights.tensors]
 
 
-def test_the_text_is_the_same_in_chromium(tmp_path: Path) -> None:
+def test_the_text_is_the_same_in_chromium(sample: Callable[[str, int, str], Path]) -> None:
     said = []
     with browser() as chromium:
         for binding in (BINDING, PIECE):
-            path = built(tmp_path / str(binding), "webgpu", binding, "software")
+            path = sample("webgpu", binding, "software")
             with serve(path.parent) as address:
                 page = new_page(chromium, address)
                 said.append(page.answer(prompt=PROMPT, max_tokens=40, temperature=0, raw=1))

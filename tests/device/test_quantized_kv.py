@@ -31,6 +31,7 @@ from tests.shared_data import shared_data
 from tests.support import quantized_kv
 from tests.support.backends import cached_pages, executor, forget, greedy, kv_dtype, last_logits, require
 from tests.support.browser import browser, new_page, serve
+from tests.support.turns import in_turns, paired
 from tests.support.wasm_executor import open_wasm, require_node
 
 BOUND = {8: 0.002, 4: 0.02}
@@ -46,6 +47,11 @@ PROMPT = "It was in the evening of the same day that we came to the house"
 
 
 TARGETS = ("cpu", "webgpu", "vulkan")
+SHORT = (8, 4)
+PLACES = [*(("cpu", bits) for bits in SHORT), *paired(TARGETS[1:], SHORT)]
+"""Target and bits. Software that plays a GPU takes 10 CPU seconds for a program: a run has one on each.
+Kernels over both are in test_quantized_kv_gpu.py.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +66,21 @@ def everywhere(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return options.out
 
 
-@pytest.fixture(scope="module", params=TARGETS)
-def target(request: pytest.FixtureRequest) -> str:
-    require(request.param)
-    return str(request.param)
+@pytest.fixture(scope="module", params=PLACES, ids=lambda place: f"{place[0]}-{place[1]}")
+def place(request: pytest.FixtureRequest) -> tuple[str, int]:
+    made: tuple[str, int] = request.param
+    require(made[0])
+    return made
+
+
+@pytest.fixture(scope="module")
+def target(place: tuple[str, int]) -> str:
+    return place[0]
+
+
+@pytest.fixture(scope="module")
+def bits(place: tuple[str, int]) -> int:
+    return place[1]
 
 
 @pytest.fixture(params=TARGETS[1:])
@@ -93,11 +110,6 @@ def engines(built: Path) -> Iterator[dict[int, Engine]]:
     yield made
     for engine in made.values():
         engine.close()
-
-
-@pytest.fixture(scope="module", params=[8, 4])
-def bits(request: pytest.FixtureRequest) -> int:
-    return int(request.param)
 
 
 @pytest.fixture
@@ -224,6 +236,8 @@ def test_pages_hold_the_codes_of_what_a_cache_of_floats_holds(
         assert len(np.unique(told["codes"])) > 100
 
 
+@in_turns("bits", "precision")
+@pytest.mark.parametrize("bits", SHORT)
 @pytest.mark.parametrize("precision", ["f32", "f16"])
 def test_logits_are_those_of_the_cpu(everywhere: Path, gpu: str, bits: int, precision: str) -> None:
     """And so is the cache: a code is on the other side of the middle of two where sums were, and all of a
@@ -245,6 +259,8 @@ def test_logits_are_those_of_the_cpu(everywhere: Path, gpu: str, bits: int, prec
         assert (mine != cpus).mean() < (0.02 if precision == "f32" else 0.2)
 
 
+@in_turns("bits")
+@pytest.mark.parametrize("bits", SHORT)
 def test_a_snapshot_of_the_cpu_goes_on_here(everywhere: Path, gpu: str, bits: int, tmp_path: Path) -> None:
     options: dict[str, Any] = {"kv_bits": bits, "kv_memory": "4MB", "verify": False}
     with (
@@ -260,6 +276,7 @@ def test_a_snapshot_of_the_cpu_goes_on_here(everywhere: Path, gpu: str, bits: in
         assert np.abs(last_logits(here, tokens) - wanted).max() < TOLERANCE[bits]
 
 
+@pytest.mark.parametrize("bits", SHORT)
 def test_the_same_kernels_in_webassembly(everywhere: Path, bits: int, in_wasm: Path) -> None:
     """Which has no float16: its scales are read and written bit by bit."""
     with (

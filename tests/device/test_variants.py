@@ -23,19 +23,27 @@ from nearfar.format.adapters import Adapter, class_of
 from nearfar.format.manifest import Program
 from tests.support.backends import require
 from tests.support.paths import ROOT
+from tests.support.turns import paired
 
 UNKNOWN = Adapter("", "", "a GPU that nobody knows", "1.0", "other")
 SETTINGS = Settings((8,), 128)
+STEPS = ((1, 16), (1,))
+"""Rows of the steps of an artifact, in turns: to compile steps of 16 rows for the classes of a trial takes
+longer than all that is tested here.
+"""
 
 
-@pytest.fixture(scope="module", params=["vulkan", "webgpu"])
+@pytest.fixture(
+    scope="module", params=paired(("vulkan", "webgpu"), STEPS), ids=lambda made: f"{made[0]}-{made[1][-1]}"
+)
 def artifact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Artifact:
     """The sample for an unknown GPU's class and its neighbour's."""
-    require(request.param)
+    target, steps = request.param
+    require(target)
     classes = ("integrated", "discrete")
     options = BuildOptions(
-        str(ROOT / "examples/sample-model"), tmp_path_factory.mktemp("built"), (request.param,), "q4",
-        buckets=Buckets((1, 16), (1,)), device_classes=classes,
+        str(ROOT / "examples/sample-model"), tmp_path_factory.mktemp("built"), (target,), "q4",
+        buckets=Buckets(steps, (1,)), device_classes=classes,
     )  # fmt: skip
     return Artifact.open(build(options)[0])
 

@@ -16,6 +16,7 @@ from nearfar.edge_runtime.artifact.budget import page_bytes
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from tests.support.architectures import Case, case, checkpoint, prompt, reference
 from tests.support.backends import executor, forget, greedy, require
+from tests.support.turns import paired
 
 WINDOW, CONTEXT = 32, 32768
 EVERYWHERE = case("mistral", "windows", sliding_window=WINDOW, max_position_embeddings=CONTEXT)
@@ -28,16 +29,34 @@ TOLERANCE = 2e-3
 """Of the largest logit: other orders of summation."""
 
 
-@pytest.fixture(scope="module", params=[EVERYWHERE, HYBRID], ids=["everywhere", "hybrid"])
-def model(request: pytest.FixtureRequest) -> Case:
-    made: Case = request.param
+CASES = (EVERYWHERE, HYBRID)
+PLACES = [
+    *((backend, model) for backend in ("cpu", "mlx") for model in CASES),
+    *paired(("webgpu-f32", "vulkan-f32"), CASES),
+]
+"""A software GPU takes 15 CPU seconds to compile an engine: it has one of the models in a run."""
+
+
+def named(place: tuple[str, Case]) -> str:
+    return "-".join(map(str, place))
+
+
+@pytest.fixture(scope="module", params=PLACES, ids=named)
+def place(request: pytest.FixtureRequest) -> tuple[str, Case]:
+    made: tuple[str, Case] = request.param
+    require(made[0])
     return made
 
 
-@pytest.fixture(scope="module", params=["cpu", "mlx", "webgpu-f32", "vulkan-f32"])
-def artifact(request: pytest.FixtureRequest, model: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    require(request.param)
-    target = str(request.param).partition("-")[0]
+@pytest.fixture(scope="module")
+def model(place: tuple[str, Case]) -> Case:
+    return place[1]
+
+
+@pytest.fixture(scope="module")
+def artifact(place: tuple[str, Case], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    backend, model = place
+    target = backend.partition("-")[0]
     out = tmp_path_factory.mktemp(str(model))
     build(
         BuildOptions(
@@ -103,7 +122,7 @@ def test_memory_by_context_grows_only_where_there_is_no_window(artifact: Path, m
     }
 
 
-@pytest.mark.parametrize("artifact", ["cpu"], indirect=True)
+@pytest.mark.parametrize("place", [("cpu", model) for model in CASES], indirect=True, ids=named)
 def test_a_text_goes_on_past_8k_positions_in_a_cache_of_little_more_than_its_windows(
     artifact: Path, model: Case, engine: Engine
 ) -> None:

@@ -16,10 +16,12 @@ import subprocess
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
+First = TypeVar("First")
+Second = TypeVar("Second")
 VARIABLE = "NEARFAR_TURN"
 ALL = "all"
 _MARK = "in_turns"
@@ -30,6 +32,18 @@ _TURNS = 5040
 def in_turns(*names: str) -> pytest.MarkDecorator:
     """Marks a test of which a run takes one combination of the parameters `names` for each of the others."""
     return getattr(pytest.mark, _MARK)(*names)
+
+
+def paired(firsts: Sequence[First], seconds: Sequence[Second]) -> list[tuple[First, Second]]:
+    """Each of the firsts with one of the seconds in this turn, with each of them where all turns run.
+
+    For the params of a fixture that is dear to make (an artifact, an engine): a mark would let each test of
+    the file choose another one.
+    """
+    number = turn()
+    if number is None:
+        return [(first, second) for first in firsts for second in seconds]
+    return [(first, seconds[(number + at) % len(seconds)]) for at, first in enumerate(firsts)]
 
 
 def turn() -> int | None:
