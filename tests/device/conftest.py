@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
 
+from nearfar.cli.build import without
 from nearfar.edge_runtime import Engine
 from tests.support.artifacts import Built
 from tests.support.backends import BACKENDS, Lab, Transformers, transformers_of
+
+# TVM imports PyTorch where it is installed: 2 CPU seconds for each process that collects these tests.
+with without("torch"), contextlib.suppress(ImportError):
+    import tvm  # noqa: F401
 
 
 @pytest.fixture(scope="session")

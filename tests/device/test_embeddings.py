@@ -13,7 +13,6 @@ from typing import Any
 import httpx
 import numpy as np
 import numpy.typing as npt
-import openai
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -25,8 +24,11 @@ from nearfar.fallback_server.engines.opening import EngineOptions, open_engine
 from tests.support.architectures import CASES, checkpoint, prompt
 from tests.support.backends import executor, require
 from tests.support.browser import browser, new_page, serve
+from tests.support.late import late
 from tests.support.paths import WEB, node
 from tests.support.servers import RunningServer
+
+openai = late("openai")
 
 Vectors = npt.NDArray[Any]
 CASE = next(case for case in CASES if case.model_type == "qwen3")

@@ -21,10 +21,11 @@ from nearfar.build.weights.quantize import Scheme, quantize
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.format.manifest import schema
 from tests.shared_data import shared_data
+from tests.support.late import late
 from tests.support.paths import ROOT
 
 mx = pytest.importorskip("mlx.core", reason="mlx is not installed")
-mlx_lm = pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
+mlx_lm = late("mlx_lm", reason="mlx-lm is not installed")
 
 SAMPLE = ROOT / "examples" / "sample-model"
 GOLDEN_TOKENS = 199

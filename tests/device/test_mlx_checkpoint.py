@@ -14,10 +14,11 @@ from nearfar.build.source import open_source
 from nearfar.build.weights.quantize import dequantize
 from nearfar.edge_runtime import Engine, SamplingParams
 from nearfar.errors import BuildError, CheckpointError
+from tests.support.late import late
 from tests.support.paths import ROOT
 
 mx = pytest.importorskip("mlx.core", reason="mlx is not installed")
-mlx_lm = pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
+mlx_lm = late("mlx_lm", reason="mlx-lm is not installed")
 
 SAMPLE = ROOT / "examples" / "sample-model"
 PROMPT = "The fox"

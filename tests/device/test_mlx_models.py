@@ -17,10 +17,11 @@ from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.artifact.reader import Artifact
 from tests.support.architectures import CASES, GROWTH, Case, Massive, checkpoint, make, prompt, reference
 from tests.support.backends import last_logits
+from tests.support.late import late
 from tests.support.mlx_artifact import Direct
 
 mx = pytest.importorskip("mlx.core", reason="needs MLX (pip install 'nearfar[mlx]')")
-mlx_lm = pytest.importorskip("mlx_lm", reason="mlx-lm is not installed")
+mlx_lm = late("mlx_lm", reason="mlx-lm is not installed")
 
 Array = npt.NDArray[Any]
 

@@ -11,13 +11,15 @@ from dataclasses import replace
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from nearfar.fallback_server.engines.local import TextOptions
 from nearfar.fallback_server.engines.opening import EngineOptions, open_engine
 from tests.shared_data import shared_data
+from tests.support.late import late
 from tests.support.servers import RunningServer
+
+openai = late("openai")
 
 pytest.importorskip("nearfar.fallback_server.torch_engine.client", reason="the torch engine is not here")
 

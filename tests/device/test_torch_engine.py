@@ -12,19 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
 from nearfar.edge_runtime.grammars import Grammar
 from nearfar.errors import CheckpointError, RequestError
 from nearfar.fallback_server.backend import Sampling, TokenRequest
-from nearfar.fallback_server.torch_engine.graphs import DecodeGraphs
 from nearfar.fallback_server.torch_engine.messages import Cancel, Embed, Embedded
-from nearfar.fallback_server.torch_engine.model import load_model
-from nearfar.fallback_server.torch_engine.native import NativeDecode, compile_decode
 from nearfar.fallback_server.torch_engine.options import TorchOptions
 from tests.shared_data import shared_data
+from tests.support.late import late
 from tests.support.torch_rig import GREEDY, Rig
+
+torch, transformers = late("torch"), late("transformers")
+graphs = late("nearfar.fallback_server.torch_engine.graphs")
+models = late("nearfar.fallback_server.torch_engine.model")
+native = late("nearfar.fallback_server.torch_engine.native")
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +69,7 @@ def mixed(count: int, seed: int = 0, **options: Any) -> list[TokenRequest]:
 @pytest.mark.parametrize("native", [True, False])
 def test_golden_text(stories: Path, native: bool) -> None:
     (tokens,) = Rig(stories, native=native).tokens([TokenRequest("a", (1,), 199, GREEDY)])
-    text = AutoTokenizer.from_pretrained(stories).decode(tokens)
+    text = transformers.AutoTokenizer.from_pretrained(stories).decode(tokens)
     assert text == (stories / "golden_greedy.txt").read_text()
 
 
@@ -87,7 +88,7 @@ def test_decode_steps_in_fixed_shapes(stories: Path, native: bool) -> None:
     """What CUDA graphs replay, run eagerly."""
     requests = mixed(10)
     rig = Rig(stories, native=native)
-    rig.engine._graphs = DecodeGraphs(rig.engine.model, rig.engine.cache, capture=False)
+    rig.engine._graphs = graphs.DecodeGraphs(rig.engine.model, rig.engine.cache, capture=False)
     assert rig.tokens(requests) == Rig(stories).tokens(requests)
     assert len(rig.engine._graphs._shapes) > 3
 
@@ -157,7 +158,7 @@ def test_logprobs_are_transformers(stories: Path) -> None:
     ]
     rig = Rig(stories, max_running=4, token_budget=16)  # the prompt in chunks
     events, drawn = rig.run(requests)
-    reference = AutoModelForCausalLM.from_pretrained(stories, dtype=torch.float32)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(stories, dtype=torch.float32)
     for answer in (events, drawn):
         full = [*prompt, *(event.token for event in answer)]
         with torch.no_grad():
@@ -215,7 +216,7 @@ SCHEMA = {
 
 
 def test_grammars_beside_free_text(stories: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(stories)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(stories)
     free = TokenRequest("free", (1,), 60, GREEDY)
     kinds = {
         "schema": Grammar("json_schema", json.dumps(SCHEMA)),
@@ -334,7 +335,7 @@ def test_embeddings_are_transformers(stories: Path) -> None:
         rig.engine.handle(Embed(pooling, (1, 20, 30, 40), pooling))
     rig.run([])
     given = {message.id: message.values for message in rig.said if isinstance(message, Embedded)}
-    reference = AutoModelForCausalLM.from_pretrained(stories, dtype=torch.float32)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(stories, dtype=torch.float32)
     with torch.no_grad():
         hidden = reference.model(torch.tensor([[1, 20, 30, 40]])).last_hidden_state[0]
     assert given["mean"] == pytest.approx(hidden.mean(0).tolist(), abs=1e-4)
@@ -342,20 +343,20 @@ def test_embeddings_are_transformers(stories: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def kernel() -> NativeDecode:
-    compiled = compile_decode()
+def kernel() -> native.NativeDecode:
+    compiled = native.compile_decode()
     if compiled is None:
         pytest.skip("needs a C++ compiler")
     return compiled
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["float32", "bfloat16"], ids=["dtype0", "dtype1"])
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize("dims", [(24, 40), (64, 64), (128, 128)])
 def test_the_decode_kernel_is_dense_attention(
-    kernel: NativeDecode, dtype: torch.dtype, window: int | None, dims: tuple[int, int]
+    kernel: native.NativeDecode, name: str, window: int | None, dims: tuple[int, int]
 ) -> None:
-    generator = torch.Generator().manual_seed(0)
+    dtype, generator = getattr(torch, name), torch.Generator().manual_seed(0)
     rows, heads, kv_heads, (dim, value_dim), size, width = 5, 6, 2, dims, 16, 6
 
     def draw(*shape: int) -> torch.Tensor:
@@ -390,7 +391,7 @@ def test_another_architecture_and_sliding_windows(tmp_path: Path, window: int | 
     chunks of 16.
     """
     torch.manual_seed(0)
-    config = Qwen3Config(
+    config = transformers.Qwen3Config(
         vocab_size=300,
         hidden_size=48,
         intermediate_size=64,
@@ -406,8 +407,8 @@ def test_another_architecture_and_sliding_windows(tmp_path: Path, window: int | 
         eos_token_id=None,
         bos_token_id=None,
     )
-    Qwen3ForCausalLM(config).save_pretrained(tmp_path)
-    reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    transformers.Qwen3ForCausalLM(config).save_pretrained(tmp_path)
+    reference = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     requests = [
         TokenRequest(str(n), tuple((7 * i + n) % 300 for i in range(n)), 30, GREEDY) for n in (1, 20, 70)
     ]
@@ -426,11 +427,11 @@ def test_models_that_attend_in_their_own_way_are_refused(tmp_path: Path) -> None
         tmp_path
     )
     with pytest.raises(CheckpointError, match=r"attention|attend"):
-        load_model(tmp_path, TorchOptions(device="cpu"))
+        models.load_model(tmp_path, TorchOptions(device="cpu"))
     with pytest.raises(CheckpointError, match=r"config\.json"):
-        load_model(tmp_path / "absent", TorchOptions(device="cpu"))
+        models.load_model(tmp_path / "absent", TorchOptions(device="cpu"))
 
 
 def test_bfloat16(stories: Path) -> None:
-    loaded = load_model(stories, TorchOptions(device="cpu", dtype="bfloat16"))
+    loaded = models.load_model(stories, TorchOptions(device="cpu", dtype="bfloat16"))
     assert loaded.dtype == torch.bfloat16

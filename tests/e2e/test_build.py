@@ -15,15 +15,9 @@ import pytest
 
 from nearfar.format.adapters import DEVICE_CLASSES
 from tests.shared_data import shared_data
+from tests.support.commands import nearfar
 
 LAUNCHES_PER_LAYER = 8
-
-
-def nearfar(*args: object, kernels: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the command; `kernels`: where it keeps compiled kernels, else where all tests do."""
-    command = [sys.executable, "-m", "nearfar", *(str(arg) for arg in args)]
-    own = {} if kernels is None else {"NEARFAR_KERNEL_CACHE": str(kernels)}
-    return subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, **own})
 
 
 def hashes(root: Path) -> dict[str, str]:
@@ -35,10 +29,15 @@ def hashes(root: Path) -> dict[str, str]:
 
 
 def build_stories(out: Path, *more: object, kernels: Path | None = None) -> str:
-    """What the command says of kernels."""
+    """What the command says of kernels; `kernels`: where it keeps them, else where all tests do."""
     model = shared_data("models", "stories260K")
     options = ("--quant", "q4", "--cpu-features", "native", *more)
-    done = nearfar("build", model, *options, "-o", out, kernels=kernels)
+    settings = {} if kernels is None else {"NEARFAR_KERNEL_CACHE": str(kernels)}
+    # A process of its own: what one build leaves in memory must not decide the bytes of the next.
+    done = subprocess.run(
+        [sys.executable, "-m", "nearfar", "build", str(model), *map(str, options), "-o", str(out)],
+        capture_output=True, text=True, timeout=600, env={**os.environ, **settings},
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("kernels: ")]
     return line

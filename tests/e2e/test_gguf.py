@@ -7,9 +7,9 @@ from pathlib import Path
 
 import gguf
 
-from tests.e2e.test_run import nearfar
 from tests.shared_data import shared_data
 from tests.support import gguf_files
+from tests.support.commands import nearfar
 
 
 def test_a_real_model_comes_back_from_a_gguf_file(tmp_path: Path) -> None:
@@ -36,7 +36,7 @@ def test_a_real_model_comes_back_from_a_gguf_file(tmp_path: Path) -> None:
     )
     assert built.returncode == 0, built.stderr
     done = nearfar("run", tmp_path / "out" / "cpu", "", "--raw", "--max-tokens", 199, "--temperature", 0)
-    assert done.stdout == (source / "golden_greedy.txt").read_bytes()
+    assert done.stdout.encode() == (source / "golden_greedy.txt").read_bytes()
 
 
 def test_codes_of_a_gguf_file_are_in_inspect(tmp_path: Path) -> None:
@@ -52,6 +52,6 @@ def test_codes_of_a_gguf_file_are_in_inspect(tmp_path: Path) -> None:
     file = gguf_files.write(source, tmp_path / "classics.gguf", store, vocabulary=vocabulary)
     built = nearfar("build", file, "--target", "cpu", "--cpu-features", "native", "-o", tmp_path / "out")
     assert built.returncode == 0, built.stderr
-    assert b"exact: 17 matrices" in built.stderr
+    assert "exact: 17 matrices" in built.stderr
     shown = nearfar("inspect", tmp_path / "out" / "cpu")
-    assert b"exact" in shown.stdout
+    assert "exact" in shown.stdout

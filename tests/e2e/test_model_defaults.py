@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.test_build import nearfar
 from tests.shared_data import shared_data
+from tests.support.commands import nearfar
 
 RAW = ("--raw", "--device", "mlx", "--max-tokens", 40)
 GOLDEN = "golden_greedy.txt"

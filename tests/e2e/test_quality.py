@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from transformers import AutoModelForCausalLM
 
-from benchmarks.quality import perplexity, windows, with_weights
 from nearfar.build.source import BuildOptions, open_source
 from nearfar.build.weights.containers import open_checkpoint
 from nearfar.cli.inspect import read_tensors
-from tests.e2e.test_build import nearfar
 from tests.shared_data import shared_data
+from tests.support.commands import nearfar
+from tests.support.late import late
+
+torch, transformers = late("torch"), late("transformers")
+quality = late("benchmarks.quality", "torch", "transformers")
 
 MODEL = ("models", "classics-1M")
 
@@ -33,9 +34,11 @@ def loss(out: Path) -> float:
     packed = open_source(BuildOptions(str(out / "mlx"), out)).packed
     assert packed is not None
     plain = open_checkpoint(shared_data(*MODEL))
-    model = AutoModelForCausalLM.from_pretrained(plain.path, dtype=torch.float32).eval()
-    with_weights(model, {name: packed.weights(name, 0, plain.shapes[name][0]) for name in packed.tensors})
-    return perplexity(model, windows(plain.path, shared_data("text", "heldout.txt"), 20))
+    model = transformers.AutoModelForCausalLM.from_pretrained(plain.path, dtype=torch.float32).eval()
+    quality.with_weights(
+        model, {name: packed.weights(name, 0, plain.shapes[name][0]) for name in packed.tensors}
+    )
+    return quality.perplexity(model, quality.windows(plain.path, shared_data("text", "heldout.txt"), 20))
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import pytest
 
 from nearfar.build.pipeline import BuildOptions, build
 from tests.shared_data import shared_data
+from tests.support import commands
 from tests.support.artifacts import Built
 
 
@@ -60,11 +61,11 @@ def test_the_prompt_may_come_from_stdin(stories: Path) -> None:
     ],
 )
 def test_bad_requests(stories: Path, arguments: list[str], message: str) -> None:
-    done = nearfar("run", stories, *arguments)
+    done = commands.nearfar("run", stories, *arguments)
     assert done.returncode == 1
-    assert done.stdout == b""
-    assert "\nerror: " in "\n" + done.stderr.decode()  # after what it waited for, on a busy machine
-    assert message in done.stderr.decode()
+    assert done.stdout == ""
+    assert "\nerror: " in "\n" + done.stderr  # after what it waited for, on a busy machine
+    assert message in done.stderr
 
 
 def test_bad_bytes_on_stdin(stories: Path) -> None:

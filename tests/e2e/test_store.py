@@ -18,7 +18,7 @@ import pytest
 
 from tests.e2e.test_serve import Process
 from tests.shared_data import shared_data
-from tests.support import gguf_files, packed_formats
+from tests.support import commands, gguf_files, packed_formats
 from tests.support.hub import Hub, hub
 
 BEGINNING = "Once upon a time, there was a"
@@ -34,6 +34,10 @@ def start(home: Path, *args: object, **environment: str) -> subprocess.Popen[str
 
 
 def nearfar(home: Path, *args: object, **environment: str) -> tuple[int, str, str]:
+    """Exit code, output and errors: in this process, unless there are settings that are read at imports."""
+    if not environment:
+        here = commands.nearfar(*args, NEARFAR_HOME=str(home / "home"))
+        return here.returncode, here.stdout, " ".join(here.stderr.split())
     done = start(home, *args, **environment)
     out, err = done.communicate(timeout=300)
     return done.returncode, out, " ".join(err.split())

@@ -11,13 +11,15 @@ import subprocess
 import sys
 from pathlib import Path
 
-import openai.types.chat as chat_types
-import openai.types.completion as text_types
 import pytest
 
 from nearfar.build.pipeline import BuildOptions, build
 from tests.shared_data import shared_data
+from tests.support import commands
+from tests.support.late import late
 from tests.support.terminal import PASTE, Terminal
+
+chat_types, text_types = late("openai.types.chat"), late("openai.types.completion")
 
 DRAW = ("--temperature", "0", "--max-tokens", "12")
 COLOURS = re.compile(rb"\x1b\[(?:\d+;)*(?:3[0-8]|4[0-8]|9[0-7]|10[0-7])[;m]")
@@ -144,9 +146,9 @@ def test_a_response_as_json(model: Path) -> None:
     ],
 )
 def test_what_cannot_be_asked_for(arguments: list[str], message: str) -> None:
-    done = nearfar("run", "no-model-is-needed", *arguments)
-    assert (done.returncode, done.stdout) == (1, b"")
-    assert message in " ".join(done.stderr.decode().split())
+    done = commands.nearfar("run", "no-model-is-needed", *arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert message in " ".join(done.stderr.split())
 
 
 def test_a_terminal_without_a_prompt_says_what_to_do(tmp_path: Path) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import re
+from collections.abc import Callable
 from typing import Any
 
 import jsonschema
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,16 +20,20 @@ from nearfar.fallback_server.grammars import TokenConstraint
 from nearfar.fallback_server.grammars.compiled import compiler
 from nearfar.fallback_server.grammars.constraint import follow
 from tests.fuzz.effort import effort
+from tests.support.late import late
 
-xgrammar = pytest.importorskip("xgrammar")
+xgrammar = late("xgrammar")
 VOCAB, END = 257, 256
-INFO = xgrammar.TokenizerInfo(
-    [bytes([b]) for b in range(256)] + [b""], vocab_size=VOCAB, stop_token_ids=[END]
-)
-COMPILE = compiler(INFO)
 NAMES = st.sampled_from(["a", "b", "c"])
 NUMBERS = st.integers(-20, 20) | st.sampled_from([0.5, -1.25, 3.0])
 VALUES = st.sampled_from([None, True, False, 0, 1, -3, 2.5, "", "a", "b", 'x"\\\n', [], [1], {}, {"a": 1}])
+
+
+@functools.cache
+def compile_grammar() -> Callable[[Grammar], Any]:
+    """Compiles grammars over single bytes; made once a session."""
+    tokens = [bytes([b]) for b in range(256)] + [b""]
+    return compiler(xgrammar.TokenizerInfo(tokens, vocab_size=VOCAB, stop_token_ids=[END]))
 
 
 def keyword(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
@@ -95,7 +100,7 @@ SCHEMAS = st.recursive(
 
 def generated(grammar: Grammar, choice: random.Random, most: int = 300) -> str | None:
     """A random text of a grammar, by the class that the engines use; None: it did not end in time."""
-    constraint = TokenConstraint(follow(COMPILE(grammar), frozenset({END})), VOCAB, frozenset(), 0)
+    constraint = TokenConstraint(follow(compile_grammar()(grammar), frozenset({END})), VOCAB, frozenset(), 0)
     out = bytearray()
     for count in range(most):
         allowed = np.flatnonzero(

@@ -6,17 +6,23 @@ import functools
 import queue
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nearfar.edge_runtime.grammars import key_of
 from nearfar.errors import RequestError
 from nearfar.fallback_server.backend import Sampling, TokenEvent, TokenRequest
 from nearfar.fallback_server.grammars.compiled import compiler, vocabulary
-from nearfar.fallback_server.torch_engine.engine import Engine, Loaded
 from nearfar.fallback_server.torch_engine.messages import FromWorker, Learn, Refused, Stepped, Submit
-from nearfar.fallback_server.torch_engine.model import PagedModel, load_model, make_cache
 from nearfar.fallback_server.torch_engine.options import TorchOptions
 from nearfar.fallback_server.torch_engine.requests import checked
+from tests.support.late import late
+
+if TYPE_CHECKING:
+    from nearfar.fallback_server.torch_engine.engine import Loaded
+    from nearfar.fallback_server.torch_engine.model import PagedModel
+
+engines = late("nearfar.fallback_server.torch_engine.engine")
+models = late("nearfar.fallback_server.torch_engine.model")
 
 GREEDY = Sampling(temperature=0.0)
 
@@ -24,7 +30,7 @@ GREEDY = Sampling(temperature=0.0)
 @functools.cache
 def model(path: Path, native: bool = True) -> PagedModel:
     """A model in float32, loaded once a session."""
-    return load_model(path, TorchOptions(device="cpu", dtype="float32", native=native))
+    return models.load_model(path, TorchOptions(device="cpu", dtype="float32", native=native))
 
 
 class Rig:
@@ -34,7 +40,7 @@ class Rig:
         loaded = model(path, options.get("native", True))
         self.options = TorchOptions(device="cpu", **options)
         if pages is not None:
-            probe = make_cache(loaded, self.options)
+            probe = models.make_cache(loaded, self.options)
             page_bytes = sum(t[0].nbytes for t in (*probe.keys, *probe.values))
             self.options = TorchOptions(device="cpu", cache_bytes=pages * page_bytes, **options)
         facts = loaded.facts
@@ -43,8 +49,13 @@ class Rig:
         )
         self.said: list[FromWorker] = []
         self.inbox: queue.SimpleQueue[Loaded] = queue.SimpleQueue()
-        self.engine = Engine(
-            loaded, make_cache(loaded, self.options), path, self.options, self.said.append, self.inbox.put
+        self.engine = engines.Engine(
+            loaded,
+            models.make_cache(loaded, self.options),
+            path,
+            self.options,
+            self.said.append,
+            self.inbox.put,
         )
 
     def submit(self, request: TokenRequest) -> None:

@@ -6,11 +6,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from nearfar.cli import COMMANDS
+from tests.support.commands import nearfar
 
 LIST = """
 import sys
@@ -67,13 +67,6 @@ def test_a_command_of_a_group_says_what_it_lacks_and_its_neighbour_works() -> No
     assert run("kernels", "--help").returncode == 0
 
 
-def nearfar(*arguments: str, home: Path, **streams: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "nearfar", *arguments]
-    settings = {**os.environ, "NEARFAR_HOME": str(home)}
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams}
-    return subprocess.run(command, text=True, timeout=120, env=settings, **pipes)
-
-
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
@@ -89,7 +82,7 @@ def nearfar(*arguments: str, home: Path, **streams: Any) -> subprocess.Completed
     ],
 )
 def test_what_is_wrong_is_a_sentence(arguments: list[str], code: int, said: str, tmp_path: Path) -> None:
-    done = nearfar(*arguments, home=tmp_path)
+    done = nearfar(*arguments, NEARFAR_HOME=str(tmp_path))
     told = " ".join(done.stderr.replace("│", " ").split())
     assert (done.returncode, said in told) == (code, True), told
     assert "Traceback" not in done.stderr
@@ -98,7 +91,11 @@ def test_what_is_wrong_is_a_sentence(arguments: list[str], code: int, said: str,
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
 def test_a_full_disk_is_a_sentence(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
-        done = nearfar("list", "--json", home=tmp_path, stdout=full)
+        done = subprocess.run(
+            [sys.executable, "-m", "nearfar", "list", "--json"],
+            stdout=full, stderr=subprocess.PIPE, text=True, timeout=120,
+            env={**os.environ, "NEARFAR_HOME": str(tmp_path)},
+        )  # fmt: skip
     assert done.returncode == 1
     assert done.stderr.startswith("error: the output cannot be written, the disk is full: free some space")
     assert len(done.stderr.splitlines()) == 1

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import transformers
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from nearfar.build.unread import check_unread
 from nearfar.errors import CheckpointError
@@ -16,6 +14,9 @@ from nearfar.step.model import Model
 from nearfar.step.ops import Attend
 from nearfar.step.reading import read_model
 from nearfar.step.rope import Rotation, read_rope
+from tests.support.late import late
+
+transformers, rope_utils = late("transformers"), late("transformers.modeling_rope_utils")
 
 BASE = {
     "model_type": "llama",
@@ -85,7 +86,7 @@ def test_rope_frequencies_equal_those_of_transformers(
     theirs = transformers.LlamaConfig(
         **{k: v for k, v in BASE.items() if k != "model_type"}, head_dim=head_dim, rope_parameters=dict(rope)
     )
-    expected, scale = ROPE_INIT_FUNCTIONS[scaling["rope_type"]](theirs, "cpu", seq_len=context)
+    expected, scale = rope_utils.ROPE_INIT_FUNCTIONS[scaling["rope_type"]](theirs, "cpu", seq_len=context)
     ours = rotation(head_dim, context, rope_parameters=rope)
     assert ours.rotary == 2 * turning
     np.testing.assert_allclose(ours.rope.inv_freq[:turning], expected.numpy(), rtol=2e-6)

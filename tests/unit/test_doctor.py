@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,12 +14,12 @@ from packaging.requirements import Requirement
 
 from nearfar import doctor
 from nearfar.doctor import examine, known_settings, requirements
+from tests.support.commands import nearfar
 from tests.support.paths import ROOT
 
 
 def asked(*arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "nearfar", "doctor", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=os.environ | settings, timeout=120)
+    return nearfar("doctor", *arguments, **settings)
 
 
 def test_it_tells_what_there_is_and_that_artifacts_run(tmp_path: Path) -> None:

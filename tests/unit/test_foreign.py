@@ -12,11 +12,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from nearfar.build.weights.containers import open_checkpoint
 from nearfar.errors import CheckpointError
 from tests.shared_data import shared_data
+from tests.support.late import late
+
+torch = late("torch")
 
 STORIES = ("models", "stories260K")
 

@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.support import tiny
-
-
-def inspect(path: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "nearfar", "inspect", str(path), *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+from tests.support.commands import nearfar
 
 
 def test_what_is_optional_may_be_absent(tmp_path: Path) -> None:
     path = tiny.write_artifact(tmp_path / "tiny")
-    shown = inspect(path)
+    shown = nearfar("inspect", path)
     assert shown.returncode == 0, shown.stderr
     assert "not stated" in shown.stdout
-    report = json.loads(inspect(path, "--json").stdout)
+    report = json.loads(nearfar("inspect", path, "--json").stdout)
     assert report["license"] == "not stated"
     assert report["programs"][0]["launches_per_token"] == 0
 
@@ -47,7 +41,7 @@ def test_a_broken_artifact_is_named_without_a_traceback(
 ) -> None:
     path = tiny.write_artifact(tmp_path / "tiny")
     damage(path)
-    shown = inspect(path)
+    shown = nearfar("inspect", path)
     assert shown.returncode == 1
     assert said in " ".join(shown.stderr.split())
     assert "Traceback" not in shown.stderr

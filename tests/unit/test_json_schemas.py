@@ -16,8 +16,9 @@ from nearfar.edge_runtime.grammars.patterns import why_not
 from nearfar.edge_runtime.grammars.schema import ANNOTATIONS, OF_TYPE, STRUCTURE, narrowed
 from nearfar.errors import RequestError
 from tests.shared_data import shared_data
+from tests.support.late import late
 
-xgrammar = pytest.importorskip("xgrammar")
+xgrammar = late("xgrammar")
 Matches = Callable[[Any, str], bool]
 STRING = {"type": "string"}
 

@@ -18,7 +18,6 @@ from typing import Any
 
 import httpx
 import httpx_sse
-import openai
 import pytest
 
 from nearfar.fallback_server.engines.local import TextOptions
@@ -28,7 +27,10 @@ from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed
 from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.fallback_server.http.logs import AuditLog, JsonFormatter, TextFormatter
 from nearfar.hosts import answered_hosts
+from tests.support.late import late
 from tests.support.servers import MODEL, Front, RunningServer, tiny_engine
+
+openai = late("openai")
 
 LIMITS = ServerLimits(connections=12, keep_alive=0.3, write_timeout=3.0)
 # A conversation that says "loop" takes longer than its template may, in few steps: of these the sandbox has a

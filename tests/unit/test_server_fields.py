@@ -12,12 +12,14 @@ from typing import Any, Literal
 
 import httpx
 import jsonschema
-import openai
 import pytest
 from pydantic import BaseModel, Field
 
+from tests.support.late import late
 from tests.support.servers import MODEL, RunningServer, tiny_engine
 from tests.support.tiny import TEMPLATE
+
+openai = late("openai")
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from nearfar.fallback_server.grammars import service
+from tests.support.late import late
 from tests.support.servers import MODEL, RunningServer, tiny_engine
+
+openai = late("openai")
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0}

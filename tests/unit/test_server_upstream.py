@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 
 from nearfar.errors import RequestError
@@ -26,8 +25,11 @@ from nearfar.fallback_server.http.shapes import ChatShape, Head
 from nearfar.remote.breaker import Breaker, BreakerOptions
 from nearfar.remote.chunks import read_part
 from nearfar.remote.server import CHAT, COMPLETIONS, EMBEDDINGS, PATHS, Listed, Server, Waits, checked, client
+from tests.support.late import late
 from tests.support.numpy_executor import NumpyExecutor
 from tests.support.servers import MODEL, RunningServer, tiny_engine
+
+openai = late("openai")
 
 OPTIONS = UpstreamOptions(key="inner", continues=True, failures=1, open_seconds=0.5, probe_seconds=30)
 LONG: dict[str, Any] = {"model": "front", "max_tokens": 300, "temperature": 0, "logit_bias": {"257": -100}}

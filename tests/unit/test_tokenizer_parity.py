@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from tests.shared_data import shared_data
+from tests.support.late import late
 from tests.support.paths import WEB, node
 
 jinja2 = pytest.importorskip("jinja2")
 tokenizers = pytest.importorskip("tokenizers")
-transformers = pytest.importorskip("transformers")
+transformers = late("transformers")
 
 from tests.support import sample_tokenizers as samples  # noqa: E402
 

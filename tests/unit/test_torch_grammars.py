@@ -9,19 +9,20 @@ from typing import Any
 import psutil
 import pytest
 
-pytest.importorskip("transformers", reason="the torch engine is not here")
-pytest.importorskip("xgrammar")
-
 from nearfar.edge_runtime.grammars import Grammar, Kept
 from nearfar.errors import RequestError
 from nearfar.fallback_server.backend import Sampling, TokenRequest
 from nearfar.fallback_server.grammars import TokenConstraint
-from nearfar.fallback_server.torch_engine import client, sampling
+from nearfar.fallback_server.torch_engine import client
 from nearfar.fallback_server.torch_engine.client import TorchBackend
 from nearfar.fallback_server.torch_engine.messages import Forget, Learn, encode
 from nearfar.fallback_server.torch_engine.options import TorchOptions
+from tests.support.late import late
 from tests.support.servers import tiny_checkpoint
 from tests.support.torch_rig import GREEDY, Rig
+
+SAMPLING = "nearfar.fallback_server.torch_engine.sampling"
+late(SAMPLING, "transformers", "torch", "xgrammar")  # skips these tests where one of them is absent
 
 END = frozenset({257})
 DIGITS = Grammar("regex", "[0-9]{6}")
@@ -60,7 +61,7 @@ def test_scored_prompts_keep_few_logits_at_a_time(checkpoint: Path, monkeypatch:
     prompt = tuple(3 + (index * 7) % 200 for index in range(150))
     request = TokenRequest("scored", prompt, 1, GREEDY, logprobs=2, prompt_logprobs=2)
     whole = Rig(checkpoint).run([request])[0][0].prompt_logprobs
-    monkeypatch.setattr(sampling, "PROMPT_LOGITS", 16 * 4 * 261)
+    monkeypatch.setattr(f"{SAMPLING}.PROMPT_LOGITS", 16 * 4 * 261)
     rig = Rig(checkpoint)
     rows: list[int] = []
     forward = rig.engine.model.forward

@@ -7,16 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nearfar.fallback_server.backend import Sampling
-from nearfar.fallback_server.torch_engine.noise import gumbel, split_seed
-from nearfar.fallback_server.torch_engine.sampling import Choice, RowInput, logprobs_of, prepare, sample
+from tests.support.late import late
+
+torch = late("torch")
+ours = late("nearfar.fallback_server.torch_engine.sampling", "torch", "transformers")
+numbers = late("nearfar.fallback_server.torch_engine.noise")
 
 VOCAB = 300
-CPU = torch.device("cpu")
+CPU = "cpu"
 
 
 def pcg4d(low: int, high: int, counter: int, token: int) -> int:
@@ -34,7 +36,7 @@ def pcg4d(low: int, high: int, counter: int, token: int) -> int:
 
 
 def noise(seed: int, counter: int, vocab: int) -> np.ndarray:
-    low, high = split_seed(seed)
+    low, high = numbers.split_seed(seed)
     u = np.array([((pcg4d(low, high, counter, v) >> 8) + 0.5) * 2.0**-24 for v in range(vocab)])
     return -np.log(np.maximum(-np.log(np.float32(u)), np.float32(2.0**-24)))
 
@@ -67,19 +69,19 @@ def defined(
     return values + noise(s.seed or 0, counter, len(values))
 
 
-def choose(logits: torch.Tensor, samplings: list[Sampling], counters: list[int]) -> list[Choice]:
+def choose(logits: torch.Tensor, samplings: list[Sampling], counters: list[int]) -> list[ours.Choice]:
     rows = [
-        RowInput(prepare(s, s.seed or 0, [1, 2], logits.shape[1], CPU), c)
+        ours.RowInput(ours.prepare(s, s.seed or 0, [1, 2], logits.shape[1], CPU), c)
         for s, c in zip(samplings, counters, strict=True)
     ]
-    return sample(logits.clone(), rows)
+    return ours.sample(logits.clone(), rows)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**63 + 5, -1, 2**64 - 1])
 def test_the_noise_is_pcg4d(seed: int) -> None:
-    low, high = split_seed(seed)
+    low, high = numbers.split_seed(seed)
     v = torch.arange(2000)
-    got = gumbel(torch.full_like(v, low), torch.full_like(v, high), torch.full_like(v, 77), v).numpy()
+    got = numbers.gumbel(torch.full_like(v, low), torch.full_like(v, high), torch.full_like(v, 77), v).numpy()
     np.testing.assert_allclose(got, noise(seed, 77, 2000), rtol=2e-5, atol=2e-5)
 
 
@@ -101,11 +103,11 @@ SAMPLINGS = st.builds(
 @given(st.lists(SAMPLINGS, min_size=1, max_size=6), st.integers(0, 2**32))
 def test_every_row_of_a_mixed_batch_is_as_defined(samplings: list[Sampling], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
-    states = [prepare(s, s.seed or 0, [1, 2], VOCAB, CPU) for s in samplings]
+    states = [ours.prepare(s, s.seed or 0, [1, 2], VOCAB, CPU) for s in samplings]
     generated: list[list[int]] = [[] for _ in samplings]
     for counter in range(2, 6):
         logits = torch.randn(len(samplings), VOCAB, generator=generator) * 4
-        choices = sample(logits.clone(), [RowInput(state, counter) for state in states])
+        choices = ours.sample(logits.clone(), [ours.RowInput(state, counter) for state in states])
         for row, choice in enumerate(choices):
             scores = defined(logits[row].numpy(), samplings[row], counter, [1, 2], generated[row])
             assert choice.token is not None
@@ -124,8 +126,8 @@ def test_a_draw_does_not_depend_on_its_neighbours() -> None:
 
 def test_draws_follow_the_softmax() -> None:
     logits = torch.tensor([[2.0, 1.0, 0.0, -1.0]])
-    rows = [RowInput(prepare(Sampling(), 5, [0], 4, CPU), counter) for counter in range(4000)]
-    tokens = torch.tensor([c.token for c in sample(logits.expand(4000, 4).clone(), rows)])
+    rows = [ours.RowInput(ours.prepare(Sampling(), 5, [0], 4, CPU), counter) for counter in range(4000)]
+    tokens = torch.tensor([c.token for c in ours.sample(logits.expand(4000, 4).clone(), rows)])
     found = torch.bincount(tokens, minlength=4) / 4000
     assert torch.allclose(found, torch.softmax(logits[0], 0), atol=0.03)
 
@@ -155,28 +157,32 @@ def test_the_grammars_mask_and_min_tokens() -> None:
     only = torch.zeros(-(-VOCAB // 32), dtype=torch.int32)
     only[3] = 1 << 2  # token 98
     none = torch.zeros_like(only)
-    state = prepare(Sampling(temperature=0), 0, [0], VOCAB, CPU, min_tokens=1, blocked=(9, 98))
-    plain = prepare(Sampling(temperature=0), 0, [0], VOCAB, CPU)
-    rows = [RowInput(state, 1), RowInput(replace(state), 1, only), RowInput(plain, 1, none)]
-    choices = sample(logits.clone(), rows)
+    state = ours.prepare(Sampling(temperature=0), 0, [0], VOCAB, CPU, min_tokens=1, blocked=(9, 98))
+    plain = ours.prepare(Sampling(temperature=0), 0, [0], VOCAB, CPU)
+    rows = [
+        ours.RowInput(state, 1),
+        ours.RowInput(replace(state), 1, only),
+        ours.RowInput(plain, 1, none),
+    ]
+    choices = ours.sample(logits.clone(), rows)
     assert choices[0].token not in (9, 98, None)
     assert choices[1].token == 98  # the grammar allows nothing else
     assert (choices[2].token, choices[2].broken) == (None, False)
-    assert sample(logits.clone()[:1], [RowInput(state, 2)])[0].token == 9  # one has been generated
+    assert ours.sample(logits.clone()[:1], [ours.RowInput(state, 2)])[0].token == 9  # one has been generated
 
 
 def test_logprobs_are_those_of_the_raw_logits() -> None:
     logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(6))
     want = torch.log_softmax(logits, 1)
     states = [
-        prepare(Sampling(temperature=0.5, seed=4, logit_bias={5: 20.0}), 4, [1], VOCAB, CPU, logprobs=3),
-        prepare(Sampling(), 4, [1], VOCAB, CPU),
+        ours.prepare(Sampling(temperature=0.5, seed=4, logit_bias={5: 20.0}), 4, [1], VOCAB, CPU, logprobs=3),
+        ours.prepare(Sampling(), 4, [1], VOCAB, CPU),
     ]
-    first, second = sample(logits.clone(), [RowInput(state, 3) for state in states])
+    first, second = ours.sample(logits.clone(), [ours.RowInput(state, 3) for state in states])
     assert first.token == 5
     assert first.logprob == pytest.approx(want[0, 5].item())
     assert [entry.token for entry in first.top] == want[0].topk(3).indices.tolist()
     assert (second.logprob, second.top) == (None, ())
-    ((own, top),) = logprobs_of(logits[:1], [7], 2)
+    ((own, top),) = ours.logprobs_of(logits[:1], [7], 2)
     assert own.logprob == pytest.approx(want[0, 7].item())
     assert [entry.logprob for entry in top] == pytest.approx(want[0].topk(2).values.tolist())

@@ -172,7 +172,8 @@ def app() -> None:
 def _fail(message: str) -> Never:
     Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {_plain(message)}")
     with contextlib.suppress(OSError, ValueError):  # nothing more to where nothing can be written
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        output = sys.stdout.fileno()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
     sys.exit(1)
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def _without(module: str) -> Iterator[None]:
+def without(module: str) -> Iterator[None]:
     """Make imports in the block believe that an optional module is not installed."""
     if module in sys.modules:
         yield
@@ -261,7 +261,7 @@ def build_shown(options: BuildOptions, console: Console) -> list[Path]:
     """Build, with bars where somebody looks, and what took how long; the artifacts."""
     # TVM imports PyTorch where it finds it, for bridges that a build does not cross: half of the start, and
     # 0.2 GB.
-    with importing("the compiler"), _without("torch"):
+    with importing("the compiler"), without("torch"):
         from nearfar.build.pipeline import Timings
         from nearfar.build.pipeline import build as run_build
     timings = Timings()
