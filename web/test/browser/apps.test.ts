@@ -5,9 +5,11 @@ import { cp, readFile } from "node:fs/promises";
 import { join } from "node:path";
 import type { Browser, Page } from "playwright-core";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { copyApp, writeFiles } from "../support/apps.js";
+import { type Installed, installPackage } from "../support/built.js";
 import { CHROMIUM, openChromium, openChromiumWith } from "../support/chromium.js";
 import { FIREFOX, openFirefox } from "../support/firefox.js";
-import { copyApp, type Installed, installPackage, run, WEB, writeFiles } from "../support/installed.js";
+import { run, WEB } from "../support/programs.js";
 import { type StaticServer, serve } from "../support/serve.js";
 import { toyArtifact } from "../support/toy-artifact.js";
 import { promptOf, TEMPLATE, textAfter } from "../support/toy-chat.js";
@@ -37,7 +39,6 @@ let browser: Browser;
 beforeAll(async () => {
   installed = await installPackage();
 }, PATIENCE_MS);
-afterAll(() => installed?.remove());
 
 /** A built folder on a static server, with a model under /model/. */
 function serveFolder(folder: string, files = model): Promise<StaticServer> {

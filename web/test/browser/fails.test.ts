@@ -3,9 +3,10 @@
 import type { Browser, Page } from "playwright-core";
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "vitest";
 import type * as nearfar from "../../src/page/index.js";
+import { builtPackage, distFile } from "../support/built.js";
 import { CHROMIUM, openChromium } from "../support/chromium.js";
 import { expectedTokens } from "../support/fake-backend.js";
-import { builtPackage, distFile, type StaticServer, serve } from "../support/serve.js";
+import { type StaticServer, serve } from "../support/serve.js";
 import { TOY_VOCAB, toyArtifact } from "../support/toy-artifact.js";
 
 /** The text that the toy model gives after `prompt`. */

@@ -1,9 +1,10 @@
 import { describe, expect, test } from "vitest";
 import { MOST_FILES } from "../../scripts/size.mjs";
 import type { LoadProgress } from "../../src/page/index.js";
+import { distFile } from "../support/built.js";
 import { CHROMIUM } from "../support/chromium.js";
 import { enginePage, importPackage } from "../support/engine-page.js";
-import { distFile, serve } from "../support/serve.js";
+import { serve } from "../support/serve.js";
 import { expectedText, toyArtifact } from "../support/toy-artifact.js";
 import { toyWasm } from "../support/toy-wasm.js";
 

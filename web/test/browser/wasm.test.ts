@@ -4,10 +4,11 @@ import { build, type Plugin } from "esbuild";
 import { chromium } from "playwright-core";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import type * as nearfar from "../../src/page/index.js";
+import { builtPackage, distFile } from "../support/built.js";
 import { CHROMIUM } from "../support/chromium.js";
 import { expectedTokens } from "../support/fake-backend.js";
 import { FIREFOX, openFirefox } from "../support/firefox.js";
-import { builtPackage, distFile, type StaticServer, serve } from "../support/serve.js";
+import { type StaticServer, serve } from "../support/serve.js";
 import { TOY_VOCAB, toyArtifact } from "../support/toy-artifact.js";
 import { REFUSED, TRAPS, toyWasm } from "../support/toy-wasm.js";
 
