@@ -44,10 +44,11 @@ export async function buildScripts(folder) {
 /**
  * The declarations of the package's entries.
  * @param {string} types
+ * @param {...string} more options of tsc
  */
-export async function buildTypes(types) {
+export async function buildTypes(types, ...more) {
   const tsc = join(web, "node_modules/typescript/bin/tsc");
-  const options = [tsc, "-p", "tsconfig.build.json", "--outDir", types];
+  const options = [tsc, "-p", "tsconfig.build.json", "--outDir", types, ...more];
   await promisify(execFile)(process.execPath, options, { cwd: web });
   await dropInnerTypes(types);
 }

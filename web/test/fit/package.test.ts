@@ -132,7 +132,9 @@ test("its pages refer to nothing outside, and show the apps as they are tested",
 });
 
 test("its API reference has no broken link and no undocumented export", { timeout: PATIENCE_MS }, () => {
-  execFileSync(process.execPath, [join(WEB, "node_modules/typedoc/bin/typedoc"), "--emit", "none"], {
+  // Whether the sources hold to their types is what `npm run check` tells, in half of this test's time.
+  const options = ["--emit", "none", "--skipErrorChecking"];
+  execFileSync(process.execPath, [join(WEB, "node_modules/typedoc/bin/typedoc"), ...options], {
     cwd: WEB,
     stdio: "pipe",
   });

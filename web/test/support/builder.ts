@@ -52,7 +52,8 @@ class Builder {
     await mkdir(staged);
     const { buildTypes } = await import("../../scripts/build.mjs");
     await Promise.all([
-      buildTypes(join(staged, "dist/types")),
+      // Whether the sources hold to their types is what `npm run check` tells, in half of the compiler's time.
+      buildTypes(join(staged, "dist/types"), "--noCheck"),
       scripts.then(({ folder }) => cp(folder, staged, { recursive: true })),
       ...["README.md", "docs"].map((path) => cp(join(WEB, path), join(staged, path), { recursive: true })),
     ]);

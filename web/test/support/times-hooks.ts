@@ -1,6 +1,6 @@
 /** Runs in each worker, before a file's own hooks and after them: measures, for the reporter of times.ts. */
 
-import { afterAll, afterEach, beforeAll, type RunnerTestFile } from "vitest";
+import { afterAll, afterEach, beforeAll, type RunnerTask, type RunnerTestFile } from "vitest";
 import { cpuSeconds } from "./cpu.js";
 
 /** CPU and wall seconds. */
@@ -40,8 +40,13 @@ afterEach(({ task }) => {
   file = task.file;
   const spent = lap();
   // Of tests side by side nobody can tell whose time it was.
-  if (!task.concurrent) task.meta.spent = spent;
+  if (!isBeside(task)) task.meta.spent = spent;
 });
+
+/** Whether others may run beside a test: it is concurrent, or one of the suites that it is in. */
+function isBeside(task: RunnerTask): boolean {
+  return task.concurrent === true || (task.suite !== undefined && isBeside(task.suite));
+}
 
 afterAll(() => {
   lap();

@@ -5,7 +5,8 @@
  * A test's seconds are those since the test before it, with the hooks between them, as pytest counts them. What
  * tests that run side by side, `concurrent`, took together is shared out among them by their wall time; a file's
  * sum is exact either way. `collection` is what no test took: vitest's own process, with all that it transforms
- * and the package that it builds for several files, and each worker's start and imports.
+ * and the package that it builds for several files, and each worker's start and imports; at least the first of
+ * these, for a browser may end without its time being counted as this process's children's.
  */
 
 import { mkdirSync, writeFileSync } from "node:fs";
@@ -29,12 +30,13 @@ export class Times implements Reporter {
 
   onTestRunEnd(modules: readonly TestModule[]): void {
     const tests = Object.fromEntries(modules.flatMap((module) => [...testsOf(module)]));
+    const { user, system } = process.cpuUsage();
     const inTests = Object.values(tests).reduce((sum, { cpu }) => sum + cpu, 0);
     const names = cpus();
     const told = {
       processor: `${names.length} x ${names[0]?.model ?? process.arch}`,
       wall: (performance.now() - this.#start) / 1000,
-      collection: Math.max(0, cpuSeconds() - inTests),
+      collection: Math.max(cpuSeconds() - inTests, (user + system) / 1e6),
       tests,
       fixtures: {},
     };
