@@ -43,7 +43,7 @@ declare global {
   var unmountApp: () => void;
 }
 
-describe.skipIf(!CHROMIUM)("the adapters in Chromium", { timeout: 60_000 }, () => {
+describe.skipIf(!CHROMIUM)("the adapters in Chromium", { timeout: 180_000 }, () => {
   let browser: Browser;
   let server: StaticServer;
   let page: Page;

@@ -22,7 +22,7 @@ function expectedText(prompt: string, count: number): string {
 
 const ASKED = { prompt: "abc", max_tokens: 20, temperature: 0 } as const;
 
-describe.skipIf(!CHROMIUM)("an engine that fails in Chromium", { timeout: 60_000 }, () => {
+describe.skipIf(!CHROMIUM)("an engine that fails in Chromium", { timeout: 180_000 }, () => {
   let browser: Browser;
   let server: StaticServer;
   let page: Page;

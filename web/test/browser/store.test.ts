@@ -26,7 +26,7 @@ function sizeOf(files: readonly Uint8Array[]): number {
 /** The name of a made-up shard. */
 const SHARD = "5".repeat(64);
 
-describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 60_000 }, () => {
+describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 180_000 }, () => {
   let browser: Browser;
   let code: string;
   let server: StaticServer;

@@ -10,7 +10,7 @@ import { toyWasm } from "../support/toy-wasm.js";
 const COUNT = 8;
 const POLICY = "require-trusted-types-for 'script'; trusted-types nearfar";
 
-describe.skipIf(!CHROMIUM)("a page that enforces Trusted Types", { timeout: 60_000 }, () => {
+describe.skipIf(!CHROMIUM)("a page that enforces Trusted Types", { timeout: 180_000 }, () => {
   let browser: Browser;
   beforeAll(async () => {
     await builtPackage();

@@ -120,7 +120,7 @@ async function fileAt(path: string): Promise<Uint8Array | null> {
 function within<T>(step: string, work: Promise<T>): Promise<T> {
   let timer: ReturnType<typeof setTimeout>;
   const late = new Promise<never>((_, reject) => {
-    timer = setTimeout(() => reject(new Error(`not done: ${step}`)), 20_000);
+    timer = setTimeout(() => reject(new Error(`not done: ${step}`)), 60_000);
   });
   return Promise.race([work, late]).finally(() => clearTimeout(timer));
 }
@@ -142,7 +142,7 @@ function harmless(count: number): string {
   }
 }
 
-describe.each(BROWSERS)("WebAssembly in %s", { timeout: 60_000 }, (name, path, open) => {
+describe.each(BROWSERS)("WebAssembly in %s", { timeout: 180_000 }, (name, path, open) => {
   let browser: Opened;
   let server: StaticServer;
   let headers: Record<string, string> = {};
