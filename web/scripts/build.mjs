@@ -1,12 +1,13 @@
 // @ts-check
 /** Builds the package: what `npm pack` takes of this folder, all but package.json, README.md and docs/. */
 import { execFile } from "node:child_process";
-import { cp, mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
-import { dirname, join, resolve } from "node:path";
+import { cp, mkdir, readdir, readFile, rm } from "node:fs/promises";
+import { dirname, join, relative, resolve } from "node:path";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 import { bundle, bundleHere, bundleNode } from "./bundle.mjs";
 import { noticesOf } from "./notices.mjs";
+import { put } from "./shrink.mjs";
 
 const web = fileURLToPath(new URL("..", import.meta.url));
 
@@ -17,27 +18,39 @@ const web = fileURLToPath(new URL("..", import.meta.url));
 export async function buildPackage(folder) {
   const dist = join(folder, "dist");
   await rm(dist, { recursive: true, force: true });
+  await Promise.all([buildScripts(folder), buildTypes(join(dist, "types"))]);
+}
+
+/**
+ * All of it but the declarations.
+ * @param {string} folder
+ */
+export async function buildScripts(folder) {
+  const dist = join(folder, "dist");
   await mkdir(join(dist, "routing"), { recursive: true });
-  const output = { write: true, outdir: dist };
-  const [made] = await Promise.all([
-    Promise.all([bundle(output), bundleNode(output), bundleHere(output)]),
-    promisify(execFile)(
-      process.execPath,
-      [
-        join(web, "node_modules/typescript/bin/tsc"),
-        "-p",
-        "tsconfig.build.json",
-        "--outDir",
-        join(dist, "types"),
-      ],
-      { cwd: web },
-    ),
+  // Bundled for dist/ wherever it goes: the maps of sources are the same, and what terser made of them is found.
+  const made = await Promise.all([bundle(), bundleNode(), bundleHere()]);
+  await Promise.all([
+    ...made
+      .flatMap(({ outputFiles }) => outputFiles)
+      .map(({ path, contents }) => put(join(folder, relative(web, path)), contents)),
     // Both have their home elsewhere in the repository.
     cp(join(web, "../routing/difficulty/model.json"), join(dist, "routing/difficulty.json")),
     cp(join(web, "../LICENSE"), join(folder, "LICENSE")),
   ]);
-  await dropInnerTypes(join(dist, "types"));
-  await writeFile(join(dist, "NOTICES.txt"), await noticesOf(made.map(({ metafile }) => metafile)));
+  await put(join(dist, "NOTICES.txt"), await noticesOf(made.map(({ metafile }) => metafile)));
+}
+
+/**
+ * The declarations of the package's entries.
+ * @param {string} types
+ * @param {...string} more options of tsc
+ */
+export async function buildTypes(types, ...more) {
+  const tsc = join(web, "node_modules/typescript/bin/tsc");
+  const options = [tsc, "-p", "tsconfig.build.json", "--outDir", types, ...more];
+  await promisify(execFile)(process.execPath, options, { cwd: web });
+  await dropInnerTypes(types);
 }
 
 /**

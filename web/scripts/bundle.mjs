@@ -72,23 +72,17 @@ export async function workerSource() {
 }
 
 /**
- * Where the bundles go: into memory with `write: false`, else into `outdir`, by default dist/.
- * @typedef {{ write: boolean, outdir?: string }} Output
+ * Bundles what runs in browsers, in memory, with paths under dist/. Page and worker apart: they have little in
+ * common, and a chunk of it would be a request more for both.
  */
-
-/**
- * Bundles what runs in browsers. Page and worker apart: they have little in common, and a chunk of it would be
- * a request more for both.
- * @param {Output} output
- */
-export async function bundle({ write, outdir = "dist" }) {
+export async function bundle() {
   const page = await buildSmall({
-    ...inChunks(write, outdir),
+    ...inChunks("dist", false),
     define: await workerSource(),
     entryPoints: ENTRIES,
     external: EXTERNAL,
   });
-  const worker = await bundleWorker({ write, outdir });
+  const worker = await bundleWorker({ outdir: "dist", write: false });
   const { metafile } = page;
   return {
     metafile: {
@@ -101,21 +95,21 @@ export async function bundle({ write, outdir = "dist" }) {
 
 /**
  * Bundles the worker: its core, and a chunk for each thing that is loaded when it is wanted.
- * @param {{ write: boolean, outdir: string }} options
+ * @param {{ outdir: string, write: boolean }} options
  */
-export async function bundleWorker({ write, outdir }) {
+export async function bundleWorker({ outdir, write }) {
   return buildSmall({
-    ...inChunks(write, outdir),
+    ...inChunks(outdir, write),
     entryPoints: { worker: WORKER },
     plugins: [grammarsForBrowsers, noFormatter, noDecoders, oneCore],
   });
 }
 
 /**
- * @param {boolean} write
  * @param {string} outdir
+ * @param {boolean} write
  */
-function inChunks(write, outdir) {
+function inChunks(outdir, write) {
   return /** @type {const} */ ({
     absWorkingDir: root,
     outdir,
@@ -125,7 +119,7 @@ function inChunks(write, outdir) {
     target: "es2022",
     platform: "browser",
     minify: true,
-    sourcemap: write ? "linked" : false,
+    sourcemap: "linked",
     legalComments: "eof",
     chunkNames: "chunks/[name]-[hash]",
     write,
@@ -212,15 +206,12 @@ const oneCore = {
   },
 };
 
-/**
- * Bundles what runs without a browser.
- * @param {Output} output
- */
-export async function bundleNode({ write, outdir = "dist" }) {
+/** Bundles what runs without a browser, in memory, with paths under dist/. */
+export async function bundleNode() {
   return buildSmall({
     absWorkingDir: root,
     entryPoints: NODE_ENTRIES,
-    outdir: `${outdir}/node`,
+    outdir: "dist/node",
     bundle: true,
     splitting: true,
     format: "esm",
@@ -228,10 +219,10 @@ export async function bundleNode({ write, outdir = "dist" }) {
     platform: "node",
     plugins: [noFormatter, noDecoders],
     minify: true,
-    sourcemap: write ? "linked" : false,
+    sourcemap: "linked",
     legalComments: "eof",
     chunkNames: "chunks/[name]-[hash]",
-    write,
+    write: false,
   });
 }
 
@@ -252,15 +243,15 @@ const grammarsApart = {
 };
 
 /**
- * Bundles in one piece each: what runs without workers, for a service worker may not import later; and what
- * is known before a load, for chunks in common would make the engine's more and larger.
- * @param {Output} output
+ * Bundles in one piece each, in memory, with paths under dist/: what runs without workers, for a service worker
+ * may not import later; and what is known before a load, for chunks in common would make the engine's more and
+ * larger.
  */
-export async function bundleHere({ write, outdir = "dist" }) {
+export async function bundleHere() {
   return buildSmall({
     absWorkingDir: root,
     entryPoints: { here: "src/here/index.ts", grammars: GRAMMARS_HERE, models: "src/models/index.ts" },
-    outdir,
+    outdir: "dist",
     bundle: true,
     format: "esm",
     target: "es2022",
@@ -268,9 +259,9 @@ export async function bundleHere({ write, outdir = "dist" }) {
     minify: true,
     define: { WORKER_SOURCE: '""' },
     plugins: [noFormatter, noDecoders, grammarsForBrowsers, grammarsApart],
-    sourcemap: write ? "linked" : false,
+    sourcemap: "linked",
     legalComments: "eof",
-    write,
+    write: false,
   });
 }
 

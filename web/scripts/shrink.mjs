@@ -86,10 +86,11 @@ async function kept(input, make) {
 }
 
 /**
+ * Writes a file, with the folders that it needs.
  * @param {string} path
  * @param {Uint8Array | string} contents
  */
-async function put(path, contents) {
+export async function put(path, contents) {
   await mkdir(dirname(path), { recursive: true });
   await writeFile(path, contents);
 }

@@ -43,10 +43,10 @@ export const MOST_FILES = 6;
  * `files`: the most that a visit fetches.
  */
 export async function measure() {
-  const { metafile, outputFiles } = await bundle({ write: false });
+  const { metafile, outputFiles } = await bundle();
   const { outputs } = metafile;
-  // Without the worker's copy, which is loaded only where the worker's file cannot be.
-  const paths = Object.keys(outputs).filter((path) => !path.includes("/worker-source-"));
+  // Without the worker's copy, which is loaded only where the worker's file cannot be, and what debuggers load.
+  const paths = Object.keys(outputs).filter((path) => !/\/worker-source-|\.map$/.test(path));
   const grammars = madeOf(outputs, /web-xgrammar|src\/grammar\/(index|schema)\.ts/);
   const answers = madeOf(outputs, /src\/worker\/answers\/(index|spelled)\.ts/);
   const later = [...grammars, ...answers];
@@ -56,7 +56,7 @@ export async function measure() {
     for (const path of some) {
       const file = outputFiles.find((output) => output.path.endsWith(`/${path}`));
       if (!file) throw new Error(`esbuild lists ${path}, but has not made it`);
-      sum += gzipSync(file.contents, { level: 9 }).length;
+      sum += zipped(file.contents);
     }
     return sum;
   };
@@ -101,9 +101,20 @@ export async function measure() {
 
 /** What tells of a model before it is loaded. */
 async function sizeOfModels() {
-  const { outputFiles } = await bundleHere({ write: false });
+  const { outputFiles } = await bundleHere();
   const file = outputFiles.find(({ path }) => path.endsWith("/models.js"));
-  return gzipSync(file?.contents ?? "", { level: 9 }).length;
+  return zipped(file?.contents ?? new Uint8Array());
+}
+
+/**
+ * Bytes of a script, gzipped, without its last line, which tells debuggers where its map is.
+ * @param {Uint8Array} contents
+ */
+function zipped(contents) {
+  const script = Buffer.from(contents)
+    .toString()
+    .replace(/\n\/\/# sourceMappingURL=\S+\s*$/, "");
+  return gzipSync(script, { level: 9 }).length;
 }
 
 if (process.argv[1] === fileURLToPath(import.meta.url)) {

@@ -9,7 +9,7 @@ import { follow } from "../src/grammar/follow.js";
 import { GRAMMARS, type GrammarPort } from "../src/grammar/words.js";
 import { grammarOf } from "../src/page/formats.js";
 import { Grammars, type StartGrammars } from "../src/worker/grammars.js";
-import { type NodePackage, nodePackage } from "./support/node-package.js";
+import { builtPackage } from "./support/built.js";
 
 /** What every engine takes and refuses; the Python engine and the server replay the same. */
 interface Vector {
@@ -27,7 +27,6 @@ const END = 256;
 /** It had not ended after 45 s. */
 const HOSTILE: Grammar = { kind: "regex", text: "(([a-z]{0,300}){0,300}){0,10}" };
 let folder = "";
-let built: NodePackage | null = null;
 let started = 0;
 
 function start(): GrammarPort {
@@ -49,10 +48,8 @@ function bytes(limitMs?: number, ends: readonly number[] = [END], begin: StartGr
 }
 
 beforeAll(async () => {
-  built = await nodePackage();
-  folder = built.folder;
+  folder = join((await builtPackage()).folder, "dist/node");
 }, 180_000);
-afterAll(() => built?.remove());
 
 function allows(words: Uint32Array, token: number): boolean {
   return ((words[token >> 5] ?? 0) >>> (token & 31)) % 2 === 1;

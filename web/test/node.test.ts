@@ -1,15 +1,15 @@
 import { execFile } from "node:child_process";
 import { mkdir, mkdtemp, rm, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
-import { dirname, join, relative } from "node:path";
-import { fileURLToPath, pathToFileURL } from "node:url";
+import { dirname, join } from "node:path";
+import { pathToFileURL } from "node:url";
 import { promisify } from "node:util";
 import { afterAll, beforeAll, expect, test } from "vitest";
-import { bundleNode } from "../scripts/bundle.mjs";
+import { builtPackage } from "./support/built.js";
 import { toyWasm } from "./support/toy-wasm.js";
 
 /** nearfar/node as it is built, in a Node of its own. */
-const DIST = fileURLToPath(new URL("../dist/node/", import.meta.url));
+let entry = "";
 let folder = "";
 
 async function put(path: string, contents: Uint8Array | string): Promise<void> {
@@ -20,8 +20,8 @@ async function put(path: string, contents: Uint8Array | string): Promise<void> {
 
 beforeAll(async () => {
   folder = await mkdtemp(join(tmpdir(), "nearfar-"));
-  const [{ outputFiles }, { files }] = await Promise.all([bundleNode({ write: false }), toyWasm()]);
-  for (const { path, contents } of outputFiles) await put(join("package", relative(DIST, path)), contents);
+  const { files } = await toyWasm();
+  entry = pathToFileURL(join((await builtPackage()).folder, "dist/node/index.js")).href;
   for (const [path, contents] of files) await put(join("toy", path), contents);
   await put("package.json", '{"type": "module"}');
 }, 180_000);
@@ -29,7 +29,6 @@ afterAll(() => rm(folder, { recursive: true, force: true }));
 
 /** What a program with `createEngine` and the toy's folder prints, once it has ended by itself. */
 async function run(code: string): Promise<unknown> {
-  const entry = pathToFileURL(join(folder, "package", "index.js")).href;
   const toy = JSON.stringify(join(folder, "toy"));
   await put(
     "program.js",

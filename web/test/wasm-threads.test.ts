@@ -1,14 +1,13 @@
-import { mkdtemp, readFile, rm, writeFile } from "node:fs/promises";
-import { tmpdir } from "node:os";
-import { basename, join } from "node:path";
+import { readFile } from "node:fs/promises";
+import { join } from "node:path";
 import { pathToFileURL } from "node:url";
 import { Worker } from "node:worker_threads";
-import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import { bundleNode } from "../scripts/bundle.mjs";
+import { beforeAll, describe, expect, test } from "vitest";
 import { openManifest } from "../src/both/manifest.js";
 import { THREAD } from "../src/worker/host.js";
 import { loadWasm } from "../src/worker/wasm/load.js";
 import type { ThreadPort, ThreadWord } from "../src/worker/wasm/threads.js";
+import { builtPackage } from "./support/built.js";
 
 /** Threads of Node over a real artifact: the folder that NEARFAR_WASM_ARTIFACT names. */
 const REAL = process.env.NEARFAR_WASM_ARTIFACT ?? null;
@@ -18,16 +17,8 @@ describe.skipIf(!REAL)("threads of a real module (NEARFAR_WASM_ARTIFACT)", { tim
   let folder = "";
 
   beforeAll(async () => {
-    folder = await mkdtemp(join(tmpdir(), "nearfar-"));
-    const { outputFiles } = await bundleNode({ write: false });
-    for (const { path, contents } of outputFiles) {
-      // Chunks lie beside the entries here, and all have names of their own.
-      const text = new TextDecoder().decode(contents).replaceAll("./chunks/", "./");
-      await writeFile(join(folder, basename(path)), text);
-    }
-    await writeFile(join(folder, "package.json"), '{"type": "module"}');
+    folder = join((await builtPackage()).folder, "dist/node");
   }, 180_000);
-  afterAll(() => rm(folder, { recursive: true, force: true }));
 
   function spawn(): ThreadPort {
     const worker = new Worker(join(folder, "worker.js"), { workerData: THREAD });

@@ -1,3 +1,5 @@
+import { readFile } from "node:fs/promises";
+import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
 import { type Browser, chromium, type Page } from "playwright-core";
@@ -6,8 +8,9 @@ import type * as openaiEntry from "../../src/openai-fetch/index.js";
 import type * as nearfar from "../../src/page/index.js";
 import type * as promptApi from "../../src/prompt-api/index.js";
 import type { useNearfar } from "../../src/react/index.js";
+import { builtPackage, distFile } from "../support/built.js";
 import { CHROMIUM } from "../support/chromium.js";
-import { builtPackage, distFile, type StaticServer, serve } from "../support/serve.js";
+import { type StaticServer, serve } from "../support/serve.js";
 import { promptOf, question, TEMPLATE, textAfter } from "../support/toy-chat.js";
 import { toyWasm } from "../support/toy-wasm.js";
 
@@ -40,7 +43,7 @@ declare global {
   var unmountApp: () => void;
 }
 
-describe.skipIf(!CHROMIUM)("the adapters in Chromium", { timeout: 60_000 }, () => {
+describe.skipIf(!CHROMIUM)("the adapters in Chromium", { timeout: 180_000 }, () => {
   let browser: Browser;
   let server: StaticServer;
   let page: Page;
@@ -120,8 +123,8 @@ describe.skipIf(!CHROMIUM)("the adapters in Chromium", { timeout: 60_000 }, () =
   });
 
   test("React's entry is for clients, as frameworks with server components want it marked", async () => {
-    const entry = (await builtPackage()).get("react.js");
-    expect(new TextDecoder().decode(entry)).toMatch(/^"use client";/);
+    const entry = await readFile(join((await builtPackage()).folder, "dist/react.js"), "utf8");
+    expect(entry).toMatch(/^"use client";/);
   });
 
   test("the Prompt API, put where there is none", async () => {

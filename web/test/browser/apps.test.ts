@@ -5,9 +5,11 @@ import { cp, readFile } from "node:fs/promises";
 import { join } from "node:path";
 import type { Browser, Page } from "playwright-core";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { copyApp, writeFiles } from "../support/apps.js";
+import { type Installed, installPackage } from "../support/built.js";
 import { CHROMIUM, openChromium, openChromiumWith } from "../support/chromium.js";
 import { FIREFOX, openFirefox } from "../support/firefox.js";
-import { copyApp, type Installed, installPackage, run, WEB, writeFiles } from "../support/installed.js";
+import { run, WEB } from "../support/programs.js";
 import { type StaticServer, serve } from "../support/serve.js";
 import { toyArtifact } from "../support/toy-artifact.js";
 import { promptOf, TEMPLATE, textAfter } from "../support/toy-chat.js";
@@ -18,7 +20,9 @@ import { toyWasm } from "../support/toy-wasm.js";
  * served by its own tool, and streams the model's text.
  */
 const TEXT = textAfter(promptOf([{ role: "user", content: "Tell me a story." }]), 24);
-const PATIENCE_MS = 120_000;
+const PATIENCE_MS = 240_000;
+/** Building is work for processors, and answering in a browser is much waiting: each app beside others. */
+const BESIDE = { timeout: PATIENCE_MS, concurrent: true };
 
 /** Chromium's Vulkan on the processor, for Dawn where there is no GPU. */
 const SWIFTSHADER = ["/usr/lib/chromium/vk_swiftshader_icd.json"].find((path) => existsSync(path)) ?? null;
@@ -30,6 +34,17 @@ const SOURCES = [
   { app: "page", sources: ["page"] },
   { app: "shared", sources: ["page", "shared"] },
 ];
+/** Builds the app of its folder. What follows grammars is large, loaded late, and webpack warns of its size. */
+const WEBPACK = `
+  import webpack from "webpack";
+  import config from "./webpack.config.mjs";
+  const output = { ...config.output, path: process.cwd() + "/dist" };
+  webpack({ ...config, context: process.cwd(), output, performance: false }, (error, made) => {
+    if (error) throw error;
+    const { errors, warnings } = made.toJson({ all: false, errors: true, warnings: true });
+    process.stdout.write(JSON.stringify({ errors, warnings }));
+  });
+`;
 const model = toyArtifact({ chatTemplate: TEMPLATE }).files;
 let installed: Installed;
 let browser: Browser;
@@ -37,7 +52,6 @@ let browser: Browser;
 beforeAll(async () => {
   installed = await installPackage();
 }, PATIENCE_MS);
-afterAll(() => installed?.remove());
 
 /** A built folder on a static server, with a model under /model/. */
 function serveFolder(folder: string, files = model): Promise<StaticServer> {
@@ -73,7 +87,7 @@ async function expectAnswer(url: string | URL, shared = false): Promise<void> {
   }
 }
 
-describe.skipIf(!CHROMIUM)("an app in Chromium", { timeout: PATIENCE_MS }, () => {
+describe.skipIf(!CHROMIUM)("an app in Chromium", BESIDE, () => {
   beforeAll(async () => {
     browser = await openChromium();
   });
@@ -83,6 +97,34 @@ describe.skipIf(!CHROMIUM)("an app in Chromium", { timeout: PATIENCE_MS }, () =>
     const server = await serveFolder(folder);
     await expectAnswer(new URL("index.html", server.url), shared).finally(() => server.close());
   }
+
+  // The two that take longest begin.
+  test("of Next: built, rendered on the server, and answering in the browser", async () => {
+    const app = await copyApp(installed, "next", "next");
+    await writeFiles(join(app, "public/model"), model);
+    const next = join(WEB, "node_modules/next/dist/bin/next");
+    await run(process.execPath, [next, "build", app], app);
+    const server = spawn(process.execPath, [next, "start", app, "--port", "0", "--hostname", "127.0.0.1"], {
+      cwd: app,
+      env: { ...process.env, NEXT_TELEMETRY_DISABLED: "1" },
+    });
+    try {
+      const url = await addressOf(server);
+      expect(await (await fetch(url)).text()).toContain('<p id="answer"></p>');
+      await expectAnswer(url);
+    } finally {
+      server.kill();
+    }
+  });
+
+  test.each(SOURCES)("of webpack: $app", async ({ app: source, sources }) => {
+    const app = await copyApp(installed, `webpack-${source}`, ...sources, "webpack");
+    // As a program of its own, as its command line is: here it would hold up the apps beside it.
+    const told = await run(process.execPath, ["--input-type=module", "--eval", WEBPACK], app);
+    expect(JSON.parse(told)).toEqual({ errors: [], warnings: [] });
+    await cp(join(app, "index.html"), join(app, "dist/index.html"));
+    await expectAnswerFrom(join(app, "dist"), source === "shared");
+  });
 
   describe.each([
     { name: "vite6", sources: ["page"] },
@@ -97,7 +139,8 @@ describe.skipIf(!CHROMIUM)("an app in Chromium", { timeout: PATIENCE_MS }, () =>
       await writeFiles(join(app, "public/model"), model);
     });
 
-    test("runs on its development server, without any configuration", async () => {
+    // One after the other: the development server watches the folder that the build writes to.
+    test.sequential("runs on its development server, without any configuration", async () => {
       const { createServer } = await load();
       const server = await createServer({
         root: app,
@@ -110,32 +153,12 @@ describe.skipIf(!CHROMIUM)("an app in Chromium", { timeout: PATIENCE_MS }, () =>
       await expectAnswer(server.resolvedUrls?.local[0] ?? "", shared).finally(() => server.close());
     });
 
-    test("runs as it is built", async () => {
+    test.sequential("runs as it is built", async () => {
       const { build } = await load();
       const configFile = name === "vite" ? false : join(app, "vite.config.js");
       await build({ root: app, configFile, logLevel: "silent" });
       await expectAnswerFrom(join(app, "dist"), sources.includes("shared"));
     });
-  });
-
-  test.each(SOURCES)("of webpack: $app", async ({ app: source, sources }) => {
-    const app = await copyApp(installed, `webpack-${source}`, ...sources, "webpack");
-    const { default: webpack } = await import("webpack");
-    const { default: config } = await import(join(app, "webpack.config.mjs"));
-    const output = { ...config.output, path: join(app, "dist") };
-    // What follows grammars is large, and loaded where an answer is to follow one: webpack warns of its size.
-    const performance = false;
-    const stats = await new Promise<import("webpack").Stats | undefined>((resolve, reject) =>
-      webpack({ ...config, context: app, output, performance }, (error, made) =>
-        error ? reject(error) : resolve(made),
-      ),
-    );
-    expect(stats?.toJson({ all: false, errors: true, warnings: true })).toMatchObject({
-      errors: [],
-      warnings: [],
-    });
-    await cp(join(app, "index.html"), join(app, "dist/index.html"));
-    await expectAnswerFrom(join(app, "dist"), source === "shared");
   });
 
   test.each(SOURCES)("of Rollup: $app", async ({ app: source, sources }) => {
@@ -168,24 +191,6 @@ describe.skipIf(!CHROMIUM)("an app in Chromium", { timeout: PATIENCE_MS }, () =>
     }
   });
 
-  test("of Next: built, rendered on the server, and answering in the browser", async () => {
-    const app = await copyApp(installed, "next", "next");
-    await writeFiles(join(app, "public/model"), model);
-    const next = join(WEB, "node_modules/next/dist/bin/next");
-    await run(process.execPath, [next, "build", app], app);
-    const server = spawn(process.execPath, [next, "start", app, "--port", "0", "--hostname", "127.0.0.1"], {
-      cwd: app,
-      env: { ...process.env, NEXT_TELEMETRY_DISABLED: "1" },
-    });
-    try {
-      const url = await addressOf(server);
-      expect(await (await fetch(url)).text()).toContain('<p id="answer"></p>');
-      await expectAnswer(url);
-    } finally {
-      server.kill();
-    }
-  });
-
   test.each(["extension", "extension-background"])("that is an %s", async (name) => {
     const app = await copyApp(installed, name, name);
     await cp(join(installed.folder, "dist"), join(app, "nearfar"), { recursive: true });
@@ -208,7 +213,7 @@ function findDeno(): string | null {
   return [own, "deno"].find((command) => spawnSync(command, ["--version"]).status === 0) ?? null;
 }
 
-describe.skipIf(!FIREFOX)("an app in Firefox", { timeout: PATIENCE_MS }, () => {
+describe.skipIf(!FIREFOX)("an app in Firefox", BESIDE, () => {
   test("of plain HTML answers through WebAssembly", async () => {
     const app = await copyApp(installed, "firefox", "html");
     const page = await readFile(join(app, "index.html"), "utf8");
@@ -228,7 +233,7 @@ describe.skipIf(!FIREFOX)("an app in Firefox", { timeout: PATIENCE_MS }, () => {
   });
 });
 
-describe("a program", { timeout: PATIENCE_MS }, () => {
+describe("a program", BESIDE, () => {
   async function programFolder(name: string, files: ReadonlyMap<string, Uint8Array>): Promise<string> {
     const app = await copyApp(installed, name, name.split("-")[0] ?? name);
     await writeFiles(join(app, "model"), files);
@@ -260,15 +265,15 @@ describe("a program", { timeout: PATIENCE_MS }, () => {
   });
 });
 
-/** The address that a server prints. */
-async function addressOf(server: ChildProcess): Promise<string> {
-  let printed = "";
-  const out = server.stdout;
-  if (!out) throw new Error("the server's output is not read");
-  for await (const chunk of out) {
-    printed += chunk;
-    const url = /http:\/\/127\.0\.0\.1:\d+/.exec(printed)?.[0];
-    if (url) return url;
-  }
-  throw new Error(`the server ended: ${printed}`);
+/** The address that a server prints. What it prints later is read too: writing to a closed pipe ends it. */
+function addressOf({ stdout }: ChildProcess): Promise<string> {
+  return new Promise((resolve, reject) => {
+    let printed = "";
+    stdout?.on("data", (chunk) => {
+      printed += chunk;
+      const url = /http:\/\/127\.0\.0\.1:\d+/.exec(printed)?.[0];
+      if (url) resolve(url);
+    });
+    stdout?.on("end", () => reject(new Error(`the server ended: ${printed}`)));
+  });
 }

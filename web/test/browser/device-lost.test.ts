@@ -3,7 +3,7 @@ import { CHROMIUM } from "../support/chromium.js";
 import { enginePage } from "../support/engine-page.js";
 import { expectedText } from "../support/toy-artifact.js";
 
-describe.skipIf(!CHROMIUM)("a device that is lost, in Chromium", { timeout: 60_000 }, () => {
+describe.skipIf(!CHROMIUM)("a device that is lost, in Chromium", { timeout: 180_000 }, () => {
   const at = enginePage();
 
   test("opens a device that is lost anew: the answer goes on, and so do later ones", async () => {
@@ -216,7 +216,7 @@ describe.skipIf(!CHROMIUM)("a device that is lost, in Chromium", { timeout: 60_0
       GPUAdapter.prototype.requestDevice = async function (descriptor) {
         const device = await original.call(this, descriptor);
         GPU.prototype.requestAdapter = async () => null;
-        setTimeout(() => device.destroy(), 1500);
+        addEventListener("message", ({ data }) => data.type === "generate" && device.destroy());
         return device;
       };`;
     at.server.intercept = (path, response) => {

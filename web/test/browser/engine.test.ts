@@ -4,7 +4,7 @@ import { CHROMIUM } from "../support/chromium.js";
 import { enginePage } from "../support/engine-page.js";
 import { expectedText } from "../support/toy-artifact.js";
 
-describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 60_000 }, () => {
+describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 180_000 }, () => {
   const at = enginePage();
 
   test("answers as the model does, several at once, and frees every buffer", async () => {

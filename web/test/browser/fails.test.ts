@@ -3,9 +3,10 @@
 import type { Browser, Page } from "playwright-core";
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "vitest";
 import type * as nearfar from "../../src/page/index.js";
+import { builtPackage, distFile } from "../support/built.js";
 import { CHROMIUM, openChromium } from "../support/chromium.js";
 import { expectedTokens } from "../support/fake-backend.js";
-import { builtPackage, distFile, type StaticServer, serve } from "../support/serve.js";
+import { type StaticServer, serve } from "../support/serve.js";
 import { TOY_VOCAB, toyArtifact } from "../support/toy-artifact.js";
 
 /** The text that the toy model gives after `prompt`. */
@@ -21,7 +22,7 @@ function expectedText(prompt: string, count: number): string {
 
 const ASKED = { prompt: "abc", max_tokens: 20, temperature: 0 } as const;
 
-describe.skipIf(!CHROMIUM)("an engine that fails in Chromium", { timeout: 60_000 }, () => {
+describe.skipIf(!CHROMIUM)("an engine that fails in Chromium", { timeout: 180_000 }, () => {
   let browser: Browser;
   let server: StaticServer;
   let page: Page;

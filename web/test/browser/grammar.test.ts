@@ -22,7 +22,7 @@ const SCHEMA = {
   required: ["name", "legs", "kind"],
 };
 
-describe.skipIf(!CHROMIUM)("an answer with a format in Chromium", { timeout: 60_000 }, () => {
+describe.skipIf(!CHROMIUM)("an answer with a format in Chromium", { timeout: 180_000 }, () => {
   const at = enginePage();
 
   test("is JSON of its schema, beside answers of free text", async () => {

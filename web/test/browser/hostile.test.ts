@@ -46,8 +46,12 @@ describe.skipIf(!CHROMIUM)("at any moment", { timeout: 180_000 }, () => {
       return said;
     }, prompt);
 
+  /** How many stay, once those that end have ended. */
   const workers = async (page: Page): Promise<number> => {
-    for (let left = 50; left > 0 && page.workers().length > 0; left--) await page.waitForTimeout(100);
+    for (let worker = page.workers()[0]; worker; worker = page.workers()[0]) {
+      const ended = await worker.waitForEvent("close", { timeout: 30_000 }).catch(() => null);
+      if (!ended) break;
+    }
     return page.workers().length;
   };
 

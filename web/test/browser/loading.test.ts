@@ -1,13 +1,18 @@
 import { describe, expect, test } from "vitest";
 import { MOST_FILES } from "../../scripts/size.mjs";
 import type { LoadProgress } from "../../src/page/index.js";
+import { distFile } from "../support/built.js";
 import { CHROMIUM } from "../support/chromium.js";
 import { enginePage, importPackage } from "../support/engine-page.js";
-import { distFile, serve } from "../support/serve.js";
+import { serve } from "../support/serve.js";
 import { expectedText, toyArtifact } from "../support/toy-artifact.js";
 import { toyWasm } from "../support/toy-wasm.js";
 
-describe.skipIf(!CHROMIUM)("loading in Chromium", { timeout: 60_000 }, () => {
+declare global {
+  var abortLoad: () => void;
+}
+
+describe.skipIf(!CHROMIUM)("loading in Chromium", { timeout: 180_000 }, () => {
   const at = enginePage();
 
   test("keeps verified shards; a corrupt one is downloaded again", async () => {
@@ -249,18 +254,32 @@ describe.skipIf(!CHROMIUM)("loading in Chromium", { timeout: 60_000 }, () => {
   });
 
   test("aborts while loading", async () => {
-    at.server.intercept = (path) => path.endsWith("00001.bin");
-    const result = await at.page.evaluate(async () => {
+    let ask = (): void => undefined;
+    const asked = new Promise<void>((resolve) => {
+      ask = resolve;
+    });
+    at.server.intercept = (path) => {
+      const isHeld = path.endsWith("00001.bin");
+      if (isHeld) ask();
+      return isHeld;
+    };
+    const loading = at.page.evaluate(async () => {
       const controller = new AbortController();
-      setTimeout(() => controller.abort(), 300);
-      const started = performance.now();
+      let aborted = 0;
+      globalThis.abortLoad = () => {
+        aborted = performance.now();
+        controller.abort();
+      };
       try {
         await nearfarPackage.createEngine("/toy/", { signal: controller.signal });
         return { name: "none", took: 0 };
       } catch (error) {
-        return { name: (error as Error).name, took: performance.now() - started };
+        return { name: (error as Error).name, took: performance.now() - aborted };
       }
     });
+    await asked;
+    await at.page.evaluate(() => globalThis.abortLoad());
+    const result = await loading;
     expect(result.name).toBe("AbortError");
     expect(result.took).toBeLessThan(1900);
   });

@@ -5,8 +5,9 @@ import type { Browser, BrowserContext, Page } from "playwright-core";
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "vitest";
 import type * as store from "../../src/both/file-cache.js";
 import type * as nearfar from "../../src/page/index.js";
+import { builtPackage, distFile } from "../support/built.js";
 import { CHROMIUM, openChromium } from "../support/chromium.js";
-import { builtPackage, distFile, type StaticServer, serve } from "../support/serve.js";
+import { type StaticServer, serve } from "../support/serve.js";
 import { expectedText, toyArtifact } from "../support/toy-artifact.js";
 
 const ROOT = fileURLToPath(new URL("../..", import.meta.url));
@@ -25,7 +26,7 @@ function sizeOf(files: readonly Uint8Array[]): number {
 /** The name of a made-up shard. */
 const SHARD = "5".repeat(64);
 
-describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 60_000 }, () => {
+describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 180_000 }, () => {
   let browser: Browser;
   let code: string;
   let server: StaticServer;

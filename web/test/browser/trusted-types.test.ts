@@ -1,15 +1,16 @@
 import type { Browser } from "playwright-core";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
+import { builtPackage, distFile } from "../support/built.js";
 import { CHROMIUM, openChromium } from "../support/chromium.js";
 import type {} from "../support/engine-page.js";
-import { builtPackage, distFile, type StaticServer, serve } from "../support/serve.js";
+import { type StaticServer, serve } from "../support/serve.js";
 import { expectedText, toyArtifact } from "../support/toy-artifact.js";
 import { toyWasm } from "../support/toy-wasm.js";
 
 const COUNT = 8;
 const POLICY = "require-trusted-types-for 'script'; trusted-types nearfar";
 
-describe.skipIf(!CHROMIUM)("a page that enforces Trusted Types", { timeout: 60_000 }, () => {
+describe.skipIf(!CHROMIUM)("a page that enforces Trusted Types", { timeout: 180_000 }, () => {
   let browser: Browser;
   beforeAll(async () => {
     await builtPackage();

@@ -4,10 +4,11 @@ import { build, type Plugin } from "esbuild";
 import { chromium } from "playwright-core";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import type * as nearfar from "../../src/page/index.js";
+import { builtPackage, distFile } from "../support/built.js";
 import { CHROMIUM } from "../support/chromium.js";
 import { expectedTokens } from "../support/fake-backend.js";
 import { FIREFOX, openFirefox } from "../support/firefox.js";
-import { builtPackage, distFile, type StaticServer, serve } from "../support/serve.js";
+import { type StaticServer, serve } from "../support/serve.js";
 import { TOY_VOCAB, toyArtifact } from "../support/toy-artifact.js";
 import { REFUSED, TRAPS, toyWasm } from "../support/toy-wasm.js";
 
@@ -119,7 +120,7 @@ async function fileAt(path: string): Promise<Uint8Array | null> {
 function within<T>(step: string, work: Promise<T>): Promise<T> {
   let timer: ReturnType<typeof setTimeout>;
   const late = new Promise<never>((_, reject) => {
-    timer = setTimeout(() => reject(new Error(`not done: ${step}`)), 20_000);
+    timer = setTimeout(() => reject(new Error(`not done: ${step}`)), 60_000);
   });
   return Promise.race([work, late]).finally(() => clearTimeout(timer));
 }
@@ -141,7 +142,7 @@ function harmless(count: number): string {
   }
 }
 
-describe.each(BROWSERS)("WebAssembly in %s", { timeout: 60_000 }, (name, path, open) => {
+describe.each(BROWSERS)("WebAssembly in %s", { timeout: 180_000 }, (name, path, open) => {
   let browser: Opened;
   let server: StaticServer;
   let headers: Record<string, string> = {};

@@ -1,14 +1,17 @@
 /** Answers with a format through what people use, over a real engine in Node: nearfar/node as it is built. */
 
+import { join } from "node:path";
+import { pathToFileURL } from "node:url";
 import { generateText, jsonSchema, Output } from "ai";
 import OpenAI from "openai";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { nearfar } from "../../src/ai-sdk/index.js";
+import type * as node from "../../src/node/index.js";
 import { engineFetch } from "../../src/openai-fetch/index.js";
 import type { Engine } from "../../src/page/index.js";
 import { createLanguageModel } from "../../src/prompt-api/index.js";
 import { HybridClient } from "../../src/routing/index.js";
-import { type NodePackage, nodePackage } from "../support/node-package.js";
+import { builtPackage } from "../support/built.js";
 import type { StaticServer } from "../support/serve.js";
 import { serveToyChat } from "../support/toy-chat.js";
 
@@ -30,17 +33,18 @@ const SCHEMA = {
 const FORMAT = { type: "json_schema", json_schema: { name: "pet", schema: SCHEMA } } as const;
 const ASKED = { messages: [{ role: "user" as const, content: "a pet" }], max_tokens: 120, temperature: 0 };
 
-let built: NodePackage | null = null;
+let built: typeof node;
 let server: StaticServer;
 let engine: Engine;
 beforeAll(async () => {
-  [built, server] = await Promise.all([nodePackage(), serveToyChat()]);
-  engine = await (await built.load()).createEngine(server.url);
+  server = await serveToyChat();
+  const entry = pathToFileURL(join((await builtPackage()).folder, "dist/node/index.js")).href;
+  built = await import(/* @vite-ignore */ entry);
+  engine = await built.createEngine(server.url);
 }, 180_000);
 afterAll(async () => {
   await engine?.dispose();
   server?.close();
-  await built?.remove();
 });
 
 function check(pet: Pet): void {
@@ -112,9 +116,7 @@ describe("answers with a format in Node", { timeout: 60_000 }, () => {
   });
 
   test("the Prompt API: a schema, and a regular expression", async () => {
-    const LanguageModel = createLanguageModel(async () =>
-      (await (built as NodePackage).load()).createEngine(server.url),
-    );
+    const LanguageModel = createLanguageModel(() => built.createEngine(server.url));
     const session = await LanguageModel.create();
     check(JSON.parse(await session.prompt("a pet", { responseConstraint: SCHEMA })));
     const other = await LanguageModel.create();

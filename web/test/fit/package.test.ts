@@ -5,8 +5,9 @@ import { checkPackage, createPackageFromTarballData } from "@arethetypeswrong/co
 import { publint } from "publint";
 import { formatMessage } from "publint/utils";
 import ts from "typescript";
-import { afterAll, beforeAll, expect, test } from "vitest";
-import { type Installed, installPackage, WEB } from "../support/installed.js";
+import { beforeAll, expect, test } from "vitest";
+import { type Installed, installPackage } from "../support/built.js";
+import { WEB } from "../support/programs.js";
 
 /** What npm publishes, as those who install it find it. */
 const PATIENCE_MS = 240_000;
@@ -24,7 +25,6 @@ beforeAll(async () => {
   manifest = JSON.parse(readFileSync(join(folder, "package.json"), "utf8")) as Manifest;
   files = (readdirSync(folder, { recursive: true }) as string[]).map((path) => path.replaceAll("\\", "/"));
 }, PATIENCE_MS);
-afterAll(() => installed?.remove());
 
 const textOf = (path: string): string => readFileSync(join(installed.folder, path), "utf8");
 
@@ -132,7 +132,9 @@ test("its pages refer to nothing outside, and show the apps as they are tested",
 });
 
 test("its API reference has no broken link and no undocumented export", { timeout: PATIENCE_MS }, () => {
-  execFileSync(process.execPath, [join(WEB, "node_modules/typedoc/bin/typedoc"), "--emit", "none"], {
+  // Whether the sources hold to their types is what `npm run check` tells, in half of this test's time.
+  const options = ["--emit", "none", "--skipErrorChecking"];
+  execFileSync(process.execPath, [join(WEB, "node_modules/typedoc/bin/typedoc"), ...options], {
     cwd: WEB,
     stdio: "pipe",
   });

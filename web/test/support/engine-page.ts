@@ -1,8 +1,9 @@
 import type { Browser, Page } from "playwright-core";
 import { afterAll, afterEach, beforeAll, beforeEach } from "vitest";
 import type * as nearfar from "../../src/page/index.js";
+import { builtPackage, distFile } from "./built.js";
 import { openChromium } from "./chromium.js";
-import { builtPackage, distFile, type StaticServer, serve } from "./serve.js";
+import { type StaticServer, serve } from "./serve.js";
 import { toyArtifact } from "./toy-artifact.js";
 
 /** What a test's page has: the package, as an app imports it. */

@@ -1,8 +1,6 @@
 import { createServer, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
-import { extname, relative } from "node:path";
-import { fileURLToPath } from "node:url";
-import { bundle, bundleHere } from "../../scripts/bundle.mjs";
+import { extname } from "node:path";
 
 const TYPES: Record<string, string> = {
   ".html": "text/html",
@@ -49,25 +47,4 @@ export async function serve(lookUp: (path: string) => Promise<Uint8Array | null>
     },
   };
   return self;
-}
-
-const DIST = fileURLToPath(new URL("../../dist/", import.meta.url));
-let built: Promise<Map<string, Uint8Array>> | null = null;
-
-/**
- * The files of the package as they are now, by path under dist/; built in memory, so that nobody's dist/ is
- * touched.
- */
-export function builtPackage(): Promise<Map<string, Uint8Array>> {
-  built ??= Promise.all([bundle({ write: false }), bundleHere({ write: false })]).then((made) => {
-    const files = made.flatMap(({ outputFiles }) => outputFiles);
-    return new Map(files.map(({ path, contents }) => [relative(DIST, path), contents]));
-  });
-  return built;
-}
-
-/** A file of the built package, for paths under dist/. */
-export async function distFile(path: string): Promise<Uint8Array | null> {
-  if (!path.startsWith("dist/")) return null;
-  return (await builtPackage()).get(path.slice("dist/".length)) ?? null;
 }

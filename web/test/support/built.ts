@@ -1,0 +1,57 @@
+/** The package as it is now, built once for all files of tests that ask for it in a run (builder.ts). */
+
+import { readFile } from "node:fs/promises";
+import { join } from "node:path";
+import { inject } from "vitest";
+
+declare module "vitest" {
+  interface ProvidedContext {
+    /** The address of what builds. */
+    builder: string;
+  }
+}
+
+/** What runs of the package: package.json, dist/ without declarations. */
+export interface Built {
+  readonly folder: string;
+}
+
+/** The package as npm publishes and installs it, in a place where apps find it and web/'s own packages. */
+export interface Installed {
+  /** For apps, each in a folder of its own name. */
+  readonly root: string;
+  /** What `npm pack` made. */
+  readonly tarball: string;
+  /** The package's folder, in node_modules. */
+  readonly folder: string;
+}
+
+export type Product = "scripts" | "installed";
+
+// Tests put their own in its place.
+const { fetch } = globalThis;
+
+async function ask<T>(product: Product): Promise<T> {
+  const response = await fetch(new URL(product, inject("builder")));
+  if (!response.ok) throw new Error(`the package cannot be built: ${await response.text()}`);
+  return (await response.json()) as T;
+}
+
+let scripts: Promise<Built> | null = null;
+
+/** Its scripts alone, which take a second; they lie where no packages of web/ are found. */
+export function builtPackage(): Promise<Built> {
+  scripts ??= ask("scripts");
+  return scripts;
+}
+
+/** As npm installs it: ten seconds more, of the compiler and npm. */
+export function installPackage(): Promise<Installed> {
+  return ask("installed");
+}
+
+/** A file of the built package, for paths under dist/. */
+export async function distFile(path: string): Promise<Uint8Array | null> {
+  if (!path.startsWith("dist/")) return null;
+  return readFile(join((await builtPackage()).folder, path)).catch(() => null);
+}

@@ -1,0 +1,42 @@
+import { availableParallelism } from "node:os";
+import { defineConfig } from "vitest/config";
+import { BaseSequencer, type TestSpecification } from "vitest/node";
+import { FILE, Times } from "./test/support/times.js";
+
+/** Files that take longest, in this order: one that begins last keeps everybody waiting. */
+const LONGEST = [
+  "browser/apps",
+  "browser/tabs",
+  "browser/hostile",
+  "browser/wasm",
+  "browser/grammar",
+  "fit/package",
+  "fit/docs",
+  "grammars",
+];
+
+class LongestFirst extends BaseSequencer {
+  override async sort(files: TestSpecification[]): Promise<TestSpecification[]> {
+    const rank = ({ moduleId }: TestSpecification): number => {
+      const found = LONGEST.findIndex((name) => moduleId.endsWith(`/test/${name}.test.ts`));
+      return found < 0 ? LONGEST.length : found;
+    };
+    return (await super.sort(files)).sort((a, b) => rank(a) - rank(b));
+  }
+}
+
+const times = process.env[FILE];
+
+export default defineConfig({
+  test: {
+    pool: "forks",
+    // Much of what browsers do is waiting; tests that count on seconds have room for one more than processors.
+    maxWorkers: availableParallelism() + 1,
+    maxConcurrency: 3,
+    testTimeout: 30_000,
+    hookTimeout: 240_000,
+    sequence: { sequencer: LongestFirst },
+    globalSetup: ["test/support/builder.ts"],
+    ...(times && { reporters: ["default", new Times(times)], setupFiles: ["test/support/times-hooks.ts"] }),
+  },
+});
