@@ -118,15 +118,33 @@ def last_logits(engine: Engine, tokens: Sequence[int]) -> Array:
 
 
 class Transformers(Reference):
-    """The reference of a model, with its logits, and with greedy tokens past the end token."""
+    """The reference of a model, with its logits, and with greedy tokens past the end token.
+
+    What it says is kept: every backend asks for the same, which takes 5 CPU seconds.
+    """
+
+    def __init__(self, model: str, quant: str) -> None:
+        super().__init__(model, quant)
+        self._said: dict[tuple[object, ...], Any] = {}
 
     def logits(self, tokens: Sequence[int]) -> Array:
-        """Logits after every token, in one pass."""
-        with self._torch.no_grad():
-            return np.asarray(self.model(self._torch.tensor([list(tokens)])).logits[0].numpy())
+        """Logits after every token, in one pass; not to be written to."""
+        key = tuple(tokens)
+        if key not in self._said:
+            with self._torch.no_grad():
+                made = np.asarray(self.model(self._torch.tensor([list(tokens)])).logits[0].numpy())
+            made.flags.writeable = False
+            self._said[key] = made
+        return np.asarray(self._said[key])
 
     def greedy(self, tokens: Sequence[int], count: int) -> list[int]:
         """So many greedy tokens, the end token or not."""
+        key = (*tokens, "greedy", count)
+        if key not in self._said:
+            self._said[key] = self._greedy(tokens, count)
+        return list(self._said[key])
+
+    def _greedy(self, tokens: Sequence[int], count: int) -> list[int]:
         out = list(tokens)
         past = None
         feed = out
