@@ -6,10 +6,11 @@ import { FILE, Times } from "./test/support/times.js";
 /** Files that take longest, in this order: one that begins last keeps everybody waiting. */
 const LONGEST = [
   "browser/apps",
+  "browser/store",
   "browser/tabs",
   "browser/hostile",
+  "browser/loading",
   "browser/wasm",
-  "browser/grammar",
   "fit/package",
   "fit/docs",
   "grammars",
@@ -32,7 +33,7 @@ export default defineConfig({
     pool: "forks",
     // Much of what browsers do is waiting; tests that count on seconds have room for one more than processors.
     maxWorkers: availableParallelism() + 1,
-    maxConcurrency: 3,
+    maxConcurrency: 2,
     testTimeout: 30_000,
     hookTimeout: 240_000,
     sequence: { sequencer: LongestFirst },
