@@ -93,8 +93,7 @@ test: export NEARFAR_TEST_ARTIFACTS := $(CURDIR)/out/tests
 test: setup-dev lint ## lint and all tests, products of parameters in turns: what CI runs
 	rm -rf "$(NEARFAR_TEST_ARTIFACTS)" "$(TIMES)" && mkdir -p "$(NEARFAR_TEST_ARTIFACTS)" "$(TIMES)"
 ifneq ($(WEB),)
-	cd web && NEARFAR_TEST_TIMES="$(TIMES)/web.json" npm test --silent
-	cd web && NEARFAR_TEST_TIMES="$(TIMES)/browser.json" npm run --silent test:browser
+	cd web && NEARFAR_TEST_TIMES="$(TIMES)/web.json" npm run --silent test:all
 endif
 	NEARFAR_TEST_TIMES="$(TIMES)/side-by-side.json" $(BIN)/python -m pytest -rs -m "not alone" --numprocesses auto --dist loadgroup --no-loadscope-reorder
 	NEARFAR_TEST_TIMES="$(TIMES)/alone.json" $(BIN)/python -m pytest -rs -m alone tests/e2e

@@ -92,6 +92,19 @@ def test_a_turn_is_the_same_again_and_what_is_named_runs(
         assert chosen(product, "3", monkeypatch, node) == [node.rpartition("::")[2]]
 
 
+def test_params_of_a_fixture_meet_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    met = set()
+    for turn in range(3):
+        monkeypatch.setenv(turns.VARIABLE, str(turn))
+        pairs = turns.paired("abcd", (1, 2, 3))
+        assert [first for first, _ in pairs] == list("abcd")
+        assert {second for _, second in pairs} == {1, 2, 3}
+        met |= set(pairs)
+    assert len(met) == 12
+    monkeypatch.setenv(turns.VARIABLE, turns.ALL)
+    assert set(turns.paired("abcd", (1, 2, 3))) == met
+
+
 def test_the_commit_decides_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(turns.VARIABLE, raising=False)
     assert turns.turn() == turns.turn()
