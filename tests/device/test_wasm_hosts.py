@@ -98,14 +98,14 @@ def test_a_bundled_program_says_the_golden_story(built: Built, tmp_path: Path, t
 
 
 def test_chromium_and_firefox_say_the_golden_story(built: Built) -> None:
-    """What web/test/browser/wasm.test.ts and wasm-threads.test.ts do with a real artifact; vitest runs the rest."""
+    """The tests of web/test/browser/wasm.test.ts and wasm-threads.test.ts that need a real artifact."""
     vitest = WEB / "node_modules" / "vitest" / "vitest.mjs"
     if not vitest.is_file():
         pytest.skip("web/node_modules is missing (run `make setup`)")
     artifact = built("stories260K", "none") / "wasm"
     more = {"NEARFAR_WASM_ARTIFACT": str(artifact), "NEARFAR_WASM_TEXT": golden()}
     made = subprocess.run(
-        [node(), str(vitest), "run", "test/browser/wasm.test.ts", "test/wasm-threads.test.ts", "-t", "a real"],
+        [node(), vitest, "run", "test/browser/wasm.test.ts", "test/wasm-threads.test.ts", "-t", "a real"],
         capture_output=True,
         text=True,
         timeout=400,
