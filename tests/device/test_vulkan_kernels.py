@@ -123,6 +123,16 @@ def test_integers(dtype: str, name: str) -> None:
     np.testing.assert_array_equal(run_elementwise(compute, dtype, a, b), want)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16"])
+def test_sums_wrap_before_they_are_computed_with(dtype: str) -> None:
+    """A store takes the low bits anyway, so the operation that follows must see them."""
+    a, b = integers(dtype), integers(dtype)[RNG.permutation(N)]
+    with np.errstate(over="ignore"):
+        want = (a + b) >> np.array(1, dtype)
+    got = run_elementwise(lambda a, b: (a + b) >> tirx.const(1, dtype), dtype, a, b)
+    np.testing.assert_array_equal(got, want)
+
+
 @pytest.mark.parametrize("divisor", [8, -8, 3, -3, 1])
 def test_division_by_constants(divisor: int) -> None:
     a = integers("int32")

@@ -83,7 +83,9 @@ def test_a_header_that_is_none_says_why(old: str, new: str, message: str, tmp_pa
 @pytest.mark.parametrize(
     ("code", "printed", "failed", "problem"),
     [
-        (0, "2 passed", (), None),
+        (0, "2 passed in 1 s", (), None),
+        (0, "s.. [100%]", (), None),
+        (0, "ss [100%]", (), "ran no test"),
         (1, "FAILED tests/a.py::test_b[c - d] - assert 1 == 2", ("tests/a.py::test_b[c - d]",), None),
         (1, "ERROR tests/a.py::test_b - AssertionError", ("tests/a.py::test_b",), None),
         (1, "ERROR tests/a.py::test_b - ImportError: no", (), "did not run"),

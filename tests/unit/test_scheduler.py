@@ -246,6 +246,20 @@ def test_a_request_waits_for_the_prefix_that_another_is_computing_and_then_share
     assert second.cached_tokens == 290
 
 
+def test_what_another_tenant_is_answered_is_not_borrowed() -> None:
+    s = scheduler()
+    first, second = (Request(tuple(range(300)), SamplingParams(), 10, 0, salt=salt) for salt in ("a", "b"))
+    s.add(first)
+    turn(s)
+    turn(s)
+    s.add(second)
+    step = s.schedule(None)
+    assert second in s.running
+    assert second.cached_tokens == 0
+    assert step is not None
+    assert step.copies == ()
+
+
 def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
     s = scheduler(context=64)
     assert s.limit_tokens(range(10), 20) == 20

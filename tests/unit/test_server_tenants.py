@@ -197,6 +197,7 @@ def test_salts_cannot_be_made_to_meet() -> None:
         "nobody": "", "alice": Key("alice", "a").tenant.salt, "another alice": Key("alice", "b").tenant.salt,
         "group alice": Key("x", "a", cache_group="alice").tenant.salt,
         "her user": Key("alice", "a").tenant.within("bob").salt, "open": ANONYMOUS.within("alice").salt,
+        "another's user of this name": Key("carol", "c").tenant.within("bob").salt,
         "joined": digest("ab", "c"), "otherwise": digest("a", "bc"),
     }  # fmt: skip
     assert len(set(salts.values())) == len(salts)
