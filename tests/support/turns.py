@@ -75,7 +75,7 @@ def select(items: Sequence[pytest.Item], number: int) -> tuple[list[pytest.Item]
     before: dict[str, int] = {}  # groups of each test function
     for (function, _), combinations in groups.items():
         at = before[function] = before.get(function, -1) + 1
-        # Cases come in fours (sizes of groups): a place more after each, or one size were always on one target.
+        # Cases come in fours (sizes of groups): a place more after each, or one size always met one target.
         chosen = (number + zlib.crc32(function.encode()) + at + at // 4) % len(combinations)
         for index, members in enumerate(combinations.values()):
             if index != chosen:
