@@ -46,15 +46,15 @@ norms over all heads they cannot.
 """
 
 
-@in_turns("precision")
+@in_turns("precision", "rows")
 @TARGETS
 @PRECISIONS
+@ROWS
 @pytest.mark.parametrize("name", READS)
 def test_answers_are_those_of_transformers(
-    name: str, precision: Precision, target: str, tmp_path: Path
+    name: str, rows: int, precision: Precision, target: str, tmp_path: Path
 ) -> None:
-    """Programs with kernels of both kinds: for few rows and for many."""
-    with opened(NAMED[name], f"{target}-{precision}", tmp_path) as engine:
+    with opened(NAMED[name], f"{target}-{precision}", tmp_path, buckets=Buckets((rows,), (1,))) as engine:
         check_answers(NAMED[name], engine)
 
 
@@ -133,7 +133,13 @@ def test_a_few_huge_channels_do_not_drown_all_others_in_float16(
     source = str(outlying(tmp_path / "checkpoint", quantized=quant != "none"))
     (path,) = build(
         BuildOptions(
-            source, tmp_path / "out", (target,), quant, buckets=SMALL, device_classes=("software", device)
+            source,
+            tmp_path / "out",
+            (target,),
+            quant,
+            buckets=SMALL,
+            device_classes=(device,),
+            products=("float",),
         )
     )
     tokens = [int(token) for token in np.random.default_rng(0).integers(0, 256, 40)]

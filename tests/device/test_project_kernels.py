@@ -42,7 +42,7 @@ def test_flags(flags: str, precision: Precision, device: str, target: str) -> No
     check(job, target, device, precision)
 
 
-@in_turns("target", "device", "precision")
+@in_turns("target", "device", "precision", "flags")
 @TARGETS
 @DEVICES
 @PRECISIONS

@@ -20,6 +20,8 @@ from tests.support.turns import in_turns
 from .gpu_harness import runner
 
 pytestmark = in_turns("run")
+OF_EITHER = in_turns("kv_dtype")
+"""Int8 and int4 by turns as well: the kernels differ in how a word is taken apart."""
 
 
 @pytest.fixture(params=["webgpu", "vulkan"])
@@ -36,6 +38,7 @@ def kernels(device: str, precision: Precision = "f32") -> GpuKernels:
     return GpuKernels(Tuning(CLASSES[device], half=precision == "f16"))
 
 
+@OF_EITHER
 @pytest.mark.parametrize(
     ("device", "shape", "runs", "flags", "precision"),
     [
@@ -56,6 +59,7 @@ def test_attention(
     gpu_jobs.check_runs(kernels(device, precision), run, precision, job, gpu_jobs.RUNS[runs])
 
 
+@OF_EITHER
 @pytest.mark.parametrize(
     ("shape", "flags", "precision"),
     [
@@ -73,6 +77,7 @@ def test_append(
     gpu_jobs.check(kernels("discrete", precision), run, precision, replace(made, kv_dtype=kv_dtype))
 
 
+@OF_EITHER
 @pytest.mark.parametrize(
     ("shape", "flags"),
     [((4, 6, 2, 64), {}), ((2, 6, 2, 96), {"norm_eps": 1e-6, "v_norm_eps": 1e-6}), ((1, 2, 1, 256), {})],
