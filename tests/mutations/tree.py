@@ -100,7 +100,7 @@ def environment(folder: Path, tree: Path, turns: str | None) -> dict[str, str]:
         "PYTHONPATH": str(tree / "src"),
         "NEARFAR_KERNEL_CACHE": str(folder / "kernels"),
         "NEARFAR_TEST_ARTIFACTS": str(folder / "artifacts"),
-        "NEARFAR_SHARED": os.environ.get("NEARFAR_SHARED", str(ROOT / "shared" / "data")),
+        "NEARFAR_SHARED": os.environ.get("NEARFAR_SHARED", str(ROOT.parent / "shared" / "data")),
     }
     for name in ("NEARFAR_KERNEL_CACHE", "NEARFAR_TEST_ARTIFACTS"):
         Path(given[name]).mkdir()
