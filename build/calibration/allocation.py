@@ -27,6 +27,7 @@ from nearfar.errors import BuildError
 from nearfar.step import ops
 from nearfar.step.params import Param
 from nearfar.targets.codes import BITS
+from nearfar.targets.quantized import Matrix
 
 PROBE = 3
 """Bits that a sensitivity is measured at: enough that the rest of the model still works."""
@@ -38,9 +39,8 @@ ANSWERS = 4
 
 @dataclass(frozen=True)
 class Costs:
-    """Of one matrix: `weights` in it; bytes and loss by bits."""
+    """Of one matrix: bytes and loss by bits."""
 
-    weights: int
     size: Mapping[int, int]
     loss: Mapping[int, float]
 
@@ -66,7 +66,6 @@ def measure(
         for name, found in _with_each(probes, forward, parts, index, source):
             lost, matrix = _divergence(expected, found), source.matrices[name]
             costs[name] = Costs(
-                matrix.n * matrix.k,
                 {bits: replace(matrix, bits=bits).bytes for bits in errors[name]},
                 {
                     bits: error * lost / max(errors[name][PROBE], 1e-30)
@@ -154,11 +153,7 @@ def allocate(costs: Mapping[str, Costs], budget: int) -> dict[str, int]:
     steps = {name: list(_hull(cost)) for name, cost in costs.items()}
     chosen = {name: found[0] for name, found in steps.items()}
     spent = sum(costs[name].size[bits] for name, bits in chosen.items())
-    if spent > budget:
-        raise BuildError(
-            f"{budget / 1e6:,.1f} MB are too little for the matrices: with {min(BITS)} bits each they have "
-            f"{spent / 1e6:,.1f} MB"
-        )
+    _check_room(budget, spent)
 
     def step(name: str, at: int) -> tuple[float, str, int]:
         """What the next step gains per byte, the most first."""
@@ -179,6 +174,15 @@ def allocate(costs: Mapping[str, Costs], budget: int) -> dict[str, int]:
         if at + 2 < len(steps[name]):
             heapq.heappush(waiting, step(name, at + 1))
     return chosen
+
+
+def _check_room(budget: int, least: int) -> None:
+    """BuildError where the matrices have `least` bytes with the fewest bits, and `budget` is smaller."""
+    if least > budget:
+        raise BuildError(
+            f"{max(budget, 0) / 1e6:,.1f} MB are too little for the matrices: "
+            f"with {min(BITS)} bits each they have {least / 1e6:,.1f} MB"
+        )
 
 
 def _hull(costs: Costs) -> Iterator[int]:
@@ -208,14 +212,21 @@ def allocated(
     """The source with bits for each matrix: `bits` a weight on average, scales and biases included, or all
     weights within `fit` bytes. BuildError where that cannot be.
     """
-    costs = measure(source, text, advance)
-    weights = sum(cost.weights for cost in costs.values())
+    quantized = {name: matrix for name, matrix in source.matrices.items() if matrix.quantized}
     if fit is None:
         assert bits is not None
-        budget = int(bits * weights / 8)
+        budget = int(bits * sum(matrix.n * matrix.k for matrix in quantized.values()) / 8)
     else:
-        budget = fit - sum(source.bytes_of(param) for param in source.params if param.name not in costs)
-    return with_bits(source, allocate(costs, budget))
+        budget = fit - sum(source.bytes_of(param) for param in source.params if param.name not in quantized)
+    # Shapes alone decide whether there is room: a build is refused before it measures.
+    _check_room(budget, sum(_least_bytes(matrix) for matrix in quantized.values()))
+    return with_bits(source, allocate(measure(source, text, advance), budget))
+
+
+def _least_bytes(matrix: Matrix) -> int:
+    """Bytes of a quantized matrix with the fewest bits that its rows can have."""
+    fitting = (bits for bits in BITS if Scheme(bits, matrix.group).fits(matrix.k))
+    return replace(matrix, bits=min(fitting)).bytes
 
 
 def with_bits(source: Source, bits: Mapping[str, int]) -> Source:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from nearfar.build.calibration import allocation
 from nearfar.build.calibration.allocation import ANSWERS, PROBE, WINDOWS, Costs, allocate, measure
 from nearfar.build.calibration.forward import Forward, stretches
 from nearfar.build.calibration.solve import FloatWeights, rows_of
@@ -27,7 +28,6 @@ def costs(count: int, seed: int) -> dict[str, Costs]:
     rng = np.random.default_rng(seed)
     return {
         f"m{i}": Costs(
-            64_000,
             {bits: 8_000 * bits + 4_000 for bits in BITS},
             {bits: float(sensitivity * 4.0**-bits) for bits in BITS},
         )
@@ -62,9 +62,20 @@ def test_a_size_that_nothing_fits_is_refused_with_what_would() -> None:
     assert set(allocate(costs(5, 0), 10**9).values()) == {8}
 
 
+def test_a_size_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allocation, "measure", lambda *_: pytest.fail("it measured"))
+    options = BuildOptions(str(checkpoint(CASES[0])), tmp_path, ("cpu",), quality="good", group_size=32)
+    source, text = open_source(options), CalibrationText(np.zeros((1, 16), np.int64), "", "")
+    for bits, fit in ((1.5, None), (None, 20_000), (None, 1000)):
+        with pytest.raises(BuildError, match=r"MB are too little .* with 2 bits each they have 0\.\d MB"):
+            allocation.allocated(source, text, bits, fit)
+
+
 def test_bits_that_make_nothing_better_are_not_taken() -> None:
     """A matrix that loses more with 3 bits than with 2, by chance."""
-    odd = Costs(64_000, {2: 20_000, 3: 28_000, 4: 36_000}, {2: 0.5, 3: 0.6, 4: 0.1})
+    odd = Costs({2: 20_000, 3: 28_000, 4: 36_000}, {2: 0.5, 3: 0.6, 4: 0.1})
     assert allocate({"m": odd}, 30_000) == {"m": 2}
     assert allocate({"m": odd}, 36_000) == {"m": 4}
 
