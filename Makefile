@@ -96,7 +96,7 @@ ifneq ($(WEB),)
 	cd web && NEARFAR_TEST_TIMES="$(TIMES)/web.json" npm run --silent test:all
 endif
 	NEARFAR_TEST_TIMES="$(TIMES)/side-by-side.json" $(BIN)/python -m pytest -rs -m "not alone" --numprocesses auto --dist loadgroup --no-loadscope-reorder
-	NEARFAR_TEST_TIMES="$(TIMES)/alone.json" $(BIN)/python -m pytest -rs -m alone tests/e2e
+	NEARFAR_TEST_TIMES="$(TIMES)/alone.json" $(BIN)/python -m pytest -rs -m alone
 	$(BIN)/python -m tests.support.budgets "$(TIMES)"/*.json
 
 test-all: export NEARFAR_TURN := all

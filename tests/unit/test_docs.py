@@ -26,7 +26,16 @@ NOT_OURS = ("Libraries/",)  # mlx-swift-lm's
 # Options and names of other people's programs that pages speak of.
 FOREIGN_OPTIONS = {
     *("--enable-unsafe-webgpu", "--use-webgpu-adapter", "--no-sandbox", "--unstable-webgpu", "--allow-env"),
-    *("--allow-net", "--allow-read", "--allow-sys", "--set", "--require-hashes", "--gpus", "--help"),
+    *(
+        "--allow-net",
+        "--allow-read",
+        "--allow-sys",
+        "--set",
+        "--require-hashes",
+        "--gpus",
+        "--help",
+        "--write",
+    ),
 }
 FOREIGN_NAMES = {
     *("PIP_INDEX_URL", "maxComputeWorkGroupSizeX", "ggml_gemv_q4_0_4x4_q8_0", "ggml_vec_dot_q4_0_q8_0"),
