@@ -161,7 +161,7 @@ class File:
 
     @classmethod
     def of(cls, root: Path, file: Path) -> File:
-        """Of a file that lies below the artifact's folder."""
+        """The record (path, bytes, SHA-256) of a file below `root`, the artifact's folder."""
         data = file.read_bytes()
         return cls(file.relative_to(root).as_posix(), len(data), hashlib.sha256(data).hexdigest())
 

@@ -69,7 +69,7 @@ def _file(name: str, root: Path) -> Path | None:
 
 
 def _c_files(folder: Path) -> Iterator[Path]:
-    """Those of a folder, and of the folders in it that are no packages."""
+    """The C files of a folder, and of the folders in it that are no packages."""
     inner = [each for each in folder.iterdir() if each.is_dir() and not (each / "__init__.py").exists()]
     return (path for each in (folder, *inner) for kind in _C for path in each.glob(kind))
 
@@ -85,8 +85,9 @@ def _source(path: Path, root: Path) -> _Source:
 
 
 def _imports(tree: ast.Module, package: list[str]) -> Iterator[str]:
-    """Of all imports, those within functions too, but not of those for types alone. `package`: the names of
-    the one that the module is in.
+    """The names of the modules that a module imports, within functions too, but not for types alone.
+
+    `package`: the parts of the name of the package that holds the module.
     """
     left: list[ast.AST] = [tree]
     while left:

@@ -20,7 +20,7 @@ from tests.support.turns import in_turns
 from .gpu_harness import DTYPES, PRECISIONS, TARGETS, about, kernels, runner
 
 DEVICES = pytest.mark.parametrize("device", ["mobile", "discrete"])
-"""Those that differ: integrated GPUs have the discrete ones' kernels or smaller tiles."""
+"""The classes whose kernels differ: integrated GPUs have the kernels of discrete ones, or smaller tiles."""
 Shape = tuple[int, int, int, int]
 
 

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.mutations.patches import Mutation, PatchError
-
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
 
 
 class Tree:

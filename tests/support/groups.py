@@ -9,14 +9,12 @@ start first (tests/budgets.json), so that no worker is left with a long one at t
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support import budgets
-
-ROOT = Path(__file__).parents[2]
+from tests.support.paths import ROOT
 
 
 def group_of(item: Any) -> str:

@@ -15,10 +15,11 @@ import os
 import subprocess
 import zlib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+
+from tests.support.paths import ROOT
 
 First = TypeVar("First")
 Second = TypeVar("Second")
@@ -68,13 +69,12 @@ def told() -> str:
 
 def _content() -> str:
     """The digest of the commit's content; outside of a git checkout, of the paths and sizes of the tests."""
-    root = Path(__file__).parents[2]
     told = subprocess.run(
-        ["git", "rev-parse", "HEAD^{tree}"], cwd=root, capture_output=True, text=True, check=False
+        ["git", "rev-parse", "HEAD^{tree}"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     if told.returncode == 0:
         return told.stdout.strip()
-    files = sorted((root / "tests").rglob("*.py"))
+    files = sorted((ROOT / "tests").rglob("*.py"))
     return hashlib.sha256("\n".join(f"{p.name} {p.stat().st_size}" for p in files).encode()).hexdigest()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import budgets, turns
-from tests.support.groups import ROOT
+from tests.support.paths import ROOT
 from tests.support.times import Spent, Times, cpu_seconds, tables
 
 pytest_plugins = ["pytester"]

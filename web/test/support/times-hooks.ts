@@ -11,7 +11,7 @@ export interface Spent {
 
 declare module "vitest" {
   interface TaskMeta {
-    /** Of a test: since the one before it ended, so with the hooks between them. Of a file: all its tests. */
+    /** Seconds of a test, with the hooks since the test before it ended; of a file, the sum of its tests. */
     spent?: Spent;
   }
 }
