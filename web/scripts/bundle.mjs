@@ -5,6 +5,7 @@
  */
 import { readFile } from "node:fs/promises";
 import { fileURLToPath } from "node:url";
+import { grammarsAsModule } from "./grammars.mjs";
 import { buildSmall } from "./shrink.mjs";
 
 const root = fileURLToPath(new URL("..", import.meta.url));
@@ -25,37 +26,31 @@ export const ENTRIES = {
 /** Of the app that imports them: its copy is the one that counts. */
 const EXTERNAL = ["@ai-sdk/provider", "react"];
 
+/** The worker's copy, or nothing, by the conditions of what bundles the app (`exports` in package.json). */
+const SOURCE = "nearfar/worker-source";
+/** For what is bundled once and for all: nothing. */
+export const NO_SOURCE = { [SOURCE]: "./src/page/no-worker-source.ts" };
+
 /** The same for Node, Deno and Bun. */
 export const NODE_ENTRIES = { index: "src/node/index.ts", worker: "src/node/worker.ts" };
 
-const FRESH_LIBRARY = `(factory(global.xgrammar = {}),
-  global.xgrammar.fresh = () => { const made = {}; factory(made); return made; })`;
+/** The two files that `nearfar/worker-source` can be: the worker in one piece, and nothing. */
+async function bundleSources() {
+  return buildSmall({
+    absWorkingDir: root,
+    entryPoints: ["src/page/worker-source.ts", "src/page/no-worker-source.ts"],
+    outdir: "dist",
+    bundle: true,
+    format: "esm",
+    target: "es2022",
+    minify: true,
+    define: { WORKER_SOURCE: JSON.stringify(await workerSource()) },
+    write: false,
+  });
+}
 
-/**
- * The library that follows grammars is one script for browsers and Node: bundlers of apps for browsers stumble
- * over what it does in Node. And it is there once for all, while one that has aborted cannot be used again.
- * @type {import("esbuild").Plugin}
- */
-export const grammarsForBrowsers = {
-  name: "grammars for browsers",
-  setup({ onLoad }) {
-    onLoad({ filter: /web-xgrammar[\\/]lib[\\/]index\.js$/ }, async ({ path }) => {
-      let contents = await readFile(path, "utf8");
-      for (const { nodes, browsers } of [
-        { nodes: "await import('module')", browsers: "{}" },
-        { nodes: "require('u' + 'rl').pathToFileURL(__filename).href", browsers: '""' },
-        { nodes: "factory(global.xgrammar = {})", browsers: FRESH_LIBRARY },
-      ]) {
-        if (!contents.includes(nodes)) throw new Error(`${path} has another version: it lacks ${nodes}`);
-        contents = contents.replaceAll(nodes, browsers);
-      }
-      return { contents, loader: "js" };
-    });
-  },
-};
-
-/** The worker without chunks, as `define` for what imports src/page/worker-source.ts. */
-export async function workerSource() {
+/** The worker without chunks. */
+async function workerSource() {
   const { outputFiles } = await buildSmall({
     absWorkingDir: root,
     entryPoints: [WORKER],
@@ -65,10 +60,10 @@ export async function workerSource() {
     platform: "browser",
     minify: true,
     legalComments: "none",
-    plugins: [grammarsForBrowsers, noFormatter, noDecoders],
+    plugins: [grammarsAsModule("browser"), noFormatter, noDecoders],
     write: false,
   });
-  return { WORKER_SOURCE: JSON.stringify(Buffer.from(outputFiles[0]?.contents ?? []).toString()) };
+  return Buffer.from(outputFiles[0]?.contents ?? []).toString();
 }
 
 /**
@@ -78,18 +73,18 @@ export async function workerSource() {
 export async function bundle() {
   const page = await buildSmall({
     ...inChunks("dist", false),
-    define: await workerSource(),
     entryPoints: ENTRIES,
-    external: EXTERNAL,
+    external: [...EXTERNAL, SOURCE],
   });
   const worker = await bundleWorker({ outdir: "dist", write: false });
   const { metafile } = page;
+  const sources = await bundleSources();
   return {
     metafile: {
       inputs: { ...metafile.inputs, ...worker.metafile.inputs },
       outputs: { ...metafile.outputs, ...worker.metafile.outputs },
     },
-    outputFiles: [...page.outputFiles, ...worker.outputFiles],
+    outputFiles: [...page.outputFiles, ...worker.outputFiles, ...sources.outputFiles],
   };
 }
 
@@ -101,7 +96,7 @@ export async function bundleWorker({ outdir, write }) {
   return buildSmall({
     ...inChunks(outdir, write),
     entryPoints: { worker: WORKER },
-    plugins: [grammarsForBrowsers, noFormatter, noDecoders, oneCore],
+    plugins: [grammarsAsModule("browser"), noFormatter, noDecoders, oneCore],
   });
 }
 
@@ -171,7 +166,15 @@ export const noDecoders = {
 };
 
 /** What of the worker's is there whatever it loads later: its own imports, and what both backends use. */
-const CORE = ["serve", "beginning", "wanted", "gpu/remote-artifact", "memory", "store/shards"];
+const CORE = [
+  "serve",
+  "../grammar/in-thread",
+  "beginning",
+  "wanted",
+  "gpu/remote-artifact",
+  "memory",
+  "store/shards",
+];
 
 /**
  * esbuild makes a chunk of each set of files that the same entries need, a dozen small ones here. With an
@@ -217,7 +220,8 @@ export async function bundleNode() {
     format: "esm",
     target: "es2022",
     platform: "node",
-    plugins: [noFormatter, noDecoders],
+    alias: NO_SOURCE,
+    plugins: [grammarsAsModule("node"), noFormatter, noDecoders],
     minify: true,
     sourcemap: "linked",
     legalComments: "eof",
@@ -257,8 +261,8 @@ export async function bundleHere() {
     target: "es2022",
     platform: "browser",
     minify: true,
-    define: { WORKER_SOURCE: '""' },
-    plugins: [noFormatter, noDecoders, grammarsForBrowsers, grammarsApart],
+    alias: NO_SOURCE,
+    plugins: [noFormatter, noDecoders, grammarsAsModule("browser"), grammarsApart],
     sourcemap: "linked",
     legalComments: "eof",
     write: false,
@@ -266,16 +270,13 @@ export async function bundleHere() {
 }
 
 /**
- * The outputs of a bundle that hold inputs whose path matches, without the worker's copy, which is loaded only
- * where the worker's file cannot be.
+ * The outputs of a bundle that hold inputs whose path matches.
  *
  * @param {import("esbuild").Metafile["outputs"]} outputs
  * @param {RegExp} inputs
  */
 export function madeOf(outputs, inputs) {
-  return Object.keys(outputs).filter(
-    (path) =>
-      !path.includes("/worker-source-") &&
-      Object.keys(outputs[path]?.inputs ?? {}).some((input) => inputs.test(input)),
+  return Object.keys(outputs).filter((path) =>
+    Object.keys(outputs[path]?.inputs ?? {}).some((input) => inputs.test(input)),
   );
 }

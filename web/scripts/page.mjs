@@ -5,7 +5,7 @@
 import { createHash } from "node:crypto";
 import { cp, readFile, rm, writeFile } from "node:fs/promises";
 import { fileURLToPath } from "node:url";
-import { bundleWorker, madeOf, workerSource } from "./bundle.mjs";
+import { bundleWorker, madeOf, NO_SOURCE } from "./bundle.mjs";
 import { noticesOf } from "./notices.mjs";
 import { buildSmall } from "./shrink.mjs";
 
@@ -13,7 +13,7 @@ const root = fileURLToPath(new URL("..", import.meta.url));
 
 await rm(new URL("../dist/page", import.meta.url), { recursive: true, force: true });
 const page = await buildSmall({
-  define: await workerSource(),
+  alias: NO_SOURCE,
   absWorkingDir: root,
   entryPoints: { main: "page/main.ts", style: "page/style.css" },
   outdir: "dist/page",
@@ -39,10 +39,9 @@ await writeFile(
   await noticesOf([page.metafile, worker.metafile]),
 );
 
-// The service worker keeps what the page is made of, without the worker's copy; another build is another
-// version.
+// The service worker keeps what the page is made of; another build is another version.
 const outputs = { ...page.metafile.outputs, ...worker.metafile.outputs };
-const files = Object.keys(outputs).filter((path) => !/\.map$|chunks\/worker-source-/.test(path));
+const files = Object.keys(outputs).filter((path) => !/\.map$/.test(path));
 // A megabyte that only answers in JSON need: it is kept once one of them has asked for it.
 const late = madeOf(outputs, /web-xgrammar/).filter((path) => files.includes(path));
 if (late.length === 0) throw new Error("the page has no chunk of its grammar library");

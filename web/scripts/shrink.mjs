@@ -54,7 +54,8 @@ export async function buildSmall({ write = true, ...options }) {
  */
 async function shrink(script, map, isModule) {
   const name = basename(script.path);
-  const sourceMap = map && { content: map.text, filename: name, url: `${name}.map` };
+  // With the sources: the package has none of the files that the map names, and Parcel fails where it reads them.
+  const sourceMap = map && { content: map.text, filename: name, url: `${name}.map`, includeSources: true };
   const options = { ...OPTIONS, module: isModule, ...(sourceMap && { sourceMap }) };
   const [code, mapped] = await kept(JSON.stringify([TERSER, options, script.text]), async () => {
     const made = await minify(script.text, options);

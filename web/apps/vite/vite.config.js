@@ -1,2 +1,2 @@
-// For builds with Vite 6 and 7; Vite 8 needs no configuration.
+// A build leaves what is loaded later in files of its own.
 export default { worker: { format: "es" } };

@@ -41,6 +41,14 @@ export class NearfarError extends Error {
   }
 }
 
+/** NearfarError for a part of the package that cannot be loaded now: offline, say. */
+export function unloaded(what: string): (error: unknown) => never {
+  return (cause) => {
+    const message = `${what}: its code cannot be loaded (${cause}). Is this page offline?`;
+    throw new NearfarError("unreachable", message, { cause });
+  };
+}
+
 /** The artifact is corrupt, incomplete, unreachable or of a newer format. */
 export class ArtifactError extends NearfarError {
   override readonly name = "ArtifactError";

@@ -1,23 +1,14 @@
-/** @mlc-ai/web-xgrammar, with its WebAssembly inside: a script that puts itself into the global scope. */
+/** @mlc-ai/web-xgrammar, with its WebAssembly inside, as scripts/grammars.mjs makes a module of it. */
 
 type Library = typeof import("@mlc-ai/web-xgrammar");
-
-const scope = globalThis as {
-  /** `fresh`, put in by scripts/bundle.mjs for browsers: one more, with a memory of its own. */
-  xgrammar?: Library & { readonly fresh?: () => Library };
-  location?: { readonly href: string };
-};
 
 /** What the library wrote last to the console: its reason, where it aborts. */
 let said = "";
 
 /** Loads the library. One that aborts is no good afterwards: who begins anew has another. */
 export async function loadLibrary(): Promise<Library> {
-  // In Node it looks for its own address.
-  scope.location ??= { href: import.meta.url };
-  await import("@mlc-ai/web-xgrammar");
-  if (!scope.xgrammar) throw new Error("@mlc-ai/web-xgrammar has not put itself into the global scope");
-  return scope.xgrammar.fresh?.() ?? scope.xgrammar;
+  const { fresh } = (await import("@mlc-ai/web-xgrammar")) as unknown as { readonly fresh: () => Library };
+  return fresh();
 }
 
 /** What the library does first: it keeps the console's functions as they are then. */

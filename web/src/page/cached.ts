@@ -1,3 +1,4 @@
+import { unloaded } from "../both/errors.js";
 import type { CachedModel } from "../both/file-cache.js";
 
 /** What the browser keeps of models. By dynamic import: a page that is to answer does not ask. */
@@ -6,7 +7,7 @@ export type { CachedModel };
 
 /** The models in this origin's storage, the last used first. */
 export async function cachedModels(): Promise<CachedModel[]> {
-  return (await import("../both/file-cache.js")).cachedModels();
+  return (await fileCache("cachedModels")).cachedModels();
 }
 
 /**
@@ -14,5 +15,9 @@ export async function cachedModels(): Promise<CachedModel[]> {
  * artifacts share. A model that is loaded runs on. Whether there was one.
  */
 export async function deleteModel(url: string | URL): Promise<boolean> {
-  return (await import("../both/file-cache.js")).deleteModel(url);
+  return (await fileCache("deleteModel")).deleteModel(url);
+}
+
+function fileCache(what: string): Promise<typeof import("../both/file-cache.js")> {
+  return import("../both/file-cache.js").catch(unloaded(what));
 }

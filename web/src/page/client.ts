@@ -110,15 +110,20 @@ interface EngineParts {
 
 /**
  * The worker from its file, which is all that a strict Content-Security-Policy allows; where it does not
- * start, from a copy in the package: dev servers that prebundle dependencies (Vite 6 and 7) leave worker.js
- * behind.
+ * start, from a copy in the package, which development servers have: those that prebundle dependencies (Vite 6
+ * and 7) leave worker.js behind.
  */
 export async function startWorker(signal: AbortSignal | undefined): Promise<Worker> {
   const worker = workerOfFile();
   if (await starts(worker, signal)) return worker;
   worker.terminate();
-  const { workerSource } = await import("./worker-source.js");
-  return workerOf(workerSource);
+  const { workerSource } = await import("nearfar/worker-source").catch(() => ({ workerSource: null }));
+  if (workerSource !== null) return workerOf(workerSource);
+  throw new DeviceError(
+    "The engine's worker did not start: its file cannot be loaded. Is this page offline? Or has the app's bundler " +
+      "left worker.js behind, which must lie beside the script that holds the engine (web/docs of nearfar)?",
+    { code: "worker-failed" },
+  );
 }
 
 function workerOfFile(): Worker {

@@ -1,3 +1,4 @@
+import { unloaded } from "../both/errors.js";
 import { startWorker, type WorkerPort } from "./client.js";
 import { Pulse } from "./pulse.js";
 
@@ -26,7 +27,9 @@ export function sharedEngine(given: MessagePort | SharedOptions = {}): WorkerPor
   const worker = (): SharedWorker =>
     new SharedWorker(new URL("./worker.js", import.meta.url), { type: "module", name });
   const places = { worker, overPort, startWorker, Pulse };
-  return import("./tabs.js").then(({ openShared }) => openShared(name, places));
+  return import("./tabs.js")
+    .catch(unloaded("sharedEngine"))
+    .then(({ openShared }) => openShared(name, places));
 }
 
 function overPort(port: MessagePort): WorkerPort {

@@ -1,4 +1,5 @@
 import { useEffect, useState } from "react";
+import { unloaded } from "../both/errors.js";
 import type { LoadProgress } from "../both/messages.js";
 import type { Engine, EngineOptions } from "../page/client.js";
 import { useLatest } from "./latest.js";
@@ -71,7 +72,8 @@ async function whileMounted(
   const onProgress = (progress: LoadProgress): void =>
     told((state) => (state.engine || state.status === "loading" ? { ...state, progress } : state));
   try {
-    const create = createEngine ?? (await import("../page/index.js")).createEngine;
+    const create =
+      createEngine ?? (await import("../page/index.js").catch(unloaded("useNearfar"))).createEngine;
     const engine = await create(url, { ...options, signal, onProgress });
     signal.addEventListener("abort", () => void engine.dispose());
     if (signal.aborted) await engine.dispose();

@@ -3,6 +3,7 @@
  * for.
  */
 
+import { unloaded } from "../both/errors.js";
 import type { DifficultyModel } from "./difficulty.js";
 import type { Message } from "./openai.js";
 
@@ -20,7 +21,9 @@ export interface Difficulty extends Scorer {
  * as it is.
  */
 export async function loadDifficulty(source: DifficultyModel | URL | string): Promise<Difficulty> {
-  const { loadDifficulty: load, messagesToPrompt } = await import("./difficulty.js");
+  const { loadDifficulty: load, messagesToPrompt } = await import("./difficulty.js").catch(
+    unloaded("loadDifficulty"),
+  );
   const model = await load(source);
   const ofMessages = (messages: readonly Message[]): number => model.score(messagesToPrompt(messages));
   return Object.assign(ofMessages, { score: (prompt: string) => model.score(prompt) });

@@ -9,6 +9,8 @@ import type { Constraint } from "./engine/request.js";
 /** Another worker, or what follows grammars in this thread. */
 export type StartGrammars = () => GrammarPort | Promise<Follow>;
 
+/** How long a worker may take to load its code and to read the vocabulary: one that has died says nothing. */
+const START_LIMIT_MS = 120_000;
 /** How long a grammar may take to compile, or a token to be followed. */
 const LIMIT_MS = 10_000;
 /**
@@ -106,7 +108,7 @@ export class Grammars {
     const started = start();
     const line = new Line("post" in started ? started : inThread(started));
     const pieces = Array.from({ length: size }, (_, token) => written(bytesOf(token)));
-    const answer = await line.ask({ type: "vocabulary", pieces, ends });
+    const answer = await line.ask({ type: "vocabulary", pieces, ends }, START_LIMIT_MS);
     if (answer.type === "ready") return line;
     this.#line = null;
     line.end();

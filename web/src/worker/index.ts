@@ -1,5 +1,5 @@
 import { trusted } from "../both/trusted.js";
-import type { Follow } from "../grammar/in-thread.js";
+import { type Follow, inThread } from "../grammar/in-thread.js";
 import { type FromGrammars, GRAMMARS, type GrammarPort, type ToGrammars } from "../grammar/words.js";
 import type { SharePort } from "../here/share.js";
 import { type Host, THREAD } from "./host.js";
@@ -16,6 +16,7 @@ import type { ThreadPort, ThreadTask, ThreadWord } from "./wasm/threads.js";
 interface Scope extends WorkerScope {
   readonly name?: string;
   readonly location?: { readonly href: string };
+  importScripts?(...urls: string[]): void;
   close(): void;
 }
 
@@ -46,7 +47,29 @@ function sharesMemory(): boolean {
 /** This very file once more: it is there, wherever a bundler has put it and whatever policy the page has. */
 function again(name: string): Worker {
   const here = scope.location?.href ?? "";
-  return trusted(() => new Worker(here, { type: "module", name }));
+  return trusted(() => new Worker(here, { type: kind(), name }));
+}
+
+/**
+ * What this file has become: bundlers make scripts of workers, or leave them modules. In a module importScripts
+ * throws a TypeError; Firefox does so only where there is an address, and a script has another error for this one.
+ */
+function kind(): WorkerType {
+  try {
+    scope.importScripts?.();
+    scope.importScripts?.("http://");
+  } catch (error) {
+    if (error instanceof TypeError) return "module";
+  }
+  return "classic";
+}
+
+/** Tells of a worker that fails. Without preventDefault this worker would fail with it. */
+function onFailure(worker: Worker, tell: (message: string) => void): void {
+  worker.addEventListener("error", (event) => {
+    event.preventDefault();
+    tell(event.message || "its worker did not start");
+  });
 }
 
 function spawn(): ThreadPort {
@@ -55,9 +78,7 @@ function spawn(): ThreadPort {
     start: (task) => worker.postMessage(task),
     listen: (onWord) => {
       worker.addEventListener("message", ({ data }: MessageEvent<ThreadWord>) => onWord(data));
-      worker.addEventListener("error", ({ message }) =>
-        onWord({ type: "failed", message: message || "its worker did not start" }),
-      );
+      onFailure(worker, (message) => onWord({ type: "failed", message }));
     },
     end: () => worker.terminate(),
   };
@@ -69,9 +90,7 @@ function grammars(): GrammarPort {
     post: (word) => worker.postMessage(word),
     listen: (onWord) => {
       worker.addEventListener("message", ({ data }: MessageEvent<FromGrammars>) => onWord(data));
-      worker.addEventListener("error", ({ message }) =>
-        onWord({ type: "failed", message: message || "its worker did not start", code: "unsupported" }),
-      );
+      onFailure(worker, (message) => onWord({ type: "failed", message, code: "unsupported" }));
     },
     end: () => worker.terminate(),
   };
@@ -85,8 +104,9 @@ interface End<In, Out> {
 
 function beGrammars(): void {
   const { addEventListener, postMessage } = globalThis as unknown as End<ToGrammars, FromGrammars>;
-  const loading = loadFollow().then((follow) => follow((word) => postMessage(word)));
-  addEventListener("message", async ({ data }) => (await loading)(data));
+  const following = inThread(loadFollow());
+  following.listen((word) => postMessage(word));
+  addEventListener("message", ({ data }) => following.post(data));
 }
 
 /** A SharedWorker, which many pages have. */

@@ -73,6 +73,25 @@ describe.skipIf(!CHROMIUM)("an engine that fails in Chromium", { timeout: 180_00
     server.close();
   });
 
+  test("whose code cannot be had, as offline, is told by a code", async () => {
+    server.intercept = (_, response) => {
+      response.destroy();
+      return true;
+    };
+    const told = await page.evaluate(async () => {
+      const { createEngine, cachedModels, deleteModel, sharedEngine } = nearfarPackage;
+      const calls = [createEngine, cachedModels, deleteModel, () => sharedEngine()];
+      return Promise.all(calls.map((call) => failureOf(() => call("/toy/"))));
+    });
+    expect(told).toMatchObject([
+      { code: "worker-failed", message: expect.stringMatching(/cannot be loaded.*offline.*worker\.js/) },
+      ...["cachedModels", "deleteModel", "sharedEngine"].map((name) => ({
+        code: "unreachable",
+        message: expect.stringContaining(`${name}: its code cannot be loaded`),
+      })),
+    ]);
+  });
+
   test("in an endless loop is noticed, and reload takes it to life", async () => {
     const result = await page.evaluate(async (asked) => {
       const loop = `addEventListener("message", ({ data }) => { if (data.type === "generate") for (;;); });`;

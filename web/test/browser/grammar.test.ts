@@ -158,6 +158,40 @@ describe.skipIf(!CHROMIUM)("an answer with a format in Chromium", { timeout: 180
     },
   );
 
+  test.each([
+    { how: "throws", code: `throw new Error("a fault of the test");` },
+    { how: "rejects", code: "await Promise.reject(new Error('a fault of the test'));" },
+  ])("whose worker $how as it starts is refused at once, and others are answered", async ({ code }) => {
+    at.artifact = toyArtifact({ chatTemplate: CHAT });
+    const told = await at.page.evaluate(async (fault) => {
+      const from = new URL("dist/worker.js", location.href).href;
+      const source = `import "${from}"; if (self.name === "nearfar grammars") { ${fault} }`;
+      const blob = URL.createObjectURL(new Blob([source], { type: "text/javascript" }));
+      const engine = await nearfarPackage.createEngine("/toy/", {
+        worker: () => new Worker(blob, { type: "module", name: "nearfar" }),
+      });
+      const ask = async (more: object) => {
+        const asked = { messages: [{ role: "user" as const, content: "a" }], max_tokens: 20 };
+        try {
+          return typeof (await engine.chat.completions.create({ ...asked, ...more }));
+        } catch (error) {
+          const { name, code, message } = error as { name: string; code: string; message: string };
+          return { name, code, message };
+        }
+      };
+      const format = { response_format: { type: "regex", regex: "[0-9]{3}" } };
+      const all = [await ask(format), await ask({}), await ask(format), await ask({})];
+      await engine.dispose();
+      return all;
+    }, code);
+    const refused = {
+      name: "RequestError",
+      code: "unsupported",
+      message: expect.stringContaining("a fault of the test"),
+    };
+    expect(told).toMatchObject([refused, "object", refused, "object"]);
+  });
+
   test("is refused by a code where the policy forbids WebAssembly", async () => {
     at.server.intercept = (path, response) => {
       if (path === "dist/worker.js") response.setHeader("content-security-policy", "script-src 'self'");

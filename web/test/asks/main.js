@@ -1,0 +1,4 @@
+import "./story.js";
+import { ask, show } from "./asks.js";
+
+show(ask("/parrot/"));
