@@ -24,7 +24,7 @@ from nearfar.targets.cpu.kernels import vec as v  # noqa: E402
 from nearfar.targets.cpu.link import FLAGS, RUNTIME, compile_runtime, zig  # noqa: E402
 from nearfar.targets.cpu.platforms import host  # noqa: E402
 from nearfar.targets.cpu.units import UNITS  # noqa: E402
-from tests.support.processes import eventually, forked, pool_threads  # noqa: E402
+from tests.support.processes import asleep, eventually, forked, pool_thread_ids, pool_threads, ran  # noqa: E402
 
 N = 1000
 
@@ -151,9 +151,11 @@ def test_a_pool_that_is_dropped_ends_its_threads(path):
 
 def test_threads_may_sleep_between_replays(path):
     library = Library(path)
+    before, count = pool_thread_ids(), pool_threads()
     pool, (plan, a) = library.pool(4), mirror(library)
+    assert eventually(count, 3)
     for _ in range(4):
-        time.sleep(0.02)  # long enough for the workers to sleep
+        assert asleep(pool_thread_ids() - before)
         a[:] = 0
         pool.replay(plan)
         assert (a == expected(2)).all()
@@ -161,11 +163,14 @@ def test_threads_may_sleep_between_replays(path):
 
 
 def test_idle_workers_take_no_cpu(path):
+    others, count = pool_thread_ids(), pool_threads()
     pool = Library(path).pool(4)
-    time.sleep(0.05)
-    before = time.process_time()
-    time.sleep(0.3)
-    assert time.process_time() - before < 0.05
+    assert eventually(count, 3)
+    workers = pool_thread_ids() - others
+    assert asleep(workers)
+    before = ran(workers)
+    time.sleep(0.1)
+    assert ran(workers) == before
     pool.close()
 
 
