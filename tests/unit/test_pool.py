@@ -58,6 +58,11 @@ def mirror(library: Library, repeats: int = 1) -> tuple[Plan, np.ndarray]:
     return library.bind([("mirror", [Tensor(a), Tensor(b)]), ("mirror", [Tensor(b), Tensor(a)])] * repeats), a
 
 
+def shared_library(folder: Path) -> None:
+    """old.so of old.c, which calls nobody: zig would build a C library of this very processor, for 20 s."""
+    zig(["cc", "-target", host().zig, "-shared", "-fPIC", "-nostdlib", "-o", "old.so", "old.c"], folder)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3, 8])
 def test_every_launch_sees_the_one_before(path, threads):
     library = Library(path)
@@ -97,7 +102,7 @@ def test_a_library_without_a_clock_is_named_when_it_is_to_be_timed(tmp_path):
         "void nf_pool_free(void *pool) {}\n"
         "int nf_replay(void *pool, void *launches, int count) { return -1; }\n"
     )
-    zig(["cc", "-shared", "-fPIC", "-o", "old.so", "old.c"], tmp_path)
+    shared_library(tmp_path)
     library = Library(tmp_path / "old.so")
     pool, plan = library.pool(1), library.bind([])
     pool.replay(plan)
@@ -209,7 +214,7 @@ def test_a_failing_launch_is_named_with_the_kernels_message(path):
 def test_a_library_of_another_version_is_refused(tmp_path):
     source = tmp_path / "old.c"
     source.write_text("void *nf_pool_new(int count) { static char pool; return count ? &pool : 0; }")
-    zig(["cc", "-shared", "-fPIC", "-o", "old.so", "old.c"], tmp_path)
+    shared_library(tmp_path)
     with pytest.raises(ArtifactError, match="another version of nearfar: build the artifact again"):
         Library(tmp_path / "old.so")
 
