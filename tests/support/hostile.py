@@ -84,8 +84,8 @@ class Rig:
 
 
 def open_rig(kind: str, directory: Path, artifact: Rig | None = None) -> Rig:
-    """A server over the tiny model, by this kind of engine. `artifact`: one that an upstream engine may take for
-    its own, instead of another one that would cost 5 CPU seconds.
+    """A server over the tiny model, by this kind of engine. `artifact`: whose server an upstream engine calls;
+    another server would cost 5 CPU seconds.
     """
     text = TextOptions(template_timeout=1.0, text_processes=2)
     if kind == "torch":

@@ -37,7 +37,8 @@ def asleep(threads: set[str]) -> bool:
     """Whether these threads come to sleep all at once, none of them for a lock that another gives back."""
 
     def resting() -> int:
-        before, states = ran(threads), {_listed(each, "stat").rpartition(")")[2].split()[0] for each in threads}
+        before = ran(threads)
+        states = {_listed(each, "stat").rpartition(")")[2].split()[0] for each in threads}
         time.sleep(0.01)
         return int(states == {"S"} and ran(threads) == before)
 
