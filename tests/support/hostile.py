@@ -84,7 +84,7 @@ class Rig:
 
 
 def open_rig(kind: str, directory: Path, artifact: Rig | None = None) -> Rig:
-    """A server over the tiny model, by this kind of engine. `artifact`: whose server an upstream engine calls;
+    """A server over the tiny model, by this kind of engine. `artifact`: whose server an upstream calls;
     another server would cost 5 CPU seconds.
     """
     text = TextOptions(template_timeout=1.0, text_processes=2)
