@@ -39,7 +39,7 @@ def difficulty(prompt: str) -> float:
 
 @pytest.fixture(scope="module")
 def artifact(built: Built) -> Path:
-    return built.of(ROOT / "examples" / "sample-model", "q4") / "cpu"
+    return built.of(ROOT / "examples" / "sample-model", "q4", "cpu") / "cpu"
 
 
 @pytest.fixture(scope="module")
