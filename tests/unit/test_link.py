@@ -23,6 +23,7 @@ from nearfar.targets.cpu.kernels import vec as v  # noqa: E402
 from nearfar.targets.cpu.platforms import PLATFORMS, host, platforms  # noqa: E402
 from nearfar.targets.cpu.units import BASELINE  # noqa: E402
 from nearfar.targets.jobs import Attend, Sample  # noqa: E402
+from tests.support import foreign  # noqa: E402
 from tests.support.binaries import binary  # noqa: E402
 
 N = 1024
@@ -165,18 +166,20 @@ def test_kernels_with_large_frames_link_for_windows(name, tmp_path):
     assert (found.format, found.architecture) == ("pe", platform.architecture)
 
 
-@pytest.mark.parametrize(
-    ("architecture", "libc", "host"),
-    [("x86_64", ["-target", PLATFORMS["x86_64-linux"].zig], ""),
-     # Emulated, there is no library to load: musl is linked, which zig builds for a minute.
-     ("aarch64", ["-target", "aarch64-linux-musl", "-static"], "qemu-aarch64")],
-    ids=["x86_64", "aarch64"],
-)  # fmt: skip
-def test_the_stacks_pages_are_touched_in_turn_and_registers_kept(architecture, libc, host, tmp_path):
+# Where an emulator has no library to load musl is linked, which zig builds for 30 CPU seconds.
+MUSL = ["-target", "aarch64-linux-musl", "-static"]
+
+
+@pytest.mark.parametrize("architecture", ["x86_64", "aarch64"])
+def test_the_stacks_pages_are_touched_in_turn_and_registers_kept(architecture, tmp_path):
     """Windows' sources for large frames, run on Linux: it has the same conventions for them."""
-    emulated = [shutil.which(host)] if host else []
-    if None in emulated or (not host and cpu.machine() != architecture):
-        pytest.skip(f"nothing here runs {architecture}")
+    libc, emulated = ["-target", PLATFORMS[f"{architecture}-linux"].zig], []
+    if cpu.machine() != architecture:
+        emulator = shutil.which("qemu-aarch64")
+        if architecture != "aarch64" or emulator is None:
+            pytest.skip(f"nothing here runs {architecture}")
+        emulated = [emulator, "-L", foreign.LIBC]
+        libc = libc if foreign.LIBC.is_dir() else MUSL
     shutil.copy(link.RUNTIME / "chkstk.c", tmp_path)
     (tmp_path / "main.c").write_text(PROBE)
     options = [*libc, "-O1", "-fno-sanitize=undefined"]
