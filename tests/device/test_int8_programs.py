@@ -20,20 +20,16 @@ from tests.support.turns import paired
 PROMPT = "The old king looked at the sea and said that he would never again go out to the islands in winter"
 COUNT = 16
 TARGETS = ("vulkan", "webgpu")
-STEPS = ((1, 64), (64,))
-"""Rows of steps, in turns: tokens after the prompt by kernels of one row, or by those that multiply bytes."""
 PLACES = [("f32", TARGETS), *(("f16", (target,)) for _, target in paired(("f16",), TARGETS))]
 """Only in float32 do targets say the same to the bit; so a run has a program of float16 on one of them."""
 
 
-@pytest.fixture(
-    scope="module", params=[steps for _, steps in paired(("steps",), STEPS)], ids=lambda steps: len(steps)
-)
-def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sample, of one class, with both kinds of products."""
     out = tmp_path_factory.mktemp("int8")
     options = BuildOptions(
-        str(ROOT / "examples/sample-model"), out, TARGETS, "q4", buckets=Buckets(request.param, (1,)),
+        str(ROOT / "examples/sample-model"), out, TARGETS, "q4", buckets=Buckets((1, 64), (1,)),
         device_classes=("mobile",), products=("float", "int8"),
     )  # fmt: skip
     build(options)

@@ -23,8 +23,10 @@ from nearfar.format.adapters import Adapter, class_of
 from nearfar.format.manifest import Program
 from tests.support.backends import require
 from tests.support.paths import ROOT
-from tests.support.turns import paired
+from tests.support.turns import in_turns, paired
 
+pytestmark = in_turns("artifact")
+"""What is tested is the same for both targets: each test runs on one of them in a run."""
 UNKNOWN = Adapter("", "", "a GPU that nobody knows", "1.0", "other")
 SETTINGS = Settings((8,), 128)
 STEPS = ((1, 16), (1,))
