@@ -144,7 +144,7 @@ def test_a_text_goes_on_past_8k_positions_in_a_cache_of_little_more_than_its_win
         found = np.asarray(executor(made).fetch("logits", 1)()[0])
     assert len(answer) == 40
     assert [held <= count for held, count in zip(most, columns, strict=True)] == [True] * len(columns)
-    expected = reference(model)([*tokens, *answer])[len(tokens) - 1 : -1]
+    expected = reference(model, "sdpa")([*tokens, *answer])[len(tokens) - 1 : -1]
     close = TOLERANCE * float(np.abs(expected).max())
     assert np.abs(found - expected[-1]).max() < close
     for step, token in enumerate(answer):
