@@ -6,13 +6,16 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 
-from nearfar.build.options import DEVICE_CLASSES
+from nearfar.build.options import BuildOptions
+from nearfar.build.program.buckets import Buckets
+from nearfar.format.adapters import DEVICE_CLASSES
 from nearfar.synth import Shape, write_checkpoint
 from tests.support import tiny
 from tests.support.commands import nearfar
@@ -36,14 +39,16 @@ def run_alone(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module", params=paired(("webgpu",), DEVICE_CLASSES), ids=lambda of: of[1])
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For the CPU and one class of GPUs: to compute the figures of all takes 30 CPU seconds."""
+    """For the CPU and one class of GPUs, with two steps: to compute all figures takes 30 CPU seconds."""
     root = tmp_path_factory.mktemp("figures")
     write_checkpoint(Shape(CONFIG), root / "checkpoint")
     target, device_class = request.param
     options = ["--target", f"{target},cpu", "--cpu-features", "native", "--device-class", device_class]
-    done = nearfar(
-        "build", root / "checkpoint", "--quant", "q4", *options, "--kernel-figures", "-o", root / "out"
-    )
+    fewer = partial(BuildOptions, buckets=Buckets((1, 64), (1,)))
+    with mock.patch("nearfar.cli.build.BuildOptions", fewer):
+        done = nearfar(
+            "build", root / "checkpoint", "--quant", "q4", *options, "--kernel-figures", "-o", root / "out"
+        )
     assert done.returncode == 0, done.stderr
     return root / "out"
 
