@@ -154,13 +154,18 @@ def test_what_is_fused_by_class(name: str, device: str, target: str) -> None:
     check_of_class(name, device, target)
 
 
-@in_turns("target")
+OF_ONE_CLASS = [
+    (d, n) for d in gpu_jobs.GPU_CLASSES for n in gpu_jobs.class_linears(d) if n not in gpu_jobs.FUSED
+]
+
+
+@in_turns("name", "target")
 @TARGETS
 @pytest.mark.parametrize(
-    ("device", "name"),
-    [(d, n) for d in gpu_jobs.GPU_CLASSES for n in gpu_jobs.class_linears(d) if n not in gpu_jobs.FUSED],
+    ("device", "kind", "name"), [(d, n.removesuffix("_rows"), n) for d, n in OF_ONE_CLASS]
 )
-def test_linear_by_class(device: str, name: str, target: str) -> None:
+def test_linear_by_class(device: str, kind: str, name: str, target: str) -> None:
+    """Of a kind with few rows and with many a run takes one."""
     check_of_class(name, device, target)
 
 
