@@ -81,7 +81,7 @@ def _with_narrowed(record: Any) -> Any:
     return {
         "type": "json_schema",
         "json_schema": narrowed(record["json_schema"], strict=strict, param=param),
-        "max_whitespace_cnt": CALL_BLANKS if param == "tools" else BLANKS,
+        "max_whitespace_cnt": CALL_BLANKS if param == "tools" and not record.get("spaced") else BLANKS,
     }
 
 
