@@ -15,6 +15,7 @@ TRIGGER: Final = '"name":'
 """Where a grammar begins to look whether text is a call."""
 _BLANK = r"[ \t\r\n]*"
 _BEYOND = r"[^\x00-\x7f]"
+_LINE = r"[^\n]*"
 QUOTE: Final = '"'
 FEW: Final = 4
 
@@ -35,12 +36,12 @@ def no_call_of(names: Collection[str]) -> str:
     value = f"{_BLANK}({_not(',')}|,{_BLANK}({_not(QUOTE)}|{key}))"
     spelled = [f"{_written(name)}{QUOTE}" for name in names]
     others = f"{_diverging([name[:FEW] for name in spelled])}|({_any(spelled)}){value}"
-    return f"{_BLANK}({_not(QUOTE)}|{QUOTE}({others}))[^\\n]*"
+    return f"{_BLANK}({_not(QUOTE)}|{QUOTE}({others}))"
 
 
 def _not(mark: str) -> str:
-    """A character that is neither a blank nor the mark."""
-    return f"[^ \\t\\r\\n{mark}]"
+    """A line that begins with neither a blank nor the mark."""
+    return f"[^ \\t\\r\\n{mark}]{_LINE}"
 
 
 def _written(name: str) -> str:
@@ -56,7 +57,7 @@ def _diverging(texts: Collection[str]) -> str:
 
     Characters beyond ASCII stand once behind all beginnings: xgrammar has a dozen states for them.
     """
-    return f"{_leaving(texts)}|{_beginning(texts)}{_BEYOND}"
+    return f"{_leaving(texts)}|{_beginning(texts)}{_BEYOND}{_LINE}"
 
 
 def _branches(texts: Collection[str]) -> list[tuple[str, list[str]]]:
@@ -68,7 +69,7 @@ def _branches(texts: Collection[str]) -> list[tuple[str, list[str]]]:
 def _leaving(texts: Collection[str]) -> str:
     """What leaves the texts at a character of ASCII."""
     branches = _branches(texts)
-    ways = [f"[{_ascii_but({ord(char) for char, _ in branches})}]"]
+    ways = [f"[{_ascii_but({ord(char) for char, _ in branches})}]{_LINE}"]
     ways += [f"{escaped(char)}({_leaving(left)})" for char, left in branches if any(left)]
     return "|".join(ways)
 

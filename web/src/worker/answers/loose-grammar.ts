@@ -6,6 +6,7 @@ import { WORDS } from "./loose.js";
 /** Where a grammar begins to look whether text is a call. */
 export const TRIGGER = '"name":';
 const BEYOND = "[^\\x00-\\x7f]";
+const LINE = "[^\\n]*";
 const FEW = 4;
 
 /** A regular expression of what stands between TRIGGER and the arguments of a call of this tool. */
@@ -26,12 +27,12 @@ export function noCallOf(names: readonly string[]): string {
   const spelled = names.map((name) => `${written(name)}"`);
   const all = [...spelled].sort().map(literals).join("|");
   const others = `${diverging(spelled.map((name) => name.slice(0, FEW)))}|(${all})${value}`;
-  return `${BLANK}(${not('"')}|"(${others}))[^\\n]*`;
+  return `${BLANK}(${not('"')}|"(${others}))`;
 }
 
-/** A character that is neither a blank nor the mark. */
+/** A line that begins with neither a blank nor the mark. */
 function not(mark: string): string {
-  return `[^ \\t\\r\\n${mark}]`;
+  return `[^ \\t\\r\\n${mark}]${LINE}`;
 }
 
 function written(name: string): string {
@@ -44,7 +45,7 @@ function written(name: string): string {
  * Characters beyond ASCII stand once behind all beginnings: xgrammar has a dozen states for them in each place.
  */
 function diverging(texts: readonly string[]): string {
-  return `${leaving(texts)}|${beginning(texts)}${BEYOND}`;
+  return `${leaving(texts)}|${beginning(texts)}${BEYOND}${LINE}`;
 }
 
 /** By first character, in order: what is left of the texts that begin with it. */
@@ -66,7 +67,8 @@ function leaving(texts: readonly string[]): string {
   const ways = found
     .filter(([, left]) => isMore(left))
     .map(([char, left]) => `${literals(char)}(${leaving(left)})`);
-  return [`[${asciiBut(found.map(([char]) => char.charCodeAt(0)))}]`, ...ways].join("|");
+  const left = `[${asciiBut(found.map(([char]) => char.charCodeAt(0)))}]${LINE}`;
+  return [left, ...ways].join("|");
 }
 
 /** Any beginning of the texts that is not all of one. */
