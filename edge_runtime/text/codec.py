@@ -384,8 +384,8 @@ def _byte_table() -> dict[str, int]:
 
 
 _BYTES = _byte_table()
-# Each character that stands for a byte as the Latin letter of that byte, others as none. Character by character
-# a vocabulary of 150,000 tokens takes twice as long.
+# Each character that stands for a byte as the Latin letter of that byte, others as none: a vocabulary of
+# 150,000 tokens takes twice as long character by character.
 _AS_LATIN = {number: "\uffff" for number in range(256)} | {
     ord(char): chr(byte) for char, byte in _BYTES.items()
 }
