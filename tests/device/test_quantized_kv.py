@@ -42,7 +42,7 @@ HALVES = 0.1
 """Of programs that keep activations in float16, by whose rounding a code is another more often."""
 ROWS, WINDOW = 16, 512
 WINDOWS = {"cpu": 4}
-"""Of held-out text; elsewhere one: a processor plays the GPU."""
+"""Of held-out text; elsewhere one: the GPU is emulated in software."""
 PROMPT = "It was in the evening of the same day that we came to the house"
 
 
