@@ -1,0 +1,75 @@
+"""A checkpoint that is quantized already, on every target and from every command: none is refused because a
+target lacks a scheme of it; what is quantized anew for a target is said in one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from nearfar.build.weights.packed.gguf_blocks import BLOCKS
+from nearfar.cli import serve
+from nearfar.edge_runtime import Engine
+from nearfar.edge_runtime.devices import device_names
+from nearfar.store import making
+from nearfar.targets import target_names
+from tests.support.backends import require
+from tests.support.commands import nearfar
+from tests.support.gguf_files import FLOATS, MIXED, mixed
+from tests.support.parity import SMALL
+from tests.support.turns import in_turns
+
+KINDS = (*BLOCKS, *MIXED, *FLOATS)
+CLASSES = ("software",)
+PLACES = [
+    *((command, target) for command in ("run", "serve") for target in device_names()),
+    *(("build", target) for target in target_names()),
+]
+GROUPS_OF_16 = {"Q2_K": "q4", "Q3_K": "q5", "Q6_K": "q8"}
+"""GGUF's types that MLX has no kernels for, and what each becomes there."""
+
+
+@pytest.fixture(autouse=True)
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty store, for which few kernels are compiled: those of all sizes take 17 CPU seconds."""
+    options = making._options
+    monkeypatch.setenv("NEARFAR_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(
+        making, "_options", lambda *given: replace(options(*given), device_classes=CLASSES, buckets=SMALL)
+    )
+
+
+@in_turns("place")
+@pytest.mark.parametrize("place", PLACES, ids="-".join)
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_type_of_gguf_on_each_target(
+    kind: str, place: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command, target = place
+    file, _ = mixed(tmp_path, kind)
+    if command == "build":
+        few = ("--device-class", *CLASSES, "--cpu-features", "native")
+        done = nearfar("build", file, "--target", target, *few, "-o", tmp_path / "out")
+    else:
+        require(target)
+        options = ("hello", "--max-tokens", 2) if command == "run" else ()
+        opened: list[str] = []
+        monkeypatch.setattr(serve, "run", lambda models, *_: opened.extend(models))
+        done = nearfar(command, file, *options, "--device", target)
+        if command == "serve":
+            with Engine.load(opened[0], device=target, kv_memory="4MB") as engine:
+                assert engine.completions.create("hello", max_tokens=2).choices
+    assert done.returncode == 0, done.stderr
+    anew = {was: to for was, to in GROUPS_OF_16.items() if was in stored(kind)} if target == "mlx" else {}
+    said = [line for line in done.stderr.splitlines() if "weights for" in line]
+    assert len(said) == (1 if anew or kind == "partly floats" else 0), done.stderr
+    for was, to in anew.items():
+        assert f"{was} becomes {to} in groups of 32" in said[0]
+
+
+def stored(kind: str) -> Sequence[str]:
+    """The types that a file of the kind has."""
+    return sorted(set(MIXED.get(kind, {"": kind}).values()))
