@@ -70,6 +70,20 @@ def test_each_type_of_gguf_on_each_target(
         assert f"{was} becomes {to} in groups of 32" in said[0]
 
 
+def test_targets_that_store_weights_differently_are_built_together(tmp_path: Path) -> None:
+    """The weights are streamed once for those that store them alike: each file is as if built apart."""
+    file, _ = mixed(tmp_path, "Q4_K_M")
+    together = nearfar("build", file, "--target", "onnx,mlx", "-o", tmp_path / "both")
+    apart = [nearfar("build", file, "--target", name, "-o", tmp_path / "one") for name in ("onnx", "mlx")]
+    assert {done.returncode for done in (together, *apart)} == {0}, together.stderr
+    line = "weights for mlx: Q6_K becomes q8 in groups of 32 (3 tensors); all else keeps its codes\n"
+    assert [line in done.stderr for done in (together, *apart)] == [True, False, True], together.stderr
+    files = [path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*") if path.is_file()]
+    assert files
+    for path in files:
+        assert (tmp_path / "both" / path).read_bytes() == (tmp_path / "one" / path).read_bytes(), path
+
+
 def stored(kind: str) -> Sequence[str]:
     """The types that a file of the kind has."""
     return sorted(set(MIXED.get(kind, {"": kind}).values()))

@@ -25,7 +25,7 @@ HALVES = {
 """Where the blocks of each type have float16 values."""
 FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 MIXED = {
-    "Q4_K_M": {"v_proj": "Q6_K", "down_proj": "Q6_K", "embed": "Q6_K", "": "Q4_K"},
+    "Q4_K_M": {"v_proj": "Q6_K", "down_proj": "Q6_K", "lm_head": "Q6_K", "": "Q4_K"},
     "Q2_K_S": {"v_proj": "Q4_K", "o_proj": "Q3_K", "embed": "Q6_K", "": "Q2_K"},
     "Q6_K_L": {"v_proj": "Q8_0", "embed": "Q8_0", "": "Q6_K"},
     "partly floats": {"k_proj": "F16", "": "Q4_K"},
@@ -35,7 +35,7 @@ WIDE: dict[str, Any] = {
     "model_type": "llama", "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1,
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32, "vocab_size": 261,
     "max_position_embeddings": 160, "rope_theta": 10000.0, "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True, "bos_token_id": 256, "eos_token_id": 257,
+    "tie_word_embeddings": False, "bos_token_id": 256, "eos_token_id": 257,
 }  # fmt: skip
 """A config whose matrices have rows of whole blocks of every type."""
 
