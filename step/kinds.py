@@ -44,6 +44,7 @@ VECTORS = (
 )
 MADE_OF_A_DECODER = f"so it is an encoder made of a decoder: {VECTORS}"
 OTHERS = f"{DOES}. Run this one with transformers"
+WITH_A_DECODER = f"an encoder with a decoder, which reads a text whole before it writes another: {OTHERS}"
 
 
 def writes_no_text(config: Mapping[str, Any], key: str = "model_type", within: str = "") -> str | None:
@@ -55,11 +56,10 @@ def writes_no_text(config: Mapping[str, Any], key: str = "model_type", within: s
     kind = config.get("model_type")
     inner = config.get("text_config")
     if isinstance(kind, str) and not (config.get("is_decoder") is True or config.get("causal") is True):
-        if config.get("is_encoder_decoder") is True or _among(kind, ENCODER_DECODERS):
-            return (
-                f"{within}{key} is {kind!r}, an encoder with a decoder, which reads a text whole before it "
-                f"writes another: {OTHERS}"
-            )
+        if _among(kind, ENCODER_DECODERS):
+            return f"{within}{key} is {kind!r}, {WITH_A_DECODER}"
+        if config.get("is_encoder_decoder") is True:
+            return f"{within}is_encoder_decoder is true, so it is {WITH_A_DECODER}"
         if _among(kind, ENCODERS):
             return (
                 f"{within}{key} is {kind!r}, an encoder: it reads a text whole and gives vectors or scores. "

@@ -97,7 +97,7 @@ async def _download(repository: str, telling: Teller) -> None:
     stop = threading.Event()
     watched.set(lambda progress: telling("downloading", progress.all_done, progress.all_total))
     try:
-        require_checkpoint(await asyncio.to_thread(snapshot, repository, CHECKPOINT_FILES[:1], stop))
+        require_checkpoint(await asyncio.to_thread(snapshot, repository, ("config.json",), stop))
         await asyncio.to_thread(snapshot, repository, CHECKPOINT_FILES, stop)
     finally:  # a server that is told to end does not wait for it
         stop.set()

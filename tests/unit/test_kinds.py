@@ -16,6 +16,7 @@ import pytest
 from nearfar.build.weights.gguf.config import read_config
 from nearfar.build.weights.gguf.header import Header
 from nearfar.errors import CheckpointError
+from nearfar.fallback_server.engines import opening
 from nearfar.fallback_server.torch_engine.options import require_checkpoint
 from nearfar.step.kinds import ENCODER_DECODERS, ENCODERS, writes_no_text
 from nearfar.step.models import architectures
@@ -53,6 +54,7 @@ def test_an_encoder_is_refused_before_it_is_loaded(command: str, tmp_path: Path)
     ("config", "said"),
     [
         ({"model_type": "t5", "is_encoder_decoder": True}, "'t5', an encoder with a decoder"),
+        ({"model_type": "new", "is_encoder_decoder": True}, "is_encoder_decoder is true, so it is an"),
         ({"model_type": "bart"}, "'bart', an encoder with a decoder"),
         ({"model_type": "NomicBert"}, "'NomicBert', an encoder:"),
         ({"model_type": "gemma3_text", "use_bidirectional_attention": True},
@@ -72,6 +74,16 @@ def test_what_a_model_is(config: dict[str, Any], said: str, tmp_path: Path) -> N
     assert said in str(torch.value)
     (model / "tokenizer.json").write_text("{}")
     assert said in (writes_no_text(config) or "")
+
+
+async def test_of_a_repository_the_config_is_asked_for_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, asked = checkpoint(tmp_path / "model"), []
+    monkeypatch.setattr(opening, "snapshot", lambda name, wanted, stop: asked.append(wanted) or model)
+    with pytest.raises(CheckpointError, match="an encoder: it reads a text whole"):
+        await opening.open_engine(["someone/minilm"], "torch", opening.EngineOptions())
+    assert asked == [("config.json",)]
 
 
 @pytest.mark.parametrize(
