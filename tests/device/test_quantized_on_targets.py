@@ -10,20 +10,19 @@ from pathlib import Path
 
 import pytest
 
+from nearfar.build.program.buckets import Buckets
 from nearfar.build.weights.packed.gguf_blocks import BLOCKS
+from nearfar.cli import build as cli
 from nearfar.cli import serve
 from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.devices import device_names
-from nearfar.store import making
 from nearfar.targets import target_names
 from tests.support.backends import require
 from tests.support.commands import nearfar
 from tests.support.gguf_files import FLOATS, MIXED, mixed
-from tests.support.parity import SMALL
 from tests.support.turns import in_turns
 
 KINDS = (*BLOCKS, *MIXED, *FLOATS)
-CLASSES = ("software",)
 PLACES = [
     *((command, target) for command in ("run", "serve") for target in device_names()),
     *(("build", target) for target in target_names()),
@@ -33,13 +32,12 @@ GROUPS_OF_16 = {"Q2_K": "q4", "Q3_K": "q5", "Q6_K": "q8"}
 
 
 @pytest.fixture(autouse=True)
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty store, for which few kernels are compiled: those of all sizes take 17 CPU seconds."""
-    options = making._options
+def few_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty store; kernels for one row on one kind of device: those of all sizes take 17 CPU seconds."""
+    shown = cli.build_shown
+    few = {"device_classes": ("software",), "cpu_features": ("native",), "buckets": Buckets((1,), (1,))}
+    monkeypatch.setattr(cli, "build_shown", lambda given, console: shown(replace(given, **few), console))
     monkeypatch.setenv("NEARFAR_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(
-        making, "_options", lambda *given: replace(options(*given), device_classes=CLASSES, buckets=SMALL)
-    )
 
 
 @in_turns("place")
@@ -51,8 +49,7 @@ def test_each_type_of_gguf_on_each_target(
     command, target = place
     file, _ = mixed(tmp_path, kind)
     if command == "build":
-        few = ("--device-class", *CLASSES, "--cpu-features", "native")
-        done = nearfar("build", file, "--target", target, *few, "-o", tmp_path / "out")
+        done = nearfar("build", file, "--target", target, "-o", tmp_path / "out")
     else:
         require(target)
         options = ("hello", "--max-tokens", 2) if command == "run" else ()
