@@ -18,7 +18,7 @@ from nearfar.fallback_server.backend import GRAMMAR_SECONDS, Backend
 from nearfar.fallback_server.engines.base import Engine
 from nearfar.fallback_server.engines.local import LocalEngine, TextOptions
 from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
-from nearfar.fallback_server.torch_engine.options import require_system
+from nearfar.fallback_server.torch_engine.options import require_checkpoint, require_system
 from nearfar.format.answers import AnswerFormat
 from nearfar.format.manifest import Model
 from nearfar.hub import snapshot, watched
@@ -98,6 +98,7 @@ async def _download(repository: str, telling: Teller) -> None:
     stop = threading.Event()
     watched.set(lambda progress: telling("downloading", progress.all_done, progress.all_total))
     try:
+        require_checkpoint(await asyncio.to_thread(snapshot, repository, ("config.json",), stop))
         await asyncio.to_thread(snapshot, repository, CHECKPOINT_FILES, stop)
     finally:  # a server that is told to end does not wait for it
         stop.set()
