@@ -23,9 +23,10 @@ from pydantic import (
     Tag,
     model_validator,
 )
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from nearfar.edge_runtime.grammars import MAX_GRAMMAR_BYTES
+from nearfar.fallback_server.http.words import IDLE
 from nearfar.format.requests import MAX_STOPS
 
 MAX_STOP_CHARS = 512
@@ -69,9 +70,12 @@ def few(most: int) -> BeforeValidator:
 
 @dataclass(frozen=True, eq=False)  # for (1,) equals (True,)
 class Only:
-    """A field that is taken at values that ask for nothing, and null. Others are refused, not ignored."""
+    """A field that is taken at values that ask for nothing, and null. Others are refused, not ignored.
+    `instead`: what whoever gives one may do.
+    """
 
     values: tuple[Any, ...] = ()
+    instead: str = "leave the field out"
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """See pydantic."""
@@ -86,8 +90,10 @@ class Only:
     def _check(self, value: Any) -> Any:
         if any(type(value) is type(known) and value == known for known in (None, *self.values)):
             return value
-        taken = " or ".join(json.dumps(known) for known in self.values) or "null"
-        raise ValueError(f"this server takes only {taken} here, which changes nothing; leave the field out")
+        taken = " or ".join(json.dumps(known) for known in self.values)
+        taken = f"{taken} here, which changes nothing" if taken else "null here"
+        said = {"taken": taken, "instead": self.instead}
+        raise PydanticCustomError(IDLE, "this server takes only {taken}; {instead}", said)
 
 
 def _kind(names: dict[type, str]) -> Callable[[Any], str | None]:

@@ -108,8 +108,8 @@ class AssistantMessage(Strict):
     tool_calls: Annotated[list[Call], many(MAX_TOOLS), few(MAX_TOOLS)] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    audio: None = None
-    function_call: None = None
+    audio: Annotated[Any, Only()] = None
+    function_call: Annotated[Any, Only(instead="use tool_calls")] = None
     annotations: Annotated[list[AnyJson], many(MAX_PARTS), few(MAX_PARTS)] | None = None
 
 
@@ -187,11 +187,11 @@ class StructuredOutputs(Strict):
     regex: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
     choice: Annotated[list[str], many(MAX_OPTIONS, 1), few(MAX_OPTIONS)] | None = None
     grammar: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
-    structural_tag: None = None
+    structural_tag: Annotated[Any, Only()] = None
     disable_fallback: bool | None = None
     disable_any_whitespace: Annotated[Any, Only((False,))] = None
     disable_additional_properties: Annotated[Any, Only((True,))] = None
-    whitespace_pattern: None = None
+    whitespace_pattern: Annotated[Any, Only()] = None
 
     @model_validator(mode="after")
     def _one(self) -> StructuredOutputs:
@@ -247,8 +247,8 @@ class Common(Strict):
     guided_regex: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
     guided_choice: Annotated[list[str], many(MAX_OPTIONS, 1), few(MAX_OPTIONS)] | None = None
     guided_grammar: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
-    guided_decoding_backend: None = None
-    guided_whitespace_pattern: None = None
+    guided_decoding_backend: Annotated[Any, Only()] = None
+    guided_whitespace_pattern: Annotated[Any, Only()] = None
     use_beam_search: Annotated[Any, Only((False,))] = None
     length_penalty: Annotated[Any, Only((1, 1.0))] = None
     skip_special_tokens: Annotated[Any, Only((True,))] = None
@@ -258,9 +258,9 @@ class Common(Strict):
     return_token_ids: Annotated[Any, Only((False,))] = None
     return_tokens_as_token_ids: Annotated[Any, Only((False,))] = None
     bad_words: Annotated[Any, Only(([],))] = None
-    allowed_token_ids: None = None
-    prompt_logprobs: None = None
-    truncate_prompt_tokens: None = None
+    allowed_token_ids: Annotated[Any, Only()] = None
+    prompt_logprobs: Annotated[Any, Only()] = None
+    truncate_prompt_tokens: Annotated[Any, Only()] = None
     logits_processors: Annotated[Any, Only(([],))] = None
 
     @field_validator("logit_bias")
@@ -277,7 +277,7 @@ class Common(Strict):
         return {
             name
             for name, field in cls.model_fields.items()
-            if field.annotation is type(None) or any(isinstance(one, Only) for one in field.metadata)
+            if any(isinstance(one, Only) for one in field.metadata)
         }
 
     @model_validator(mode="after")
@@ -328,14 +328,14 @@ class ChatRequest(Common):
     verbosity: str | None = Field(None, max_length=32)
     best_of: Annotated[Any, Only((1,))] = None
     add_special_tokens: Annotated[Any, Only((False,))] = None
-    chat_template: None = None
+    chat_template: Annotated[Any, Only()] = None
     echo: Annotated[Any, Only((False,))] = None
     modalities: Annotated[Any, Only((["text"],))] = None
-    audio: None = None
-    prediction: None = None
-    web_search_options: None = None
-    functions: None = None
-    function_call: None = None
+    audio: Annotated[Any, Only()] = None
+    prediction: Annotated[Any, Only()] = None
+    web_search_options: Annotated[Any, Only()] = None
+    functions: Annotated[Any, Only(instead="use tools")] = None
+    function_call: Annotated[Any, Only(instead="use tool_choice")] = None
     metadata: Annotated[dict[str, str], Field(max_length=16), few(16)] | None = None
     store: bool | None = None
     service_tier: str | None = Field(None, max_length=32)
