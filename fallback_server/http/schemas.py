@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 from nearfar.fallback_server.http.fields import (
     MAX_PARTS,
     MAX_SCHEMA_BYTES,
+    SILENT,
     AnyJson,
     Bias,
     Inputs,
@@ -37,6 +38,7 @@ MAX_OPTIONS = 1024
 class CacheControl(Strict):
     """Where a cache may begin, for servers that must be told; here prefixes are found without."""
 
+    place = "cache_control."
     type: str = Field(max_length=32)
     ttl: str | None = Field(None, max_length=32)
 
@@ -44,12 +46,13 @@ class CacheControl(Strict):
 class TextPart(Strict):
     """A part of a message's content."""
 
+    place = "messages.content."
     type: str
     text: str | None = None
     image_url: Any = None
     input_audio: Any = None
     file: Any = None
-    cache_control: CacheControl | None = None
+    cache_control: Annotated[CacheControl | None, SILENT] = None
 
     @model_validator(mode="after")
     def _text_only(self) -> TextPart:
@@ -69,6 +72,7 @@ Content = Annotated[
 class Function(Strict):
     """A function that a model called."""
 
+    place = "messages.tool_calls.function."
     name: Name
     arguments: str
 
@@ -76,6 +80,7 @@ class Function(Strict):
 class Call(Strict):
     """A call of an earlier answer."""
 
+    place = "messages.tool_calls."
     id: str = Field(max_length=128)
     type: Literal["function"] = "function"
     function: Function
@@ -85,6 +90,7 @@ class Call(Strict):
 class SystemMessage(Strict):
     """Instructions."""
 
+    place = "messages."
     role: Literal["system", "developer"]
     content: Content
     name: str | None = None
@@ -93,6 +99,7 @@ class SystemMessage(Strict):
 class UserMessage(Strict):
     """What the user says."""
 
+    place = "messages."
     role: Literal["user"]
     content: Content
     name: str | None = None
@@ -101,6 +108,7 @@ class UserMessage(Strict):
 class AssistantMessage(Strict):
     """An earlier answer, or the beginning of this one."""
 
+    place = "messages."
     role: Literal["assistant"]
     content: Content | None = None
     name: str | None = None
@@ -110,12 +118,13 @@ class AssistantMessage(Strict):
     reasoning: str | None = None
     audio: Annotated[Any, Only()] = None
     function_call: Annotated[Any, Only(instead="use tool_calls")] = None
-    annotations: Annotated[list[AnyJson], many(MAX_PARTS), few(MAX_PARTS)] | None = None
+    annotations: Annotated[Annotated[list[AnyJson], many(MAX_PARTS), few(MAX_PARTS)] | None, SILENT] = None
 
 
 class ToolMessage(Strict):
     """What a call gave."""
 
+    place = "messages."
     role: Literal["tool"]
     content: Content
     tool_call_id: str = Field(max_length=128)
@@ -128,6 +137,7 @@ Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage
 class FunctionSpec(Strict):
     """A function that may be called; `parameters` is a JSON schema."""
 
+    place = "tools.function."
     name: Name
     description: str | None = None
     parameters: JsonObject | None = None
@@ -137,20 +147,23 @@ class FunctionSpec(Strict):
 class Tool(Strict):
     """A tool."""
 
+    place = "tools."
     type: Literal["function"]
     function: FunctionSpec
-    cache_control: CacheControl | None = None
+    cache_control: Annotated[CacheControl | None, SILENT] = None
 
 
 class NamedFunction(Strict):
     """The function that must be called."""
 
+    place = "tool_choice.function."
     name: Name
 
 
 class NamedTool(Strict):
     """A tool_choice that names a function."""
 
+    place = "tool_choice."
     type: Literal["function"]
     function: NamedFunction
 
@@ -158,6 +171,7 @@ class NamedTool(Strict):
 class JsonSchema(Strict):
     """The schema of an answer."""
 
+    place = "response_format.json_schema."
     name: Name
     schema_: JsonObject | None = Field(None, alias="schema")
     description: str | None = None
@@ -167,6 +181,7 @@ class JsonSchema(Strict):
 class ResponseFormat(Strict):
     """What the answer must be. `regex` and `grammar` (EBNF) are ours."""
 
+    place = "response_format."
     type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
     json_schema: JsonSchema | None = None
     regex: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
@@ -182,6 +197,7 @@ class ResponseFormat(Strict):
 class StructuredOutputs(Strict):
     """What the answer must be, as vLLM's clients say it: exactly one of these."""
 
+    place = "structured_outputs."
     json_: AnyJson = Field(None, alias="json")
     json_object: bool | None = None
     regex: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
@@ -208,6 +224,7 @@ class StructuredOutputs(Strict):
 class StreamOptions(Strict):
     """Options of a stream. `continuous_usage_stats`: each chunk has the usage so far."""
 
+    place = "stream_options."
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
@@ -240,14 +257,14 @@ class Common(Strict):
     min_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
     priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     cache_salt: str | None = Field(None, min_length=1, max_length=512)
-    user: str | None = Field(None, max_length=512)
+    user: Annotated[str | None, Field(max_length=512), SILENT] = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: AnyJson = None
     guided_regex: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
     guided_choice: Annotated[list[str], many(MAX_OPTIONS, 1), few(MAX_OPTIONS)] | None = None
     guided_grammar: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
-    guided_decoding_backend: Annotated[Any, Only()] = None
+    guided_decoding_backend: Annotated[Any, Only(), SILENT] = None
     guided_whitespace_pattern: Annotated[Any, Only()] = None
     use_beam_search: Annotated[Any, Only((False,))] = None
     length_penalty: Annotated[Any, Only((1, 1.0))] = None
@@ -332,16 +349,16 @@ class ChatRequest(Common):
     echo: Annotated[Any, Only((False,))] = None
     modalities: Annotated[Any, Only((["text"],))] = None
     audio: Annotated[Any, Only()] = None
-    prediction: Annotated[Any, Only()] = None
+    prediction: Annotated[Any, Only(), SILENT] = None
     web_search_options: Annotated[Any, Only()] = None
     functions: Annotated[Any, Only(instead="use tools")] = None
     function_call: Annotated[Any, Only(instead="use tool_choice")] = None
-    metadata: Annotated[dict[str, str], Field(max_length=16), few(16)] | None = None
-    store: bool | None = None
-    service_tier: str | None = Field(None, max_length=32)
-    prompt_cache_key: str | None = Field(None, max_length=512)
-    prompt_cache_retention: str | None = Field(None, max_length=32)
-    safety_identifier: str | None = Field(None, max_length=512)
+    metadata: Annotated[Annotated[dict[str, str], Field(max_length=16), few(16)] | None, SILENT] = None
+    store: Annotated[bool | None, SILENT] = None
+    service_tier: Annotated[str | None, Field(max_length=32), SILENT] = None
+    prompt_cache_key: Annotated[str | None, Field(max_length=512), SILENT] = None
+    prompt_cache_retention: Annotated[str | None, Field(max_length=32), SILENT] = None
+    safety_identifier: Annotated[str | None, Field(max_length=512), SILENT] = None
 
     @field_validator("tools")
     @classmethod
@@ -390,4 +407,4 @@ class EmbeddingRequest(Strict):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1, le=65536)
     pooling: Literal["mean", "last", "model"] = "model"
-    user: str | None = Field(None, max_length=512)
+    user: Annotated[str | None, Field(max_length=512), SILENT] = None
