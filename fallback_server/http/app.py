@@ -98,7 +98,7 @@ def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
     app.state.service = service
     errors.install(app)
     app.include_router(_api(service, options))
-    app.include_router(_probes(service))
+    app.include_router(_probes(service, options.keys))
     app.include_router(admin.router(service, options.keys))
     app.add_middleware(Door, admission=service.admission, turned_away=service.turned_away)
     app.add_middleware(Authentication, keys=options.keys)
@@ -156,8 +156,8 @@ def _api(service: Service, options: AppOptions) -> APIRouter:
     return api
 
 
-def _probes(service: Service) -> APIRouter:
-    """What balancers and Prometheus ask."""
+def _probes(service: Service, keys: KeyStore | None) -> APIRouter:
+    """What balancers and Prometheus ask. Where there are keys, only an admin's is told addresses."""
     router = APIRouter()
 
     @router.get("/health", response_model=None)
@@ -166,7 +166,7 @@ def _probes(service: Service) -> APIRouter:
         return {"status": "ok"}
 
     @router.get("/ready", response_model=None)
-    async def ready() -> Response:
+    async def ready(request: Request) -> Response:
         """The engine has generated a real token lately, or does now."""
         if service.draining:
             return JSONResponse({"status": "draining"}, 503)
@@ -175,9 +175,13 @@ def _probes(service: Service) -> APIRouter:
                 alive = await service.engine.ready()
         except TimeoutError:
             alive = False
-        return JSONResponse(
-            {"status": "ready" if alive else "the engine generates nothing"}, 200 if alive else 503
-        )
+        if alive:
+            return JSONResponse({"status": "ready"})
+        why = service.engine.unready()
+        admin = keys is None or keys.opens_admin(request.headers.get("authorization", ""))
+        hidden = "; the server's log says which and why, and so does /ready with an admin key"
+        details = f": {why.details}" if admin else hidden
+        return JSONResponse({"status": why.said + (details if why.details else "")}, 503)
 
     @router.get("/metrics", response_model=None)
     async def metrics() -> Response:

@@ -79,6 +79,16 @@ class KeyStore:
         self.keys: tuple[Key, ...] = ()
         self.reload()
 
+    def bearer(self, authorization: str) -> Key | None:
+        """The key that a header Authorization brings."""
+        scheme, _, secret = authorization.partition(" ")
+        return self.find(secret.strip()) if scheme.lower() == "bearer" and secret else None
+
+    def opens_admin(self, authorization: str) -> bool:
+        """Whether that is an admin's."""
+        key = self.bearer(authorization)
+        return key is not None and key.admin
+
     def find(self, secret: str) -> Key | None:
         """The key with this secret. Takes as long for a wrong one, and whichever it is."""
         self._refresh()

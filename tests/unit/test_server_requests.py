@@ -19,6 +19,7 @@ from starlette.testclient import TestClient
 from nearfar.errors import EngineError, OverloadError, RequestError
 from nearfar.fallback_server.backend import BackendStats
 from nearfar.fallback_server.engines.base import (
+    GENERATES_NOTHING,
     Embeddings,
     EngineRequest,
     ModelInfo,
@@ -26,6 +27,7 @@ from nearfar.fallback_server.engines.base import (
     Prepared,
     Prompt,
     TokenUsage,
+    Unready,
 )
 from nearfar.fallback_server.http import convert
 from nearfar.fallback_server.http.app import create_app
@@ -61,6 +63,8 @@ class EchoAnswers:
 class EchoEngine:
     """An engine that is quick and does what a message says."""
 
+    generates = True
+
     def __init__(self) -> None:
         self.made: list[EchoAnswers] = []
 
@@ -93,7 +97,10 @@ class EchoEngine:
         return BackendStats(0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0)
 
     async def ready(self) -> bool:
-        return True
+        return self.generates
+
+    def unready(self) -> Unready:
+        return GENERATES_NOTHING
 
     async def close(self, drain: float = 0.0) -> None:
         pass
@@ -137,6 +144,13 @@ def test_errors_of_engines_have_their_statuses(http: TestClient, engine: EchoEng
     assert '"type": "server_error"' in late.text
     assert "[DONE]" not in late.text
     assert all(answers.closed == 1 for answers in engine.made)
+
+
+def test_ready_says_why_not(http: TestClient, engine: EchoEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (http.get("/ready").status_code, http.get("/ready").json()) == (200, {"status": "ready"})
+    monkeypatch.setattr(engine, "generates", False)
+    told = http.get("/ready")
+    assert (told.status_code, told.json()["status"]) == (503, "not ready: no token generated recently")
 
 
 def test_embeddings(http: TestClient) -> None:
