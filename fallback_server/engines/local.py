@@ -266,12 +266,15 @@ class LocalEngine:
         reader = None
         if request.chat:
             form = self._form if request.split_reasoning else replace(self._form, reasoning=None)
+            only = request.tool_choice.required and bool(request.tools)
             reader = PartReader(
                 AnswerReader(
                     form,
                     offered(request.tools, request.tool_choice),
                     reasoning_open=prepared.reasoning_open,
-                    calls_only=request.tool_choice.required and bool(request.tools),
+                    calls_only=only,
+                    # A format that is wanted may look like a call.
+                    loose=request.grammar is None and not only,
                 )
             )
         context = () if request.chat and not request.continue_last else prompt

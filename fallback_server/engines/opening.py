@@ -20,6 +20,7 @@ from nearfar.fallback_server.engines.local import LocalEngine, TextOptions
 from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
 from nearfar.fallback_server.torch_engine.options import require_system
 from nearfar.format.answers import AnswerFormat
+from nearfar.format.manifest import Model
 from nearfar.hub import snapshot, watched
 
 Kind = Literal["auto", "torch", "artifact", "upstream"]
@@ -111,6 +112,8 @@ class TextSource:
     directory: Path
     bos: int | None
     answers: AnswerFormat | None = None
+    model: Model | None = None
+    """Of an artifact's manifest."""
 
 
 def text_source(model: str, kind: Kind, options: EngineOptions) -> TextSource:
@@ -120,7 +123,8 @@ def text_source(model: str, kind: Kind, options: EngineOptions) -> TextSource:
 
         artifact, _ = choose(Path(model), options.device)
         directory = (artifact.path / (artifact.tokenizer_file("tokenizer.json") or "")).parent
-        return TextSource(directory, artifact.manifest.model.bos_token_id, artifact.manifest.answers)
+        facts = artifact.manifest.model
+        return TextSource(directory, facts.bos_token_id, artifact.manifest.answers, facts)
     path = _checkpoint(model)
     return TextSource(path, _bos(path))
 
@@ -152,21 +156,32 @@ async def _artifact(path: Path, options: EngineOptions, tell: Tell | None) -> Ba
     from nearfar.fallback_server.engines.artifact import ArtifactBackend
     from nearfar.fallback_server.grammars import GrammarService
 
-    edge = await AsyncEngine.load(
-        path,
-        progress=tell,
-        device=options.device,
-        threads=options.threads,
-        kv_memory=options.kv_memory,
-        kv_bits=options.kv_bits,
-        program=options.program,
-        trust=options.trust,
+    source = text_source(str(path), "artifact", options)
+    model = source.model
+    assert model is not None
+    # Beside the engine's load: the compiler and the vocabulary take longer than the weights of a small model.
+    grammars = GrammarService(
+        source.directory,
+        model.vocab_size,
+        tuple(model.eos_token_ids),
+        source.answers,
+        timeout=options.grammar_timeout,
     )
-    model = edge.manifest.model
-    directory = text_source(str(path), "artifact", options).directory
-    eos, answers = tuple(model.eos_token_ids), edge.manifest.answers
-    grammars = GrammarService(directory, model.vocab_size, eos, answers, timeout=options.grammar_timeout)
     grammars.start(here=True)
+    try:
+        edge = await AsyncEngine.load(
+            path,
+            progress=tell,
+            device=options.device,
+            threads=options.threads,
+            kv_memory=options.kv_memory,
+            kv_bits=options.kv_bits,
+            program=options.program,
+            trust=options.trust,
+        )
+    except BaseException:
+        await grammars.close()
+        raise
     return ArtifactBackend(edge.core, grammars, max_waiting=options.max_waiting)
 
 

@@ -215,6 +215,23 @@ async def test_a_child_that_takes_too_long_is_killed_and_the_next_job_is_done(
         await pool.close()
 
 
+async def test_a_job_waits_for_the_child_that_starts_and_starts_no_other(tmp_path: Path) -> None:
+    loop = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    settings = {"directory": str(tokenizer_directory(tmp_path, loop)), "bos": None, "answers": {}}
+    pool = ChildPool(ChildSpec(TEXT_CHILD, settings, "template", 2, timeout=20))
+    chat = {"messages": [{"role": "user", "content": "ab"}], "variables": {}, "continue_last": False}
+    try:
+        warming = asyncio.create_task(pool.warm(1))
+        await asyncio.sleep(0)  # it has begun
+        answer = await pool.run({"op": "chat", **chat})
+        await warming
+        assert answer["tail"] == "ab"
+        # Two that import and load at once took three times as long as one.
+        assert [child._process is not None for child in pool._children].count(True) == 1
+    finally:
+        await pool.close()
+
+
 async def test_a_child_that_cannot_start_says_why(tmp_path: Path) -> None:
     pool = ChildPool(
         ChildSpec(TEXT_CHILD, {"directory": str(tmp_path), "bos": None, "answers": {}}, "template")
