@@ -16,11 +16,13 @@ from nearfar.errors import RequestError
 from nearfar.fallback_server.backend import Backend, BackendStats, Sampling, TokenRequest
 from nearfar.fallback_server.engines.answers import Choice, Echo, LocalAnswers
 from nearfar.fallback_server.engines.base import (
+    GENERATES_NOTHING,
     Embeddings,
     EngineRequest,
     ModelInfo,
     Prepared,
     Prompt,
+    Unready,
 )
 from nearfar.fallback_server.sandbox import ChildPool, ChildSpec
 from nearfar.fallback_server.tenants import Shares
@@ -158,6 +160,10 @@ class LocalEngine:
     async def ready(self) -> bool:
         """Whether the backend generates."""
         return await self.backend.alive()
+
+    def unready(self) -> Unready:
+        """See Engine."""
+        return GENERATES_NOTHING
 
     async def close(self, drain: float = 0.0) -> None:
         """Stop the backend and the helper processes."""

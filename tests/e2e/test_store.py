@@ -168,10 +168,10 @@ def test_what_is_no_name_says_what_would_be_one(home: Path) -> None:
     assert "smollm2:135m" in err
     for given in (("run", "smolm2:135m", "hi"), ("pull", "SmolLM2:135"), ("serve", "smollm2-135m")):
         code, _, err = nearfar(home, *given)
-        assert (code, "is smollm2:135m meant?" in err) == (1, True), err
+        assert (code, "did you mean smollm2:135m?" in err) == (1, True), err
     for command in ("show", "rm"):
         code, _, err = nearfar(home, command, "storeis")
-        assert (code, "the store has no 'storeis': is stories meant?" in err) == (1, True), err
+        assert (code, "the store has no 'storeis': did you mean stories?" in err) == (1, True), err
 
 
 def test_a_checkpoint_that_changed_is_built_anew(home: Path, tmp_path: Path, model: Path) -> None:

@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.table import Table
 
 from nearfar.cli.drawing import draws
+from nearfar.cli.keyboard import keyboard
 from nearfar.errors import NearfarError
 from nearfar.fallback_server.http.metrics import PREFIX
 from nearfar.remote.errors import shown_page, unreachable
@@ -54,12 +55,18 @@ def top(
         if once:
             Console().print(view(url, before, before))
             return
-        with Live(view(url, before, before), auto_refresh=False) as live:
-            while True:
-                time.sleep(every)
+        with keyboard() as pressed, Live(_ending(view(url, before, before)), auto_refresh=False) as live:
+            live.refresh()
+            while pressed(every) not in ("q", "Q"):
                 now = look(client)
-                live.update(view(url, before, now), refresh=True)
+                live.update(_ending(view(url, before, now)), refresh=True)
                 before = now
+
+
+def _ending(table: Table) -> Table:
+    """The table with what ends the view. Any other key looks again."""
+    table.caption = "q or Ctrl-C ends"
+    return table
 
 
 def look(client: httpx.Client) -> Sample:
