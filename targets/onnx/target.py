@@ -55,7 +55,7 @@ class OnnxWriter:
         """Its rows in the step's order."""
         if param.order is not None:
             tensor = tensor[np.array(param.order)]
-        self._matrices[param.name] = self._write_matrix(self._files, param.name, matrix, tensor)
+        self._matrices[param.name] = self._write_matrix(self._files, param.name, matrix, tensor, self._int8)
 
     def finish(self) -> Weights:
         """Write the graph; the manifest's `weights`."""
