@@ -9,4 +9,4 @@ from difflib import get_close_matches
 def suggested(given: str, names: Iterable[str]) -> str:
     """The name that may be meant, as the end of a sentence; empty where none is close."""
     close = get_close_matches(given, list(names), 1)
-    return f": is {close[0]} meant?" if close else ""
+    return f": did you mean {close[0]}?" if close else ""

@@ -123,14 +123,14 @@ def test_its_card(home: Path, model: Path) -> None:
 def test_what_is_no_name_says_what_would_be_one(home: Path) -> None:
     code, _, err = nearfar(home, "run", "no-such-model", "hello")
     assert code == 1
-    assert "no-such-model is no path here, no model of the store (nearfar list), no hub id" in err
+    assert "no-such-model is not a file or folder here, not in the store, and not a hub id" in err
     assert "smollm2:135m" in err
     for given in (("run", "smolm2:135m", "hi"), ("pull", "SmolLM2:135"), ("serve", "smollm2-135m")):
         code, _, err = nearfar(home, *given)
-        assert (code, "is smollm2:135m meant?" in err) == (1, True), err
+        assert (code, "did you mean smollm2:135m?" in err) == (1, True), err
     for command in ("show", "rm"):
         code, _, err = nearfar(home, command, "storeis")
-        assert (code, "the store has no 'storeis': is stories meant?" in err) == (1, True), err
+        assert (code, "the store has no 'storeis': did you mean stories?" in err) == (1, True), err
 
 
 def test_a_checkpoint_that_changed_is_built_anew(home: Path, tmp_path: Path, model: Path) -> None:

@@ -70,7 +70,7 @@ def test_a_command_of_a_group_says_what_it_lacks_and_its_neighbour_works() -> No
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["rnu", "x"], 2, "there is no command rnu: is run meant?"),
+        (["rnu", "x"], 2, "there is no command rnu: did you mean run?"),
         (["frobnicate"], 2, "there is no command frobnicate: there are build, inspect, run"),
         (["list", "--jsno"], 2, "No such option: --jsno"),
         (

@@ -162,7 +162,7 @@ def test_the_place_of_a_mistake_is_named(http: TestClient) -> None:
     assert message(n=1000)[1] == "n"
     assert "1000" in message(n=1000)[0]
     assert message(colour="red") == ("colour is no field of such a request; leave it out", "colour")
-    assert message(max_token=3)[0] == "max_token is no field of such a request: is max_tokens meant?"
+    assert message(max_token=3)[0] == "max_token is no field of such a request: did you mean max_tokens?"
     assert "tool_choice needs tools" in message(tool_choice="required")[0]
     for name in ("body", "str", "tool", "[2J", "a[b]", "messages[0]"):  # named like types of a place
         assert message(**{name: 1})[0].startswith(f"{name} is no field of such a request"), name

@@ -26,7 +26,7 @@ from rich.progress import (
 from rich.progress import Progress as Bar
 
 from nearfar.edge_runtime.progress import Progress
-from nearfar.hub import watched
+from nearfar.hub import waits, watched
 from nearfar.hub_transfer import Fetched
 
 MOMENT = 0.3
@@ -212,6 +212,9 @@ def waiting(text: str) -> Iterator[None]:
     with Shown(Console(stderr=True)) as shown:
         shown.show(text)
         yield
+
+
+waits.set(waiting)  # every command that asks the hub imports this module
 
 
 @contextlib.contextmanager
