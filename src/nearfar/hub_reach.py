@@ -1,7 +1,7 @@
 """Whether the hub can be reached from here, found out before its client tries for half a minute.
 
-huggingface_hub 1.33 tries each request six times with pauses of up to 8 seconds, also where the host's name is
-not found: 31 seconds before the first word.
+huggingface_hub 1.33 tries each request six times with pauses of up to 8 seconds, also where the host's name
+is not found: 31 seconds before the first word.
 """
 
 from __future__ import annotations

@@ -76,6 +76,14 @@ def test_a_session(model: Path, tmp_path: Path) -> None:
         terminal.until(f"› /save {saved}")  # what was typed in the session before
         terminal.send("\x03")
         terminal.until("Ctrl-D or /exit leaves")
+        terminal.send("\x12second")
+        found = terminal.until(lambda text: "second \\" in text.rpartition("leaves")[2])
+        assert "/help" not in found.rpartition("leaves")[2]  # the placeholder is for an empty line
+        terminal.send("\r")
+        terminal.until(lambda text: "I-search" not in text)
+        assert "› first line" in terminal.text.rpartition("leaves")[2]  # taken, and not sent
+        terminal.send("\x03")
+        terminal.until(lambda text: text.count("Ctrl-D or /exit leaves") == 2)
         terminal.send("/nothing\r")
         terminal.until("no command /nothing")
         terminal.send("/bye\r")

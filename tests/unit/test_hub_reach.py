@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,7 @@ COMMANDS = (
 
 
 @pytest.fixture(autouse=True)
-def dark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
+def dark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """No name of another machine resolves; gives those that were asked for."""
     asked: list[str] = []
 
@@ -46,7 +45,7 @@ def dark(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(hub_reach, "_known", {})
     monkeypatch.chdir(tmp_path)
-    yield asked
+    return asked
 
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
@@ -118,7 +117,7 @@ def test_a_host_that_answers_is_asked_by_the_client(monkeypatch: pytest.MonkeyPa
     monkeypatch.undo()
     with socket.create_server(("127.0.0.1", 0)) as server:
         monkeypatch.setattr(hub_reach, "_known", {})
-        monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:%d" % server.getsockname()[1])
+        monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.getsockname()[1]}")
         assert hub_reach.unreachable() is None
     monkeypatch.setattr(hub_reach, "_known", {})
     told = hub_reach.unreachable()
