@@ -1,9 +1,13 @@
-"""Paths that are not there: what may be meant instead, and which words are paths rather than names."""
+"""Paths that a user gave: which words are paths rather than names, what may be meant by one that is not
+there, and where nothing can be written.
+"""
 
 from __future__ import annotations
 
 from difflib import get_close_matches
 from pathlib import Path
+
+from nearfar.errors import BuildError
 
 MOST_NAMED = 8
 """Entries of a folder that a message lists."""
@@ -58,3 +62,12 @@ def _names(folder: Path) -> list[str]:
         return sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith("."))
     except OSError:
         return []
+
+
+def check_place(path: Path) -> None:
+    """BuildError where an output directory cannot be: a file is there, or in place of a folder above it."""
+    for place in (path, *path.parents):
+        if place.is_dir():
+            return
+        if place.exists():
+            raise BuildError(f"{place} is a file: choose a directory for the output")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import subprocess
 import sys
@@ -9,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.cli import COMMANDS
+from nearfar import doctor
+from nearfar.cli import COMMANDS, app
+from nearfar.doctor import Finding
 from tests.support.commands import nearfar
 
 LIST = """
@@ -99,3 +103,87 @@ def test_a_full_disk_is_a_sentence(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("error: the output cannot be written, the disk is full: free some space")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes of POSIX")
+@pytest.mark.parametrize("arguments", [("--help",), ("list", "--json"), ("run", "--help")], ids=" ".join)
+def test_a_reader_that_has_seen_enough_is_no_error(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    """A pipe that nobody reads any more: rich and typer end with 1 there, Python's own end with 120."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "nearfar", *arguments],
+        stdout=write, stderr=subprocess.PIPE, text=True, timeout=120,
+        env={**os.environ, "NEARFAR_HOME": str(tmp_path)},
+    )  # fmt: skip
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def in_streams(
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    out: io.TextIOWrapper | None,
+    err: io.TextIOWrapper | None,
+) -> object:
+    """The exit code of a command whose output goes to these streams."""
+    monkeypatch.setattr(sys, "argv", ["nearfar", *arguments])
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    with pytest.raises(SystemExit) as end:
+        app()
+    return end.value.code
+
+
+def narrow() -> io.TextIOWrapper:
+    """A stream as Python opens one where the locale is not UTF-8."""
+    return io.TextIOWrapper(io.BytesIO(), encoding="latin-1", errors="strict", write_through=True)
+
+
+def written(stream: io.TextIOWrapper) -> bytes:
+    """What such a stream was given."""
+    assert isinstance(stream.buffer, io.BytesIO)
+    return stream.buffer.getvalue()
+
+
+def test_signs_that_the_locale_lacks_are_written_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Finding("devices", "h\u00f6me-\u4e2d", "missing", "nothing\u2026", "get it")
+    monkeypatch.setattr(doctor, "examine", lambda: iter([found]))
+    out, err = narrow(), narrow()
+    assert in_streams(monkeypatch, ["doctor"], out, err) == 1
+    told = written(out).decode("latin-1")
+    assert "          -> get it" in told
+    assert "h\u00f6me-?: nothing..." in told
+    out = narrow()
+    in_streams(monkeypatch, ["doctor", "--json"], out, err)
+    assert json.loads(written(out))["findings"][0]["told"] == "nothing\u2026"
+    assert written(err) == b""
+
+
+def test_without_stdout_a_command_does_what_it_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As after >&- in a shell: Python then has None for the stream."""
+    monkeypatch.setenv("NEARFAR_HOME", str(tmp_path))
+    for arguments in (["list"], ["list", "--json"], ["synth", "--list"]):
+        assert in_streams(monkeypatch, arguments, None, None) == 0
+    monkeypatch.setattr(sys, "stdin", None)
+    err = narrow()
+    assert in_streams(monkeypatch, ["run", "no-model"], None, err) == 1
+    assert b"the prompt is empty" in written(err)
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+@pytest.mark.parametrize("command", ["build", "cp", "synth"])
+def test_an_output_that_is_a_file_is_a_sentence(
+    command: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    arguments = {
+        "build": ("build", "no/such-model", "-o", tmp_path / place),
+        "cp": ("cp", "no-such-model", tmp_path / place),
+        "synth": ("synth", "ernie-4.5-0.3b", "-o", tmp_path / place),
+    }[command]
+    done = nearfar(*arguments, NEARFAR_HOME=str(tmp_path / "home"))
+    assert done.returncode == 1
+    assert f"{tmp_path / 'file'} is a file: choose a directory for the output" in " ".join(
+        done.stderr.split()
+    )

@@ -16,6 +16,7 @@ from rich.console import Console
 from typer.completion import completion_init  # type: ignore[attr-defined]  # there since typer 0.4
 
 from nearfar import __version__
+from nearfar.cli.streams import nobody_reads, prepare
 from nearfar.errors import NearfarError
 from nearfar.suggestions import suggested
 
@@ -154,10 +155,23 @@ def _main(version: bool = typer.Option(False, "--version", help="Show the versio
 
 
 def app() -> None:
-    """Entry point: errors meant for the user become one message and exit code 1; Ctrl-C is 130."""
+    """Entry point: errors meant for the user become one message and exit code 1; Ctrl-C is 130; a reader of
+    stdout that has seen enough is no error.
+    """
+    prepare()
     completion_init()
     try:
-        typer_app(prog_name=PROGRAM)
+        try:
+            typer_app(prog_name=PROGRAM)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _enough()
+    except SystemExit as end:
+        # typer and rich end with 1 while they handle it
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        _enough()
     except NearfarError as error:
         _fail(str(error))
     except OSError as error:
@@ -169,11 +183,16 @@ def app() -> None:
         sys.exit(130)
 
 
+def _enough() -> Never:
+    with contextlib.suppress(OSError, ValueError):
+        nobody_reads()
+    sys.exit(0)
+
+
 def _fail(message: str) -> Never:
     Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {_plain(message)}")
     with contextlib.suppress(OSError, ValueError):  # nothing more to where nothing can be written
-        output = sys.stdout.fileno()
-        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+        nobody_reads()
     sys.exit(1)
 
 

@@ -15,6 +15,7 @@ from nearfar.build.first_look import first_look
 from nearfar.build.options import GROUP_SIZE, PACKED, QUANT, BuildOptions, Quality
 from nearfar.cli.progress import Bars, importing
 from nearfar.errors import BuildError
+from nearfar.paths import check_place
 from nearfar.targets import target_names
 
 if TYPE_CHECKING:
@@ -206,6 +207,7 @@ def build(
             f"--export-function is for target mlx, and --target is {','.join(targets)}: add mlx or "
             "leave it out"
         )
+    check_place(out)
     first_look(checkpoint)
     with importing("the compiler"):
         from nearfar.edge_runtime.artifact.budget import parse_size

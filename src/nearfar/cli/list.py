@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
@@ -10,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nearfar.cli.drawing import print_table
+from nearfar.cli.streams import print_json
 from nearfar.edge_runtime.artifact.budget import show_size
 from nearfar.store.entries import Entry, Store
 
@@ -21,7 +21,7 @@ def list(
     store = Store()
     entries = store.entries()
     if as_json:
-        print(json.dumps([described(entry) for entry in entries], indent=1, ensure_ascii=False))
+        print_json([described(entry) for entry in entries])
         return
     if not entries:
         Console(stderr=True).print(f"no models in {store.root}: nearfar pull NAME gets one", highlight=False)
