@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Unpack
+from typing import Annotated, Any, Literal, Unpack, cast
 
 import typer
 from rich.console import Console
@@ -18,7 +18,15 @@ from nearfar.edge_runtime import Engine, SamplingParams, Snapshot
 from nearfar.edge_runtime.artifact.options import LoadKeywords, LoadOptions
 from nearfar.edge_runtime.devices import AUTO, device_choices, device_names, kv_bits_choices
 from nearfar.edge_runtime.engine.requests import RequestStats
-from nearfar.edge_runtime.openai.parameters import ChatParams, CommonParams
+from nearfar.edge_runtime.grammars.schema import narrowed
+from nearfar.edge_runtime.openai.parameters import (
+    ChatParams,
+    CommonParams,
+    CompletionParams,
+    asked_grammar,
+    chat_sampling,
+    completion_sampling,
+)
 from nearfar.errors import RequestError
 from nearfar.store.entries import Store
 from nearfar.strict_json import loads
@@ -162,6 +170,20 @@ def sampling(
         stop=list(stop or ()),
         stream_options={"include_usage": True},
     )
+
+
+def check_asked(params: CommonParams, raw: bool, load: LoadKeywords) -> None:
+    """RequestError for what no model can be asked for or loaded with: said before one is downloaded, built or
+    loaded.
+    """
+    LoadOptions(**load)
+    if raw:
+        completion_sampling(cast(CompletionParams, params))
+    else:
+        chat_sampling(cast(ChatParams, params))
+    grammar = asked_grammar(params)
+    if grammar is not None and grammar.kind == "json_schema":
+        narrowed(loads(grammar.text), strict=True, param="response_format")
 
 
 def template_variables(given: Sequence[str] | None) -> ChatParams:

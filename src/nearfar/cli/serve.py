@@ -12,6 +12,7 @@ from rich.console import Console
 
 from nearfar.cli.models import artifacts_of, named
 from nearfar.cli.progress import Shown
+from nearfar.edge_runtime.artifact.options import LoadOptions
 from nearfar.edge_runtime.devices import device_choices, kv_bits_choices
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.local import TextOptions
@@ -254,6 +255,7 @@ def serve(
     )
     log = logging.getLogger("nearfar.serve")
     shown = Shown(Console(stderr=True), lambda text: log.info("waiting for the model: %s", text))
+    LoadOptions(threads=threads, kv_memory=kv_memory)
     check_access(options)  # this too before anything is built or fetched
     if chosen not in ("auto", "upstream"):
         check_program(chosen, engines)
