@@ -49,6 +49,10 @@ class RequestError(NearfarError):
         self.param = param
 
 
+class ContextError(RequestError):
+    """A prompt that leaves no room for an answer in the context."""
+
+
 class OverloadError(NearfarError):
     """The server has as much to do as it may take on; try again after `retry_after` seconds."""
 

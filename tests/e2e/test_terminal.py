@@ -86,6 +86,8 @@ def test_a_session(model: Path, tmp_path: Path) -> None:
         terminal.until(lambda text: text.count("Ctrl-D or /exit leaves") == 2)
         terminal.send("/nothing\r")
         terminal.until("no command /nothing")
+        terminal.send("/set heat 1\r")
+        terminal.until("repetition_penalty")  # a line of the terminal ends between words
         terminal.send("/bye\r")
         assert terminal.end() == 0  # a person has seen what went wrong
         assert not COLOURS.search(terminal.raw)

@@ -106,8 +106,8 @@ def chat(
         session = Session(
             engine,
             cast(ChatParams, {**params, "context_policy": context_policy}),
-            Console(highlight=False, soft_wrap=True),
-            Console(stderr=True, highlight=False, soft_wrap=True),
+            _console(stderr=False),
+            _console(stderr=True),
             system,
             markdown,
             stats,
@@ -117,6 +117,13 @@ def chat(
             converse(session, reader(history))
     if session.failed and not session.stoppable:
         raise typer.Exit(1)
+
+
+def _console(stderr: bool) -> Console:
+    """One whose lines break between words on a terminal; what reads a pipe gets them whole."""
+    console = Console(stderr=stderr, highlight=False)
+    console.soft_wrap = not console.is_terminal
+    return console
 
 
 def person() -> bool:
