@@ -19,7 +19,7 @@ def list(
 ) -> None:
     """List the models of the store, what was used last first."""
     store = Store()
-    entries = store.entries()
+    entries = [*store.entries(), *store.unfinished()]
     if as_json:
         print_json([described(entry) for entry in entries])
         return
@@ -30,9 +30,17 @@ def list(
     table.columns[0].no_wrap = True  # to be copied from here
     for entry in entries:
         used = f"{entry.used.astimezone():%Y-%m-%d %H:%M}"
-        row = (", ".join(entry.targets), entry.scheme or "", show_size(entry.bytes), used)
+        made = ", ".join(entry.targets) if entry.finished else _state(store, entry)
+        row = (made, entry.scheme or "", show_size(entry.bytes), used)
         table.add_row(entry.wanted.name, *row, entry.wanted.source)
     print_table(table)
+    if any(not entry.finished for entry in entries):
+        told = "unfinished: the same command as before goes on with it, nearfar rm NAME removes it"
+        Console(stderr=True).print(told, highlight=False, soft_wrap=True)
+
+
+def _state(store: Store, entry: Entry) -> str:
+    return "being made" if store.is_held(entry) else "unfinished"
 
 
 def described(entry: Entry) -> dict[str, object]:
@@ -44,6 +52,7 @@ def described(entry: Entry) -> dict[str, object]:
         "requantize": entry.wanted.requantize,
         "quality": entry.wanted.quality,
         "quantization": entry.scheme,
+        "finished": entry.finished,
         "targets": [*entry.targets],
         "bytes": entry.bytes,
         "used": entry.used.isoformat(timespec="seconds"),
