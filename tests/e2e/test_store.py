@@ -268,6 +268,23 @@ def test_a_snapshot_is_made_of_a_name(home: Path, tmp_path: Path) -> None:
     assert (tmp_path / "x.snap").is_file()
 
 
+def test_what_is_kept_is_looked_at_by_its_name(home: Path, model: Path) -> None:
+    for given in ("stories", "STORIES", model):
+        code, out, err = nearfar(home, "inspect", given, "--json")
+        assert (code, json.loads(out or "{}").get("target")) == (0, "mlx"), err
+    code, _, err = nearfar(home, "bench", "kernels", "stories")
+    assert (code, "no launches" in err or "does not" in err) == (1, True), err
+    for command in (
+        ("inspect",),
+        ("bench", "kernels"),
+        ("cache", "save", "-o", home / "x", "--system", "Hi"),
+    ):
+        code, _, err = nearfar(home, *command, "storeis")
+        assert (code, "the store has no 'storeis': did you mean stories?" in err) == (1, True), err
+        code, _, err = nearfar(home, *command, f"{model}s")
+        assert (code, f"{model}s is not there: did you mean {model}?" in err) == (1, True), err
+
+
 def test_artifacts_are_copied_out(home: Path, tmp_path: Path) -> None:
     code, _, err = nearfar(home, "cp", "stories", tmp_path / "out")
     assert code == 0, err

@@ -28,20 +28,12 @@ from nearfar.edge_runtime.openai.parameters import (
     completion_sampling,
 )
 from nearfar.errors import RequestError
-from nearfar.store.entries import Store
 from nearfar.strict_json import loads
 
 DEFAULTS = SamplingParams()
 LOAD = LoadOptions()
 MODELS = "Default: the model's (nearfar inspect shows it), else "
 
-ArtifactPath = Annotated[
-    Path,
-    typer.Argument(
-        help="An artifact, or the directory that `nearfar build` wrote: then the best target of it; or a "
-        "name of the store (nearfar list)."
-    ),
-]
 MaxTokens = Annotated[
     int | None,
     typer.Option("--max-tokens", help="Longest answer, in tokens. Default: until the context is full."),
@@ -215,9 +207,7 @@ def response_format(json_object: bool, schema: Path | None) -> CommonParams:
 
 
 def load_engine(artifact: Path, **options: Unpack[LoadKeywords]) -> Engine:
-    """Load, and show what is waited for, then and later. What is no path may be a name of the store."""
-    if not artifact.exists() and (entry := Store().find(str(artifact))) is not None:
-        artifact = entry.folder
+    """Load, and show what is waited for, then and later."""
     shown = Shown(Console(stderr=True))
     try:
         return Engine.load(artifact, progress=shown, **options)
