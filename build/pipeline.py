@@ -95,7 +95,7 @@ def build(
         programs = {}
         with meanwhile(write) as written:
             for name, target in targets.items():
-                tell = functools.partial(stages.report, f"compiling programs for {name}")
+                tell = functools.partial(stages.report, f"compiling kernels for {name}")
                 with timings.phase("kernels"):
                     programs[name] = target.compile(source, options, tell)
                 timings.count(programs[name].kernels)

@@ -128,6 +128,16 @@ def test_a_build_and_bytes_in_a_pipe_say_how_far_they_are(
         until(lambda: saw("compiling and timing kernels …"))
 
 
+def test_bars_leave_room_for_what_ctrl_c_echoes() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=60, color_system=None)
+    with Bars(console) as bars:
+        bars.report("a stage of a build with quite a long name", 0, 0)
+        bars.report("a stage of a build with quite a long name", 3, 73)
+    drawn = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert "3/73" in drawn[-1]
+    assert max(len(re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", line)) for line in drawn) <= 57
+
+
 @pytest.mark.usefixtures("quick")
 def test_lines_may_go_to_a_log(caplog: pytest.LogCaptureFixture) -> None:
     console, text = terminal()

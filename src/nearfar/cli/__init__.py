@@ -47,6 +47,8 @@ COMMANDS = {
 }
 
 PROGRAM = "nearfar"
+CTRL_C = 130
+"""The exit code, as shells have it: 128 and the signal's number."""
 
 MACHINE = (
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT,
@@ -168,6 +170,8 @@ def app() -> None:
     except BrokenPipeError:
         _enough()
     except SystemExit as end:
+        if end.code == CTRL_C:  # typer has taken the exception
+            _stopped()
         # typer and rich end with 1 while they handle it
         if not isinstance(end.__context__, BrokenPipeError):
             raise
@@ -179,8 +183,12 @@ def app() -> None:
             raise
         _fail(_of_the_machine(error))
     except KeyboardInterrupt:
-        Console(stderr=True).print("stopped")
-        sys.exit(130)
+        _stopped()
+
+
+def _stopped() -> Never:
+    Console(stderr=True).print("stopped")
+    sys.exit(CTRL_C)
 
 
 def _enough() -> Never:
