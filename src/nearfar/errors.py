@@ -7,6 +7,10 @@ class NearfarError(Exception):
     """Base of all errors with a message meant for the user."""
 
 
+class NearfarWarning(UserWarning):
+    """Something that goes on, and that the user may want to know."""
+
+
 class CheckpointError(NearfarError):
     """The input model cannot be used as it is."""
 

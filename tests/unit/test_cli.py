@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from nearfar import doctor
 from nearfar.cli import COMMANDS, app
 from nearfar.doctor import Finding
+from nearfar.errors import NearfarWarning
 from tests.support.commands import nearfar
 
 LIST = """
@@ -158,6 +160,13 @@ def test_signs_that_the_locale_lacks_are_written_otherwise(monkeypatch: pytest.M
     in_streams(monkeypatch, ["doctor", "--json"], out, err)
     assert json.loads(written(out))["findings"][0]["told"] == "nothing\u2026"
     assert written(err) == b""
+
+
+def test_a_warning_of_ours_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_streams(monkeypatch, ["--version"], narrow(), narrow())
+    told = warnings.formatwarning(NearfarWarning("cannot note it"), NearfarWarning, "trust.py", 32)
+    assert told == "note: cannot note it\n"
+    assert "trust.py:32" in warnings.formatwarning(UserWarning("hm"), UserWarning, "trust.py", 32)
 
 
 def test_without_stdout_a_command_does_what_it_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -6,6 +6,9 @@ import codecs
 import json
 import os
 import sys
+import warnings
+
+from nearfar.errors import NearfarWarning
 
 PLAIN = {
     "→": "->",
@@ -20,17 +23,28 @@ PLAIN = {
 }
 """What stands for signs of our own texts where an encoding lacks them (Windows in a pipe; LC_ALL=C)."""
 HANDLER = "nearfar-plain"
+_PYTHONS = warnings.formatwarning
 
 
 def prepare() -> None:
     """Let every text be written, and every stream be there: Python has None for one that the shell closed."""
     codecs.register_error(HANDLER, _plain)
+    warnings.formatwarning = _noted
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (until the end)
         elif mode == "w" and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=HANDLER)
+
+
+def _noted(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """A warning of our own as a sentence; others as Python has them."""
+    if issubclass(category, NearfarWarning):
+        return f"note: {message}\n"
+    return _PYTHONS(message, category, filename, lineno, line)
 
 
 def nobody_reads() -> None:
