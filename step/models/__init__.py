@@ -50,8 +50,9 @@ def check_known(model_type: object, within: str = "") -> str:
     """The model type of a file, or CheckpointError naming those that there are. It imports none of them."""
     known = architectures()
     if not isinstance(model_type, str) or model_type not in known:
+        told = f"has no {within}model_type" if model_type is None else f"{within}model_type is {model_type!r}"
         raise CheckpointError(
-            f"config.json: {within}model_type is {model_type!r}; nearfar can build: {', '.join(known)}. "
+            f"config.json: {told}; nearfar can build: {', '.join(known)}. "
             "nearfar serve answers with others through transformers, without a build"
         )
     return model_type

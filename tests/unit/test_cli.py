@@ -84,6 +84,8 @@ def test_a_command_of_a_group_says_what_it_lacks_and_its_neighbour_works() -> No
             2,
             "Invalid value for '--port': Input should be less than or equal to 65535",
         ),
+        (["keys", "keys.toml", "bad name!"], 1, "'bad name!' is no name for a key, as it stands in logs"),
+        (["route", "score"], 1, 'give one prompt, as in nearfar route score "Why is the sky blue?"'),
         (["keys", "no/such/folder/keys", "me"], 1, "keys.new: No such file or directory: check the path"),
     ],
 )
@@ -92,6 +94,11 @@ def test_what_is_wrong_is_a_sentence(arguments: list[str], code: int, said: str,
     told = " ".join(done.stderr.replace("│", " ").split())
     assert (done.returncode, said in told) == (code, True), told
     assert "Traceback" not in done.stderr
+
+
+def test_one_prompt_is_scored() -> None:
+    done = nearfar("route", "score", "What is the capital of France?")
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"difficulty": 0.123439}), done.stderr
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")

@@ -248,7 +248,10 @@ def build(
         parts = ", ".join(f"{part} ({count} tensors)" for part, count in skipped.items())
         console.print(f"left out: {parts}; only the text model is built", highlight=False)
     if _could_be_better(options, artifact.manifest.quantization):
-        console.print("these bits answer better with --quality good (nearfar build --help)", highlight=False)
+        console.print(
+            "For better answers at the same size, build with --quality good (docs/quality.md).",
+            highlight=False,
+        )
     console.print(f"next: nearfar inspect {made[0]}", highlight=False)
 
 
