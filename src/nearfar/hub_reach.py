@@ -61,17 +61,23 @@ def _trouble(at: tuple[str, int], patience: float) -> str | None:
     timer = threading.Timer(patience, late.set)
     timer.daemon = True
     timer.start()
-    silence = f"no answer in {patience:g} s"
     try:
         interruptible(lambda: socket.create_connection(at, patience).close(), late)
     except (Stopped, TimeoutError):
-        return silence
-    except socket.gaierror:
-        return "its name is not found"
-    except ConnectionRefusedError:
-        return "the connection is refused"
+        return f"no answer in {patience:g} s"
     except OSError as error:
-        return error.strerror or str(error)
+        return cause_of(error)
     finally:
         timer.cancel()
     return None
+
+
+def cause_of(error: Exception) -> str:
+    """Why a host cannot be reached, in words."""
+    if isinstance(error, socket.gaierror):
+        return "its name is not found"
+    if isinstance(error, ConnectionRefusedError):
+        return "the connection is refused"
+    if isinstance(error, TimeoutError):
+        return "no answer"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

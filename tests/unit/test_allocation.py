@@ -69,7 +69,7 @@ def test_a_size_is_refused_before_anything_is_measured(
     options = BuildOptions(str(checkpoint(CASES[0])), tmp_path, ("cpu",), quality="good", group_size=32)
     source, text = open_source(options), CalibrationText(np.zeros((1, 16), np.int64), "", "")
     for bits, fit in ((1.5, None), (None, 20_000), (None, 1000)):
-        with pytest.raises(BuildError, match=r"leaves [\d.]+ kB .* which have [\d.]+ kB with 2 bits"):
+        with pytest.raises(BuildError, match=r"leaves [\d.]+ \w+ for .* which have [\d.]+ kB with 2 bits"):
             allocation.allocated(source, text, bits, fit)
 
 

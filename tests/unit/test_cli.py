@@ -96,6 +96,26 @@ def test_what_is_wrong_is_a_sentence(arguments: list[str], code: int, said: str,
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "command", [("build",), ("serve",), ("cache", "save"), ("route", "score")], ids=" ".join
+)
+def test_help_fits_a_narrow_terminal(command: tuple[str, ...]) -> None:
+    done = nearfar(*command, "--help", COLUMNS="80")
+    assert done.returncode == 0, done.stderr
+    lines = [line.rstrip() for line in done.stdout.splitlines()]
+    names = {word for line in lines if line.startswith("   -") for word in line.replace(",", " ").split()}
+    assert {"--help", *WHOLE.get(command[0], ())} <= names
+    texts = [line for line in lines if line.startswith("        ")]
+    assert max(map(len, lines)) <= 80
+    assert max(map(len, texts)) > 50  # they had 18 columns
+
+
+WHOLE = {
+    "serve": ("--upstream-continues", "--no-upstream-salts", "--tls-client-ca"),
+    "build": ("--output", "--kernel-figures", "--no-kernel-cache"),
+}
+
+
 def test_one_prompt_is_scored() -> None:
     done = nearfar("route", "score", "What is the capital of France?")
     assert (done.returncode, json.loads(done.stdout)) == (0, {"difficulty": 0.123439}), done.stderr

@@ -62,6 +62,15 @@ def test_without_a_network_a_name_of_the_hub_fails_at_once(arguments: list[str],
     assert time.monotonic() - begun < 10  # the client itself tried for 31 s on a quiet machine
 
 
+def test_without_a_network_an_address_of_artifacts_fails_at_once(tmp_path: Path) -> None:
+    done = nearfar("run", "https://host.invalid/tales/", "hi", NEARFAR_HOME=str(tmp_path / "home"))
+    told = " ".join(done.stderr.split())
+    assert "manifest.json cannot be fetched (its name is not found): check the address" in told
+    assert "Errno" not in told
+    assert "has arrived" not in told
+    assert not [*tmp_path.rglob("begun.json")]
+
+
 def test_the_host_is_asked_once(dark: list[str]) -> None:
     for _ in range(2):
         with pytest.raises(CheckpointError, match="cannot be reached from here"):

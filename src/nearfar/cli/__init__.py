@@ -109,9 +109,11 @@ class LazyGroup(typer.core.TyperGroup):
             return self._unavailable(name, error)
         function: Callable[..., Any] | typer.Typer = getattr(module, name)
         if isinstance(function, typer.Typer):  # a group of commands
+            for registered in function.registered_commands:
+                registered.cls = command_class()
             return typer.main.get_command(function)
         app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-        app.command(name=name, help=function.__doc__ or self.table[name])(function)
+        app.command(name=name, cls=command_class(), help=function.__doc__ or self.table[name])(function)
         return typer.main.get_command(app)
 
     @staticmethod
@@ -137,6 +139,13 @@ class LazyGroup(typer.core.TyperGroup):
         settings = {"allow_extra_args": True, "ignore_unknown_options": True}
         app.command(name=name, help=self.table[name], context_settings=settings)(command)
         return typer.main.get_command(app)
+
+
+def command_class() -> type[typer.core.TyperCommand]:
+    """What commands are; imported with the first, as it brings what renders markdown."""
+    from nearfar.cli.help import Command
+
+    return Command
 
 
 typer_app = typer.Typer(

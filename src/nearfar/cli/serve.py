@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from inspect import cleandoc
 from pathlib import Path
 from typing import Annotated
 
@@ -263,4 +264,6 @@ def serve(
     run(tuple(found), options, shown)
 
 
-serve.__doc__ = f"{serve.__doc__}\n\nThe key for upstream servers is read from {KEY_VARIABLE}."
+serve.__doc__ = (
+    f"{cleandoc(serve.__doc__ or '')}\n\nThe key for upstream servers is read from {KEY_VARIABLE}."
+)
