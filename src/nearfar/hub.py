@@ -110,10 +110,11 @@ def text_of(repository: str, name: str) -> bytes | None:
 
 def check_there(repository: str) -> None:
     """CheckpointError where the hub cannot be reached and its cache has nothing of a repository."""
-    with _asking():
-        reason = unreachable()
-    if reason is not None and not cached(repository):
-        raise failed(repository)
+    with contextlib.suppress(ModuleNotFoundError):  # told by who needs more of the client
+        with _asking():
+            reason = unreachable()
+        if reason is not None and not cached(repository):
+            raise failed(repository)
 
 
 def cached(repository: str) -> bool:

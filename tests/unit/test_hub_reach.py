@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from huggingface_hub import constants
 
 from nearfar import hub_reach
 from nearfar.errors import CheckpointError
-from nearfar.hub import snapshot, text_of
+from nearfar.hub import check_there, no_path, snapshot, text_of, waits
 from tests.support.commands import nearfar
 
 HOST = "hub.invalid"
@@ -69,6 +71,24 @@ def test_without_a_network_an_address_of_artifacts_fails_at_once(tmp_path: Path)
     assert "Errno" not in told
     assert "has arrived" not in told
     assert not [*tmp_path.rglob("begun.json")]
+
+
+def test_without_the_hubs_client_others_say_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert check_there("owner/name") is None
+    assert text_of("owner/name", "config.json") is None
+    assert no_path("owner/name") is None
+
+
+def test_what_is_waited_for_is_shown() -> None:
+    shown: list[str] = []
+    before = waits.set(lambda text: shown.append(text) or nullcontext())  # type: ignore[func-returns-value]
+    try:
+        with pytest.raises(CheckpointError, match="cannot be reached"):
+            text_of("owner/name", "config.json")
+    finally:
+        waits.reset(before)
+    assert shown == [f"asking {HOST}"]
 
 
 def test_the_host_is_asked_once(dark: list[str]) -> None:

@@ -202,7 +202,7 @@ class _Download:
                 self._refuse(url, part, error)
                 if tries == TRIES:
                     raise StoreError(
-                        f"{_unreached(url, error)}: what has arrived is kept, and the same command goes on there"
+                        f"{_unreached(url, error)}: what has arrived is kept, the same command goes on there"
                     ) from error
             if self._stop.wait(pause):
                 raise Stopped
