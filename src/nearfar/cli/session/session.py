@@ -131,21 +131,19 @@ class Session:
             return f"the question is too long for the context of {self.engine.context:,} tokens: shorten it"
         return f"the conversation no longer fits the context of {self.engine.context:,} tokens: {WAYS}"
 
-    def _cut(self, usage: Usage | None) -> str:
-        """Why an answer stops in the middle."""
+    def _cut(self, usage: Usage | None) -> str | None:
+        """Why an answer stops in the middle. A script knows how many tokens it has asked for."""
         if usage is not None and usage.total_tokens < self.engine.context:
-            return (
-                f"cut after {usage.completion_tokens} tokens: /set max_tokens default lets answers go on to "
-                "their end"
-            )
+            how = "/set max_tokens default lets answers go on to their end"
+            return f"cut after {usage.completion_tokens} tokens: {how}" if self.stoppable else None
         return f"cut: the context of {self.engine.context:,} tokens is full. {WAYS}"
 
     def _after(self, made: Answered, stopped: bool) -> None:
         """What is said below an answer."""
         if stopped:
             self.errors.print("stopped; /retry asks again", style="dim")
-        if made.cut:
-            self.errors.print(self._cut(made.usage), style="dim")
+        if made.cut and (told := self._cut(made.usage)):
+            self.note(told)
         if left_out := made.usage and made.usage.prompt_tokens_details.left_out_messages:
             self.note(f"the oldest {left_out} messages do not fit the context")
         if self.stats and made.timings:
