@@ -4,13 +4,13 @@
     python benchmarks/real_models.py FILE.gguf… --folder DIR --json FILE
 
 Each model is built once for each target, into DIR/<model>/<target> or a folder that is deleted afterwards; a
-target that cannot run here is left out with its reason. The texts are those of eight prompts, continued by the
-token that is most likely each time. llama.cpp reads the same file (pip install 'nearfar[bench]'); without it
-the targets are compared with each other alone. Sums in another order decide differently where two tokens are
-nearly as likely: so the table also has how many characters were equal before the first that was not.
+target that cannot run here is left out with its reason. The texts are those of eight prompts, continued by
+the token that is most likely each time. llama.cpp reads the same file (pip install 'nearfar[bench]'); without
+it the targets are compared with each other alone. Sums in another order decide differently where two tokens
+are nearly as likely: so the table also has how many characters were equal before the first that was not.
 
 A load is that of a process which has loaded the libraries, with the file in the system's cache: the median of
-three. "tokens/s" is of all texts, prompts included.
+three.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from typing import Any
 
 from nearfar import strict_json
 from nearfar.errors import CheckpointError
-from nearfar.hub import HUB_ID, text_of
+from nearfar.hub import HUB_ID, check_there, no_path, text_of
 from nearfar.step.kinds import writes_no_text
 from nearfar.step.models import NESTED, check_known
 
@@ -18,10 +18,13 @@ CONFIG = "config.json"
 
 
 def first_look(source: str) -> None:
-    """CheckpointError for a checkpoint, here or on the hub, of an architecture that cannot be built.
+    """CheckpointError for a checkpoint, here or on the hub, of an architecture that cannot be built; for a
+    path that is not there; for a name of the hub that cannot be had.
 
     What has no config.json (GGUF, MLC), or none that can be read, is told by who opens it.
     """
+    if (told := no_path(source)) is not None:
+        raise CheckpointError(told)
     config = check_writes_text(source)
     if config is None:
         return
@@ -53,6 +56,8 @@ def _config(source: str) -> Mapping[str, Any] | None:
         text = (path / CONFIG).read_bytes() if (path / CONFIG).is_file() else None
     else:
         named = HUB_ID.fullmatch(source)
+        if named and named["wanted"] is not None:
+            check_there(named["repository"])  # a repository of GGUF files has no configuration
         text = text_of(named["repository"], CONFIG) if named and named["wanted"] is None else None
     try:
         read = None if text is None else strict_json.loads(text)

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Progress(Protocol):
-    """Told how far the build is: `stage` is shown, `total` counts bytes for weights, programs for kernels."""
+    """Told how far the build is: `stage` is shown, `total` counts bytes for weights; 0: not known yet."""
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         """Report `done` of `total`."""

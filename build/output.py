@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 from nearfar import strict_json
 from nearfar.build.weights.shards import disk_error
 from nearfar.errors import BuildError
+from nearfar.paths import check_place
 
 
 def is_artifact(path: Path) -> bool:
@@ -40,6 +41,7 @@ def output_directory(path: Path, replaceable: Callable[[Path], bool] = is_artifa
     is building into it, the disk is full or not writable.
     """
     path = path.expanduser().resolve()
+    check_place(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path):
@@ -99,9 +101,7 @@ def _recover(path: Path) -> None:
 
 
 def _check_replaceable(path: Path, replaceable: Callable[[Path], bool]) -> None:
-    """Refuse to replace a file or a directory with somebody's data."""
-    if path.exists() and not path.is_dir():
-        raise BuildError(f"{path} is a file: choose a directory for the output")
+    """Refuse to replace a directory with somebody's data."""
     if path.is_dir() and any(path.iterdir()) and not replaceable(path):
         raise BuildError(
             f"{path} is not empty and was not written by this command, so it is not overwritten: "

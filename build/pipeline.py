@@ -101,7 +101,7 @@ def build(
         programs = {}
         with meanwhile(write) as written:
             for name, target in targets.items():
-                tell_kernels = functools.partial(stages.report, f"compiling programs for {name}")
+                tell_kernels = functools.partial(stages.report, f"compiling kernels for {name}")
                 with timings.phase("kernels"):
                     programs[name] = target.compile(sources[name], options, tell_kernels)
                 timings.count(programs[name].kernels)

@@ -23,6 +23,14 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 """What --device takes for the best one."""
+ELSEWHERE = {
+    **dict.fromkeys(("cuda", "nvidia"), "an NVIDIA card is vulkan or webgpu"),
+    **dict.fromkeys(("rocm", "hip", "amd"), "an AMD card is vulkan or webgpu"),
+    **dict.fromkeys(("xpu", "sycl", "intel"), "an Intel GPU is vulkan or webgpu"),
+    **dict.fromkeys(("metal", "mps"), "a Mac's GPU is mlx or webgpu"),
+    "gpu": "a GPU is vulkan, webgpu or on a Mac mlx",
+}
+"""What other programs call devices, and what to take instead."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +146,12 @@ def parse_device(given: str) -> tuple[str, str | None]:
     """
     kind, colon, which = given.partition(":")
     if kind not in (AUTO, *device_names()):
-        raise RequestError(f"device must be {AUTO}, {' or '.join(device_names())}, not {given!r}", "device")
+        through = ELSEWHERE.get(kind.lower())
+        raise RequestError(
+            f"device must be {AUTO}, {' or '.join(device_names())}, not {given!r}"
+            + (f": {through} here" if through else ""),
+            "device",
+        )
     if colon and (kind == AUTO or not device(kind).several):
         able = ", ".join(_several())
         raise RequestError(f"only {able} can name one of several devices, not {given!r}", "device")

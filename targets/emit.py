@@ -20,17 +20,25 @@ from nearfar.format import manifest
 from nearfar.format.manifest import Buffer, Function
 from nearfar.targets.kernels import Variant
 
+Told = Callable[[int, int], None]
+
+
+def _silent(done: int, total: int) -> None:
+    """Nobody asks."""
+
 
 @dataclass(frozen=True)
 class EmitContext:
     """Where to write, what buffers look like, by name; bytes of the largest tensor of the weights; whether
-    figures are wanted.
+    figures are wanted; who is told how far it is.
     """
 
     root: Path
     buffers: Mapping[str, Buffer]
     largest_weight: int
     figures: bool = False
+    told: Told = _silent
+    """Is told how many kernels of the program are compiled, of how many."""
 
 
 Emit = Callable[[Program, EmitContext], manifest.Program]

@@ -4,6 +4,7 @@ vulkan).
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -189,9 +190,8 @@ class PlannedTarget:
         if options.dump_ir is not None:
             kept = {}
         left = [each for each in asked if each.name not in kept]
-        made = self._compile(
-            job, left, context, options.dump_ir, lambda done: tell(len(kept) + done, len(asked))
-        )
+        counted = Counted(tell, [_kernels({"": program}) for program in kept.values()], len(asked))
+        made = self._compile(job, left, context, options.dump_ir, counted)
         for name, program in made.items():
             if cache is not None:
                 cache.put(keys[name], program)
@@ -233,24 +233,25 @@ class PlannedTarget:
         variants: Sequence[Variant],
         context: EmitContext,
         dump: Path | None,
-        tell: Callable[[int], None],
+        counted: Counted,
     ) -> dict[str, Compiled]:
         """The variants' programs by name; where they are for several classes of devices, by as many
-        processes as there are processors. `dump`: where the module after each pass is written to; `tell`:
-        how many are made.
+        processes as there are processors. `dump`: where the module after each pass is written to.
         """
         known = self.name in target_names() and target_of(self.name) is self  # by the other processes
         here, *others = shares(variants) if known and dump is None else [tuple(variants)]
         with ExitStack() as stack:
             waits = [stack.enter_context(beside(Share(self.name, job, each, context))) for each in others]
             made: list[Compiled] = []
-            tell(0)
+            counted.within(0, 0)
+            shown = dataclasses.replace(context, told=counted.within)
             for variant in here:
-                made.append(self.compiled(job, variant, context, dump))
-                tell(len(made))
+                made.append(self.compiled(job, variant, shown, dump))
+                counted.made(made[-1:])
             for wait in waits:
-                made += wait()
-                tell(len(made))
+                others_made = wait()
+                counted.made(others_made)
+                made += others_made
         return {each.record.name: each for each in made}
 
     def compiled(
@@ -259,6 +260,28 @@ class PlannedTarget:
         """A variant's program; nothing is written to the artifact."""
         where = dump / self.name / variant.name if dump is not None else None
         return compiled(job, variant, tvm.target.Target(self.tvm_target), self.emit, context, where)
+
+
+class Counted:
+    """How many kernels of a target are made, of how many: a program that nobody has come to yet is taken to
+    have as many as the others have. Where none is known, 0 of 0.
+    """
+
+    def __init__(self, tell: Tell, known: Sequence[int], programs: int) -> None:
+        """`known`: the kernels of the programs that are there; `programs`: how many there will be."""
+        self._tell, self._known, self._programs = tell, list(known), programs
+
+    def made(self, programs: Sequence[Compiled]) -> None:
+        """These are made."""
+        self._known += [len(program.record.kernels) for program in programs]
+        self.within(0, 0)
+
+    def within(self, done: int, total: int) -> None:
+        """Of the program that is compiled now, so many are made."""
+        known = [*self._known, *([total] if total else [])]
+        left = self._programs - len(known)
+        average = round(sum(known) / len(known)) if known else 0
+        self._tell(sum(self._known) + done, sum(known) + left * average)
 
 
 def _apart(programs: Iterable[Compiled]) -> tuple[Compiled, ...]:

@@ -88,7 +88,7 @@ class Target(Protocol):
 
     def compile(self, source: Source, options: BuildOptions, tell: Tell) -> Programs:
         """The programs, while the weights are written; nothing is written to the artifact. `tell`: how many
-        are made, of how many.
+        of their kernels are made, of how many; 0 where that is not known yet.
         """
         ...
 

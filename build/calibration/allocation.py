@@ -23,6 +23,7 @@ from nearfar.build.calibration.solve import FloatWeights, moments_of, rows_of
 from nearfar.build.calibration.text import CalibrationText
 from nearfar.build.source import Source
 from nearfar.build.weights.quantize import Scheme, dequantize, quantize, to_float32
+from nearfar.edge_runtime.artifact.budget import show_size
 from nearfar.errors import BuildError
 from nearfar.step import ops
 from nearfar.step.params import Param
@@ -180,8 +181,8 @@ def _check_room(budget: int, least: int) -> None:
     """BuildError where the matrices have `least` bytes with the fewest bits, and `budget` is smaller."""
     if least > budget:
         raise BuildError(
-            f"{max(budget, 0) / 1e6:,.1f} MB are too little for the matrices: "
-            f"with {min(BITS)} bits each they have {least / 1e6:,.1f} MB"
+            f"the size asked for leaves {show_size(max(budget, 0))} for the matrices, which have "
+            f"{show_size(least)} with {min(BITS)} bits each: ask for more"
         )
 
 

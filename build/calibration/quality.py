@@ -10,6 +10,7 @@ from nearfar.build.calibration.text import MOST_WINDOWS, CalibrationText
 from nearfar.build.source import QUALITIES, BuildOptions, Quality, Source
 from nearfar.build.weights.quantize import METHOD
 from nearfar.build.weights.solved import Solved
+from nearfar.edge_runtime.artifact.budget import show_size
 from nearfar.errors import BuildError
 from nearfar.targets.codes import BITS
 
@@ -51,8 +52,8 @@ def check_quality(options: BuildOptions, source: Source) -> None:
 
 def _check_size(options: BuildOptions) -> None:
     """That a size is asked for in one way, and of a quality that measures."""
-    asked = {"--bits": options.bits, "--fit": options.fit}
-    given = [f"{name} {value}" for name, value in asked.items() if value is not None]
+    given = [f"--bits {options.bits:g}"] if options.bits is not None else []
+    given += [f"--fit {show_size(options.fit)}"] if options.fit is not None else []
     if not given:
         return
     if len(given) > 1:
@@ -65,7 +66,7 @@ def _check_size(options: BuildOptions) -> None:
             "leave one out"
         )
     if options.bits is not None and not min(BITS) <= options.bits <= max(BITS) + 1:
-        raise BuildError(f"--bits {options.bits:g} is none between {min(BITS)} and {max(BITS) + 1}")
+        raise BuildError(f"--bits must be between {min(BITS)} and {max(BITS) + 1}, not {options.bits:g}")
 
 
 def refined(

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from pathlib import Path
 
 from nearfar.build.program.compiled import Compiled
 from nearfar.edge_runtime.artifact.folders import cache_folder, read_cache, trim_cache, write_cache
+from nearfar.errors import NearfarWarning
 
 FOLDER = "NEARFAR_KERNEL_CACHE"
 """The environment's variable that names another folder."""
@@ -24,7 +26,8 @@ _SUFFIX = ".program"
 class KernelCache:
     """The folder with a file for each program, no larger than `limit` bytes.
 
-    What cannot be read or written (no right to, a disk that is full) is compiled and not kept, and no error.
+    What cannot be read or written (no right to, a disk that is full) is compiled and not kept: a warning, and
+    no error.
     """
 
     def __init__(self, folder: Path | None = None, limit: int = LIMIT) -> None:
@@ -44,7 +47,13 @@ class KernelCache:
 
     def put(self, key: str, program: Compiled) -> None:
         """Keep a program, and give up those unused for longest where that is too much."""
-        write_cache(self._file(key), program.to_bytes(key))
+        if not write_cache(self._file(key), program.to_bytes(key)):
+            warnings.warn(
+                f"compiled kernels cannot be kept in {self.folder}, so each build compiles them anew: free "
+                f"some space, or let {FOLDER} name another folder",
+                NearfarWarning,
+                stacklevel=2,
+            )
         trim_cache(self.folder, _SUFFIX, self._limit, keep=self._file(key))
 
     def _file(self, key: str) -> Path:

@@ -13,7 +13,8 @@ from nearfar.build.weights.checkpoint import CONFIG_FILES, INDEX, TOKENIZER_FILE
 from nearfar.build.weights.gguf.container import stem_of
 from nearfar.build.weights.mlc_directory import MLC_FILES
 from nearfar.errors import CheckpointError
-from nearfar.hub import HUB_ID, failed, snapshot
+from nearfar.hub import HUB_ID, failed, no_path, snapshot
+from nearfar.hub_reach import unreachable
 
 PATTERNS = (
     "*.safetensors",
@@ -40,6 +41,8 @@ def download(source: str) -> Path:
     Raises CheckpointError where the name is no hub id, the download fails, or which file is meant is not
     clear.
     """
+    if (told := no_path(source)) is not None:
+        raise CheckpointError(told)
     named = HUB_ID.fullmatch(source)
     if named is None:
         raise CheckpointError(
@@ -101,6 +104,8 @@ def _names(repository: str) -> list[str]:
     from huggingface_hub import CacheNotFound, HfApi, scan_cache_dir
 
     try:
+        if (reason := unreachable()) is not None:
+            raise ConnectionError(reason)
         return HfApi().list_repo_files(repository)
     except (HTTPError, OSError) as error:  # the hub's own errors are both
         try:

@@ -128,4 +128,5 @@ def disk_error(error: OSError, directory: Path, what: str, needed: int) -> Build
             f"the disk of {directory} is full: writing {what} needs {needed:,} more bytes at least, {free:,} "
             "are free: free some space or choose another output directory"
         )
-    return BuildError(f"cannot write {what} under {directory}: {error}: check permissions and the disk")
+    place = what if Path(what).is_absolute() else f"{what} under {directory}"
+    return BuildError(f"cannot write {place}: {error.strerror or error}: check permissions and the disk")

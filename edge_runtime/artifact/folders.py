@@ -46,9 +46,9 @@ def read_cache(file: Path) -> bytes:
     return content if hashlib.sha256(content).digest() == digest else b""
 
 
-def write_cache(file: Path, content: bytes) -> None:
-    """Write beside the file and rename, so that no other process reads half of it. A disk that is full or
-    read-only is no error.
+def write_cache(file: Path, content: bytes) -> bool:
+    """Write beside the file and rename, so that no other process reads half of it. Gives whether that was
+    possible: a disk that is full or read-only is no error.
     """
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -60,6 +60,8 @@ def write_cache(file: Path, content: bytes) -> None:
         except BaseException:  # Ctrl-C leaves nothing either
             Path(aside).unlink(missing_ok=True)
             raise
+        return True
+    return False
 
 
 def trim_cache(folder: Path, suffix: str, most: int, keep: Path) -> None:

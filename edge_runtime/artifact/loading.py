@@ -79,8 +79,6 @@ def checked(path: Path, options: LoadOptions, tell: Teller | None = None) -> tup
     """The artifact that suits the device, whole and trusted, and the device."""
     tell = tell or Teller(None)
     tell("checking")
-    if options.threads is not None and options.threads < 1:
-        raise RequestError(f"threads must be at least 1, not {options.threads}", "threads")
     artifact, chosen = choose(path, options.device)
     _check_able(options, artifact.target, chosen)
     if options.verify:

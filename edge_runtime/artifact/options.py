@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass, field
 from typing import TypedDict, cast, get_args
 
+from nearfar.edge_runtime.artifact.budget import parse_size
+from nearfar.edge_runtime.devices import parse_device
 from nearfar.edge_runtime.progress import Ready
 from nearfar.errors import RequestError
 
@@ -48,6 +50,11 @@ class LoadOptions:
 
     def __post_init__(self) -> None:
         _ready(self.ready)
+        parse_device(self.device)
+        if self.kv_memory is not None:
+            parse_size(self.kv_memory)
+        if self.threads is not None and self.threads < 1:
+            raise RequestError(f"threads must be at least 1, not {self.threads}", "threads")
 
 
 def _ready(given: str) -> Ready:

@@ -12,10 +12,10 @@ import warnings
 from pathlib import Path
 
 from nearfar.edge_runtime.artifact.finder import MANIFEST
-from nearfar.edge_runtime.artifact.folders import data_folder
+from nearfar.edge_runtime.artifact.folders import HOME, data_folder
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import device, device_names
-from nearfar.errors import ArtifactError
+from nearfar.errors import ArtifactError, NearfarWarning
 
 VARIABLE = "NEARFAR_TRUST"
 """Set to 1: every artifact is trusted, as in a container whose image has them."""
@@ -32,12 +32,11 @@ def check_trust(artifact: Artifact, trust: bool) -> None:
         remember(artifact.path)
     elif not (artifact.digest(MANIFEST) in _known() and _unaltered(artifact)):
         made = artifact.manifest.provenance
-        libraries = ", ".join(
-            str(artifact.path / program.library) for program in artifact.manifest.programs if program.library
-        )
+        names = [Path(program.library).name for program in artifact.manifest.programs if program.library]
         raise ArtifactError(
-            f"{libraries} is native code, which would run in this process with all your rights, and this "
-            "machine has neither built nor trusted it. The artifact says of itself: "
+            f"{artifact.path} holds native code ({', '.join(dict.fromkeys(names))}), which would run in this "
+            f"process with all your rights, and {_where()} does not say that you have built or trusted it. "
+            "The artifact says of itself: "
             f"{made.get('checkpoint', 'an unnamed checkpoint')}, made by nearfar "
             f"{made.get('nearfar', 'of unknown version')}. If you trust who gave it to you, say so once with "
             f"--trust (Engine.load(…, trust=True); {VARIABLE}=1 in a container); else build it here with "
@@ -62,12 +61,20 @@ def remember(artifact: Path) -> None:
         warnings.warn(
             f"cannot note that {artifact} is trusted ({error}): running it later will ask for --trust "
             f"or {VARIABLE}=1",
+            NearfarWarning,
             stacklevel=2,
         )
 
 
 def _list() -> Path:
     return data_folder() / "trusted"
+
+
+def _where() -> str:
+    try:
+        return f"the list {_list()} (of this user; {HOME} moves it)"
+    except RuntimeError:
+        return f"no list (there is no home directory; {HOME} names one)"
 
 
 def _known() -> frozenset[str]:

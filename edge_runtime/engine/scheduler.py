@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from nearfar.edge_runtime.cache import Copy, SequenceTable, common_length
 from nearfar.edge_runtime.engine.requests import Request
-from nearfar.errors import RequestError
+from nearfar.errors import ContextError, RequestError
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Scheduler:
         """How many tokens an answer to the prompt may have; refuses a prompt that leaves room for none."""
         context = self.limits.context
         if len(prompt) >= context:
-            raise RequestError(
+            raise ContextError(
                 f"the prompt has {len(prompt)} tokens, but only {context} fit the context, the answer "
                 f"included. Shorten it to {context - 1} tokens or fewer, or give the cache more memory if "
                 "the model allows it",

@@ -66,9 +66,13 @@ def examine() -> Iterator[Finding]:
 
 
 def able(findings: list[Finding]) -> bool:
-    """Whether an artifact of some kind can be run here, and its store be written to."""
-    runs = any(finding.part == "devices" and finding.state == "ok" for finding in findings)
-    return runs and not any(finding.part == "store" and finding.state == "wrong" for finding in findings)
+    """Whether an artifact of some kind can be run here; that needs no store."""
+    return any(finding.part == "devices" and finding.state == "ok" for finding in findings)
+
+
+def keeps(findings: list[Finding]) -> bool:
+    """Whether models can be kept under their names."""
+    return not any(finding.part == "store" and finding.state == "wrong" for finding in findings)
 
 
 def _python() -> Iterator[Finding]:

@@ -7,6 +7,10 @@ class NearfarError(Exception):
     """Base of all errors with a message meant for the user."""
 
 
+class NearfarWarning(UserWarning):
+    """Something that goes on, and that the user may want to know."""
+
+
 class CheckpointError(NearfarError):
     """The input model cannot be used as it is."""
 
@@ -47,6 +51,10 @@ class RequestError(NearfarError):
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
+
+
+class ContextError(RequestError):
+    """A prompt that leaves no room for an answer in the context."""
 
 
 class OverloadError(NearfarError):

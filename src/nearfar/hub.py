@@ -7,14 +7,18 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nearfar.errors import CheckpointError
+from nearfar.hub_reach import host, unreachable
 from nearfar.hub_transfer import Fetched, Transfer
 from nearfar.interruptible import interruptible
+from nearfar.paths import absent, close_path, looks_like_path
 from nearfar.room import lacking
+from nearfar.store.known import KNOWN
 
 if TYPE_CHECKING:
     from huggingface_hub import DryRunFileInfo
@@ -29,6 +33,8 @@ OWN = 1 << 18
 
 watched: ContextVar[Callable[[Fetched], None] | None] = ContextVar("watched", default=None)
 """Is told how far downloads are, from several threads; set by who shows it."""
+waits: ContextVar[Callable[[str], AbstractContextManager[None]]] = ContextVar("waits")
+"""Shows that an answer of the hub is waited for; set by who shows it."""
 
 
 def snapshot(repository: str, patterns: Sequence[str], stop: threading.Event | None = None) -> Path:
@@ -49,6 +55,8 @@ def snapshot(repository: str, patterns: Sequence[str], stop: threading.Event | N
 
     wanted, silent = list(patterns), _silent()
     try:
+        if unreachable():
+            return Path(snapshot_download(repository, allow_patterns=wanted, local_files_only=True))
         with contextlib.suppress(DryRunError):  # without a network, what there is will do
             files = interruptible(
                 lambda: snapshot_download(repository, allow_patterns=wanted, dry_run=True, tqdm_class=silent),
@@ -69,23 +77,79 @@ def snapshot(repository: str, patterns: Sequence[str], stop: threading.Event | N
 def text_of(repository: str, name: str) -> bytes | None:
     """One small file of a repository; None where it has none of that name, or nothing can be asked.
 
-    CheckpointError where there is no such repository, or it may not be read.
+    CheckpointError where there is no such repository, it may not be read, or the hub cannot be reached and
+    the cache has nothing of it.
     """
     try:
         from huggingface_hub import hf_hub_download
-        from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
+        from huggingface_hub.errors import (
+            EntryNotFoundError,
+            LocalEntryNotFoundError,
+            RepositoryNotFoundError,
+        )
     except ModuleNotFoundError:  # told by who needs more of it
         return None
     try:
-        silent = _silent()
-        found = interruptible(lambda: hf_hub_download(repository, name, tqdm_class=silent))
+        with _asking():
+            silent, alone = _silent(), unreachable() is not None
+            found = interruptible(
+                lambda: hf_hub_download(repository, name, tqdm_class=silent, local_files_only=alone)
+            )
         return Path(found).read_bytes()
-    except EntryNotFoundError:  # also of what is not in the cache, where there is no network
+    except LocalEntryNotFoundError as error:  # no network, or none that goes as far
+        if cached(repository):
+            return None
+        raise failed(repository, error) from error
+    except EntryNotFoundError:
         return None
     except RepositoryNotFoundError as error:  # also of what may not be read
         raise failed(repository, error) from error
     except (ValueError, OSError):
         return None
+
+
+def check_there(repository: str) -> None:
+    """CheckpointError where the hub cannot be reached and its cache has nothing of a repository."""
+    with contextlib.suppress(ModuleNotFoundError):  # told by who needs more of the client
+        with _asking():
+            reason = unreachable()
+        if reason is not None and not cached(repository):
+            raise failed(repository)
+
+
+def cached(repository: str) -> bool:
+    """Whether the hub's cache has any file of a repository."""
+    return any(_folder(repository).glob("snapshots/*/*"))
+
+
+def no_path(given: str) -> str | None:
+    """What to say of a misspelt path; None where it exists, or may be a name. `owner/name` is a path where
+    `owner` is a folder here, unless a short name stands for it or the hub's cache has it.
+    """
+    named = HUB_ID.fullmatch(given)
+    if Path(given).expanduser().exists():
+        return None
+    if looks_like_path(given):
+        return absent(given)
+    if named is None or named["wanted"] is not None or not Path(given).parent.is_dir():
+        return None
+    if any(known.source == given for known in KNOWN.values()) or _is_cached(given):
+        return None
+    told = absent(given)
+    return f"{told} (if {given} is a model of the hub, run this in another folder)" if told else None
+
+
+def _is_cached(repository: str) -> bool:
+    try:
+        return cached(repository)
+    except ModuleNotFoundError:
+        return False
+
+
+def _asking() -> AbstractContextManager[None]:
+    """Shows that the hub is asked."""
+    show = waits.get(None)
+    return nullcontext() if show is None else show(f"asking {host()}")
 
 
 def _silent() -> type[Any]:
@@ -118,10 +182,24 @@ def _folder(repository: str) -> Path:
     return Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
 
 
-def failed(repository: str, error: Exception) -> CheckpointError:
-    """What is said of a download that failed."""
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+def failed(repository: str, error: Exception | None = None) -> CheckpointError:
+    """What is said of a repository that could not be had."""
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    meant = close_path(repository)
+    path = f"; did you mean the path {meant}?" if meant else ""
+    if (reason := unreachable()) is not None:
+        return CheckpointError(
+            f"{reason}, and {repository} has not been downloaded before: check the network, or take a model "
+            f"that is here (nearfar list){path}"
+        )
+    told = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if isinstance(error, RepositoryNotFoundError):
+        return CheckpointError(
+            f"{host()} has no model {repository}, or it may not be read: check the name; where its licence "
+            f"has to be accepted, accept it there and then `hf auth login`{path} ({told})"
+        )
     return CheckpointError(
-        f"{repository}: no such directory, and the download from the hub failed ({reason}): check the name, "
-        "the network, and `hf auth login` for gated models; what has arrived is kept"
+        f"the download of {repository} from {host()} failed ({told}): try again, the same command goes on "
+        f"where this one ended{path}"
     )

@@ -55,8 +55,9 @@ def check_known(config: Mapping[str, Any], within: str = "") -> str:
         raise CheckpointError(f"config.json: {what}")
     model_type, known = config.get("model_type"), architectures()
     if not isinstance(model_type, str) or model_type not in known:
+        told = f"has no {within}model_type" if model_type is None else f"{within}model_type is {model_type!r}"
         raise CheckpointError(
-            f"config.json: {within}model_type is {model_type!r}; nearfar can build: {', '.join(known)}. "
+            f"config.json: {told}; nearfar can build: {', '.join(known)}. "
             "nearfar serve answers with others through transformers, without a build"
         )
     return model_type

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -51,15 +52,20 @@ def llvm_target(unit: Unit, triple: str | None = None) -> tvm.target.Target:
 
 
 def compile_library(
-    mod: tvm.IRModule, path: Path | str, unit: Unit | None = None, platform: Platform | None = None
+    mod: tvm.IRModule,
+    path: Path | str,
+    unit: Unit | None = None,
+    platform: Platform | None = None,
+    told: Callable[[int, int], None] | None = None,
 ) -> None:
     """Compile `mod` and the runtime into the shared library `path`; the same input gives the same bytes.
 
-    `unit`, `platform`: this machine's where none is given.
+    `unit`, `platform`: this machine's where none is given. `told`: how many kernels are compiled, of how
+    many.
     """
     where = platform or host()
     with tempfile.TemporaryDirectory(prefix="nearfar-kernels-") as folder:
-        made = compile_objects(mod, unit or native(), where.triple, Path(folder))
+        made = compile_objects(mod, unit or native(), where.triple, Path(folder), told=told)
         link(made.files, where, Path(path), made.shared)
 
 
@@ -74,7 +80,12 @@ class Objects:
 
 
 def compile_objects(
-    mod: tvm.IRModule, unit: Unit, triple: str | None, folder: Path, pipeline: str = PIPELINE
+    mod: tvm.IRModule,
+    unit: Unit,
+    triple: str | None,
+    folder: Path,
+    pipeline: str = PIPELINE,
+    told: Callable[[int, int], None] | None = None,
 ) -> Objects:
     """Object files for LLVM's `triple` (None: this machine's), one a function, written into `folder`.
 
@@ -95,8 +106,14 @@ def compile_objects(
         path.write_bytes(_object(name, structure, unit, triple, pipeline))
         return path
 
+    total = len(first) + len(shared)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return Objects(list(pool.map(compile_one, enumerate(first.items()))), shared)
+        files = []
+        for count, file in enumerate(pool.map(compile_one, enumerate(first.items())), 1 + len(shared)):
+            files.append(file)
+            if told is not None:
+                told(count, total)
+    return Objects(files, shared)
 
 
 @lru_cache(maxsize=512)

@@ -19,7 +19,7 @@ def emit(program: Program, context: EmitContext) -> manifest.Program:
     unit, platform = program.variant.unit, program.variant.platform
     library = f"kernels/{program.name}/{platform.library}"
     (context.root / library).parent.mkdir(parents=True, exist_ok=True)
-    compile_library(module_of(program), context.root / library, unit, platform)
+    compile_library(module_of(program), context.root / library, unit, platform, context.told)
     requires = Requires(unit.features, {}, platform.architecture, platform.system)
     return record(program, context, requires, library)
 

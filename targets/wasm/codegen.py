@@ -14,6 +14,7 @@ from nearfar.format.sizes import WASM_RESERVED
 from nearfar.targets.cpu.codegen import compile_objects
 from nearfar.targets.cpu.link import compile_runtime, symbol, zig
 from nearfar.targets.cpu.tir_passes import TRUSTING
+from nearfar.targets.emit import Told
 from nearfar.targets.wasm import UNIT
 
 TRIPLE = "wasm32-unknown-unknown"
@@ -36,12 +37,14 @@ _LINK = (
 )  # fmt: skip
 
 
-def link_modules(mod: tvm.IRModule, paths: Mapping[Path, bool]) -> None:
-    """Compile `mod`, and link it to each file of `paths`: whether it is for shared memory."""
+def link_modules(mod: tvm.IRModule, paths: Mapping[Path, bool], told: Told | None = None) -> None:
+    """Compile `mod`, and link it to each file of `paths`: whether it is for shared memory. `told`: how many
+    kernels are compiled, of how many.
+    """
     # Relative names in a directory of our own: no path of this machine gets into a module.
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        made = compile_objects(mod, _COMPILED, TRIPLE, folder, TRUSTING)
+        made = compile_objects(mod, _COMPILED, TRIPLE, folder, TRUSTING, told)
         objects = [file.name for file in made.files]
         runtime = compile_runtime(ZIG, folder, ("wasm.c", "bare.c"), (_MCPU,))
         (folder / "kernels.c").write_text(_table(mod, made.shared), encoding="utf-8")

@@ -19,7 +19,9 @@ def emit(program: Program, context: EmitContext) -> manifest.Program:
     files = {library(program.name, shared): shared for shared in (True, False)}
     for file in files:
         (context.root / file).parent.mkdir(parents=True, exist_ok=True)
-    link_modules(module_of(program), {context.root / file: shared for file, shared in files.items()})
+    link_modules(
+        module_of(program), {context.root / file: shared for file, shared in files.items()}, context.told
+    )
     requires = Requires(UNIT.features, {}, UNIT.architecture)
     return record(program, context, requires, library(program.name, shared=False))
 

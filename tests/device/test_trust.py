@@ -16,13 +16,13 @@ import pytest
 from nearfar.edge_runtime import Artifact, Engine
 from nearfar.edge_runtime.artifact.folders import data_folder
 from nearfar.edge_runtime.artifact.trust import remember
-from nearfar.errors import ArtifactError
+from nearfar.errors import ArtifactError, NearfarWarning
 from tests.shared_data import shared_data
 from tests.support import tiny
 from tests.support.backends import Lab
 from tests.support.paths import ROOT
 
-REFUSAL = r"model\.so is native code, .* neither built nor trusted it.*stories260K.*--trust .*trust=True.*nearfar build"  # noqa: E501
+REFUSAL = r"downloaded holds native code \(model\.so\), .* the list \S+trusted .* does not say.*stories260K.*--trust .*trust=True.*nearfar build"  # noqa: E501
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_an_altered_library_is_not_the_one_that_was_trusted(artifact: Path, veri
     code = library.read_bytes()
     library.unlink()  # a file that is loaded must not change under the process
     library.write_bytes(code + b"\0")
-    with pytest.raises(ArtifactError, match=r"model.so is (corrupt|native code)"):
+    with pytest.raises(ArtifactError, match=r"model.so is corrupt|holds native code"):
         load(artifact, verify=verify)
 
 
@@ -86,7 +86,7 @@ def test_an_altered_manifest_is_not_the_one_that_was_trusted(artifact: Path, ver
     """The hashes in an artifact are those of whoever wrote it."""
     load(artifact, trust=True)
     tiny.edit_manifest(artifact, lambda manifest: manifest.update(license="another"))
-    with pytest.raises(ArtifactError, match="is native code"):
+    with pytest.raises(ArtifactError, match="holds native code"):
         load(artifact, verify=verify)
 
 
@@ -120,11 +120,11 @@ def test_commands_ask_and_take_the_answer(artifact: Path) -> None:
     options = ("--raw", "--max-tokens", 4, "--temperature", 0, "--threads", 1, "--kv-memory", "32MB")
     refused = command("run", artifact, "Once", *options)
     assert refused.returncode == 1
-    assert "is native code" in refused.stderr
+    assert "holds native code" in refused.stderr
     assert refused.stdout == ""
     serve = command("serve", artifact, "--port", 0)
     assert serve.returncode == 1
-    assert "is native code" in serve.stderr
+    assert "holds native code" in serve.stderr
     allowed = command("run", artifact, "Once", *options, "--trust")
     assert allowed.returncode == 0, allowed.stderr
     assert command("run", artifact, "Once", *options).stdout == allowed.stdout
@@ -132,9 +132,9 @@ def test_commands_ask_and_take_the_answer(artifact: Path) -> None:
 
 def test_where_nothing_can_be_noted_it_says_so_and_runs(artifact: Path, home: Path) -> None:
     home.write_text("no directory")
-    with pytest.warns(UserWarning, match="cannot note that .*downloaded is trusted"):
+    with pytest.warns(NearfarWarning, match="cannot note that .*downloaded is trusted"):
         assert load(artifact, trust=True)
-    with pytest.raises(ArtifactError, match="is native code"):
+    with pytest.raises(ArtifactError, match="holds native code"):
         load(artifact)
 
 

@@ -96,7 +96,8 @@ def test_chat_goes_on_where_the_context_is_full(classics: Path) -> None:
     done = nearfar("chat", classics, *options, "--context-policy", "truncate-oldest", stdin=script)
     assert done.returncode == 0, done.stderr
     assert b"note: the oldest 2 messages do not fit the context" in done.stderr
-    assert b"fit the context, the answer included" not in done.stdout
+    assert b"fits the context" not in done.stderr
     refused = nearfar("chat", classics, *options, stdin=script)
-    assert b"fit the context, the answer included" in refused.stderr
+    assert b"the conversation no longer fits the context" in refused.stderr
+    assert b"/set context_policy truncate-oldest" in refused.stderr
     assert refused.returncode == 1

@@ -185,8 +185,11 @@ def test_https(serve: Serve, artifact: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["no/such/model", "--engine", "artifact"], "no/such/model is no path here, no model of the store"),
-        (["no-such-model"], "no-such-model is no path here, no model of the store"),
+        (
+            ["no/such/model", "--engine", "artifact"],
+            "no/such/model is not a file or folder here, not in the store",
+        ),
+        (["no-such-model"], "no-such-model is not a file or folder here, not in the store"),
         (["someone/model:Q4_0", "--engine", "torch"], "leave --engine torch out, and nearfar builds it"),
         (["http://127.0.0.1:1", "folder"], "one or several URLs"),
         (["folder", "--engine", "gpu"], "--engine must be"),

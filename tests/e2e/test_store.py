@@ -131,7 +131,7 @@ def test_a_checkpoint_is_built_once_and_then_known_by_its_name(home: Path, model
     assert (entry["name"], entry["targets"], entry["source"]) == ("stories", ["mlx"], str(model))
     code, out, err = nearfar(home, "run", "stories", *GREEDY, "")
     assert code == 0
-    assert "building" not in err
+    assert "Building" not in err
     assert out.startswith(BEGINNING)
     assert listed(home)[0]["used"] >= entry["used"]
 
@@ -164,7 +164,7 @@ def test_its_card(home: Path, model: Path) -> None:
 def test_what_is_no_name_says_what_would_be_one(home: Path) -> None:
     code, _, err = nearfar(home, "run", "no-such-model", "hello")
     assert code == 1
-    assert "no-such-model is no path here, no model of the store (nearfar list), no hub id" in err
+    assert "no-such-model is not a file or folder here, not in the store, and not a hub id" in err
     assert "smollm2:135m" in err
     for given in (("run", "smolm2:135m", "hi"), ("pull", "SmolLM2:135"), ("serve", "smollm2-135m")):
         code, _, err = nearfar(home, *given)
@@ -181,10 +181,10 @@ def test_a_checkpoint_that_changed_is_built_anew(home: Path, tmp_path: Path, mod
     (folder / "generation_config.json").write_text(json.dumps({"temperature": 0.5}))
     code, _, err = nearfar(home, "pull", folder, "--target", "mlx")
     assert code == 0
-    assert "building it into the store" in err
+    assert "Building mine (one time)" in err
     assert json.loads(nearfar(home, "show", "mine", "--json")[1])["sampling"] == {"temperature": 0.5}
     code, _, err = nearfar(home, "pull", folder, "--target", "mlx")
-    assert "building" not in err
+    assert "Building" not in err
     assert nearfar(home, "rm", "mine", "nothing")[0] == 1
     assert {entry["name"] for entry in listed(home)} == {"mine", "stories"}
     code, _, err = nearfar(home, "rm", "mine")
@@ -198,11 +198,11 @@ def test_of_a_path_too_what_is_there_will_do(home: Path, model: Path) -> None:
     code, _, err = nearfar(home, *pull, "--quant", "q8")
     assert (code, "Next: nearfar run stories:q8" in err) == (0, True), err
     code, _, err = nearfar(home, *pull)
-    assert (code, "building" in err, "Next: nearfar run stories:q8" in err) == (0, False, True), err
+    assert (code, "Building" in err, "Next: nearfar run stories:q8" in err) == (0, False, True), err
     code, _, err = nearfar(home, "rm", "stories:q8")
     assert code == 0, err
     code, _, err = nearfar(home, *pull)
-    assert (code, "building" in err, err.endswith("Next: nearfar run stories")) == (0, False, True), err
+    assert (code, "Building" in err, err.endswith("Next: nearfar run stories")) == (0, False, True), err
 
 
 def test_codes_of_a_checkpoint_are_made_anew_if_that_is_asked_for(tmp_path: Path) -> None:
@@ -308,6 +308,23 @@ def test_a_snapshot_is_made_of_a_name(home: Path, tmp_path: Path) -> None:
     assert (tmp_path / "x.snap").is_file()
 
 
+def test_what_is_kept_is_looked_at_by_its_name(home: Path, model: Path) -> None:
+    for given in ("stories", "STORIES", model):
+        code, out, err = nearfar(home, "inspect", given, "--json")
+        assert (code, json.loads(out or "{}").get("target")) == (0, "mlx"), err
+    code, _, err = nearfar(home, "bench", "kernels", "stories")
+    assert (code, "no launches" in err or "does not" in err) == (1, True), err
+    for command in (
+        ("inspect",),
+        ("bench", "kernels"),
+        ("cache", "save", "-o", home / "x", "--system", "Hi"),
+    ):
+        code, _, err = nearfar(home, *command, "storeis")
+        assert (code, "the store has no 'storeis': did you mean stories?" in err) == (1, True), err
+        code, _, err = nearfar(home, *command, f"{model}s")
+        assert (code, f"{model}s is not there: did you mean {model}?" in err) == (1, True), err
+
+
 def test_artifacts_are_copied_out(home: Path, tmp_path: Path) -> None:
     code, _, err = nearfar(home, "cp", "stories", tmp_path / "out")
     assert code == 0, err
@@ -342,7 +359,9 @@ def test_ctrl_c_in_a_download_leaves_nothing_half(home: Path, tmp_path: Path) ->
         pulling.send_signal(signal.SIGINT)
         pulling.communicate(timeout=10)
         assert pulling.returncode != 0
-        assert listed(tmp_path) == []
+        (cut,) = listed(tmp_path)
+        assert (cut["name"], cut["finished"], cut["targets"]) == ("stories", False, [])
+        assert cut["bytes"] > 1000
         code, _, err = nearfar(tmp_path, "pull", url, "--target", "mlx")
         assert code == 0, err
         assert any(line.endswith("model.safetensors bytes=1000-") for line in host.asked)

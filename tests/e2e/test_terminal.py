@@ -78,8 +78,18 @@ def test_a_session(model: Path, tmp_path: Path) -> None:
         terminal.until(f"› /save {saved}")  # what was typed in the session before
         terminal.send("\x03")
         terminal.until("Ctrl-D or /exit leaves")
+        terminal.send("\x12second")
+        found = terminal.until(lambda text: "second \\" in text.rpartition("leaves")[2])
+        assert "/help" not in found.rpartition("leaves")[2]  # the placeholder is for an empty line
+        terminal.send("\r")
+        terminal.until(lambda text: "I-search" not in text)
+        assert "› first line" in terminal.text.rpartition("leaves")[2]  # taken, and not sent
+        terminal.send("\x03")
+        terminal.until(lambda text: text.count("Ctrl-D or /exit leaves") == 2)
         terminal.send("/nothing\r")
         terminal.until("no command /nothing")
+        terminal.send("/set heat 1\r")
+        terminal.until("repetition_penalty")  # a line of the terminal ends between words
         terminal.send("/bye\r")
         assert terminal.end() == 0  # a person has seen what went wrong
         assert not COLOURS.search(terminal.raw)
@@ -145,10 +155,35 @@ def test_a_response_as_json(model: Path) -> None:
         ([], "the prompt is empty: give a question"),
         (["Hi", "--stream"], "--stream goes with --json"),
         (["Hi", "--json", "--markdown"], "leave out --json"),
+        (["Hi", "--temperature", "-1"], "temperature must be"),
+        (["Hi", "--raw", "--top-p", "2"], "top_p must be"),
+        (["Hi", "--max-tokens", "0"], "max_tokens must be"),
+        (["Hi", "--kv-memory", "lots"], "kv_memory must be a size such as 512MB"),
+        (["Hi", "--threads", "0"], "threads must be at least 1"),
+        (["Hi", "--device", "cuda"], "an NVIDIA card is vulkan or webgpu here"),
+        (["Hi", "--schema", "SCHEMA"], "the JSON schema cannot"),
     ],
 )
-def test_what_cannot_be_asked_for(arguments: list[str], message: str) -> None:
-    done = commands.nearfar("run", "no-model-is-needed", *arguments)
+def test_what_cannot_be_asked_for(arguments: list[str], message: str, tmp_path: Path) -> None:
+    """Said before a model is looked for, and so before it is downloaded, built or loaded."""
+    (tmp_path / "SCHEMA").write_text('{"type": "array", "uniqueItems": true}')
+    words = [str(tmp_path / word) if word == "SCHEMA" else word for word in arguments]
+    done = commands.nearfar("run", "no-model-is-needed", *words)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert message in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "message"),
+    [
+        ("chat", ["--temperature", "-1"], "temperature must be"),
+        ("chat", ["--kv-memory", "lots"], "kv_memory must be a size such as 512MB"),
+        ("serve", ["--kv-memory", "lots"], "kv_memory must be a size such as 512MB"),
+        ("serve", ["--threads", "0"], "threads must be at least 1"),
+    ],
+)
+def test_what_no_model_can_be_loaded_with(command: str, arguments: list[str], message: str) -> None:
+    done = commands.nearfar(command, "no-model-is-needed", *arguments)
     assert (done.returncode, done.stdout) == (1, "")
     assert message in " ".join(done.stderr.split())
 
@@ -166,7 +201,7 @@ def test_ctrl_c_is_130(model: Path, tmp_path: Path) -> None:
         terminal.until(lambda text: len(text.split()) > 10)
         terminal.send("\x03")
         assert terminal.end() == 128 + signal.SIGINT
-        assert terminal.raw.endswith(b"\r\n")
+        assert terminal.text.endswith("stopped")
 
 
 @pytest.mark.parametrize("command", ["run", "chat"])

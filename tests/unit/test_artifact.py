@@ -386,7 +386,7 @@ def test_what_was_verified_is_not_read_again_to_be_trusted(
     library = path / "kernels" / "f32" / "model.so"
     library.unlink()
     library.write_bytes(b"mo code")
-    with pytest.raises(ArtifactError, match="is native code"):
+    with pytest.raises(ArtifactError, match="holds native code"):
         check_trust(artifact, trust=False)
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
-from nearfar.cli import COMMANDS
+from nearfar import doctor
+from nearfar.cli import COMMANDS, app
+from nearfar.doctor import Finding
+from nearfar.errors import NearfarWarning
 from tests.support.commands import nearfar
 
 LIST = """
@@ -78,6 +84,8 @@ def test_a_command_of_a_group_says_what_it_lacks_and_its_neighbour_works() -> No
             2,
             "Invalid value for '--port': Input should be less than or equal to 65535",
         ),
+        (["keys", "keys.toml", "bad name!"], 1, "'bad name!' is no name for a key, as it stands in logs"),
+        (["route", "score"], 1, 'give one prompt, as in nearfar route score "Why is the sky blue?"'),
         (["keys", "no/such/folder/keys", "me"], 1, "keys.new: No such file or directory: check the path"),
     ],
 )
@@ -86,6 +94,31 @@ def test_what_is_wrong_is_a_sentence(arguments: list[str], code: int, said: str,
     told = " ".join(done.stderr.replace("│", " ").split())
     assert (done.returncode, said in told) == (code, True), told
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "command", [("build",), ("serve",), ("cache", "save"), ("route", "score")], ids=" ".join
+)
+def test_help_fits_a_narrow_terminal(command: tuple[str, ...]) -> None:
+    done = nearfar(*command, "--help", COLUMNS="80")
+    assert done.returncode == 0, done.stderr
+    lines = [line.rstrip() for line in done.stdout.splitlines()]
+    names = {word for line in lines if line.startswith("   -") for word in line.replace(",", " ").split()}
+    assert {"--help", *WHOLE.get(command[0], ())} <= names
+    texts = [line for line in lines if line.startswith("        ")]
+    assert max(map(len, lines)) <= 80
+    assert max(map(len, texts)) > 50  # they had 18 columns
+
+
+WHOLE = {
+    "serve": ("--upstream-continues", "--no-upstream-salts", "--tls-client-ca"),
+    "build": ("--output", "--kernel-figures", "--no-kernel-cache"),
+}
+
+
+def test_one_prompt_is_scored() -> None:
+    done = nearfar("route", "score", "What is the capital of France?")
+    assert (done.returncode, json.loads(done.stdout)) == (0, {"difficulty": 0.123439}), done.stderr
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
@@ -99,3 +132,94 @@ def test_a_full_disk_is_a_sentence(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("error: the output cannot be written, the disk is full: free some space")
     assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes of POSIX")
+@pytest.mark.parametrize("arguments", [("--help",), ("list", "--json")], ids=" ".join)
+def test_a_reader_that_has_seen_enough_is_no_error(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    """A pipe that nobody reads any more: rich and typer end with 1 there, Python's own end with 120."""
+    read, write = os.pipe()
+    os.close(read)
+    done = subprocess.run(
+        [sys.executable, "-m", "nearfar", *arguments],
+        stdout=write, stderr=subprocess.PIPE, text=True, timeout=120,
+        env={**os.environ, "NEARFAR_HOME": str(tmp_path)},
+    )  # fmt: skip
+    os.close(write)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def in_streams(
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    out: io.TextIOWrapper | None,
+    err: io.TextIOWrapper | None,
+) -> object:
+    """The exit code of a command whose output goes to these streams."""
+    monkeypatch.setattr(sys, "argv", ["nearfar", *arguments])
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    with pytest.raises(SystemExit) as end:
+        app()
+    return end.value.code
+
+
+def narrow() -> io.TextIOWrapper:
+    """A stream as Python opens one where the locale is not UTF-8."""
+    return io.TextIOWrapper(io.BytesIO(), encoding="latin-1", errors="strict", write_through=True)
+
+
+def written(stream: io.TextIOWrapper) -> bytes:
+    """What such a stream was given."""
+    assert isinstance(stream.buffer, io.BytesIO)
+    return stream.buffer.getvalue()
+
+
+def test_signs_that_the_locale_lacks_are_written_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Finding("devices", "h\u00f6me-\u4e2d", "missing", "nothing\u2026", "get it")
+    monkeypatch.setattr(doctor, "examine", lambda: iter([found]))
+    out, err = narrow(), narrow()
+    assert in_streams(monkeypatch, ["doctor"], out, err) == 1
+    told = written(out).decode("latin-1")
+    assert "          -> get it" in told
+    assert "h\u00f6me-?: nothing..." in told
+    out = narrow()
+    in_streams(monkeypatch, ["doctor", "--json"], out, err)
+    assert json.loads(written(out))["findings"][0]["told"] == "nothing\u2026"
+    assert written(err) == b""
+
+
+def test_a_warning_of_ours_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_streams(monkeypatch, ["--version"], narrow(), narrow())
+    told = warnings.formatwarning(NearfarWarning("cannot note it"), NearfarWarning, "trust.py", 32)
+    assert told == "note: cannot note it\n"
+    assert "trust.py:32" in warnings.formatwarning(UserWarning("hm"), UserWarning, "trust.py", 32)
+
+
+def test_without_stdout_a_command_does_what_it_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As after >&- in a shell: Python then has None for the stream."""
+    monkeypatch.setenv("NEARFAR_HOME", str(tmp_path))
+    for arguments in (["list"], ["list", "--json"], ["synth", "--list"]):
+        assert in_streams(monkeypatch, arguments, None, None) == 0
+    monkeypatch.setattr(sys, "stdin", None)
+    err = narrow()
+    assert in_streams(monkeypatch, ["run", "no-model"], None, err) == 1
+    assert b"the prompt is empty" in written(err)
+
+
+@pytest.mark.parametrize("place", ["file", "file/below"])
+@pytest.mark.parametrize("command", ["build", "cp", "synth"])
+def test_an_output_that_is_a_file_is_a_sentence(
+    command: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    arguments = {
+        "build": ("build", "no/such-model", "-o", tmp_path / place),
+        "cp": ("cp", "no-such-model", tmp_path / place),
+        "synth": ("synth", "ernie-4.5-0.3b", "-o", tmp_path / place),
+    }[command]
+    done = nearfar(*arguments, NEARFAR_HOME=str(tmp_path / "home"))
+    assert done.returncode == 1
+    assert f"{tmp_path / 'file'} is a file: choose a directory for the output" in " ".join(
+        done.stderr.split()
+    )

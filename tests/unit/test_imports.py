@@ -114,7 +114,7 @@ print(len(sys.modules))
     [
         ({"model_type": "mamba2"}, "model_type is 'mamba2'; nearfar can build: "),
         ({"model_type": "gemma3", "text_config": {"model_type": "mpt"}}, "text_config.model_type is 'mpt'"),
-        ({"architectures": ["GPT2LMHeadModel"]}, "model_type is None"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "config.json: has no model_type"),
     ],
 )
 def test_what_cannot_be_built_is_refused_by_its_config_alone(

@@ -14,6 +14,7 @@ import pytest
 from nearfar.build.program.compiled import Compiled
 from nearfar.build.program.fingerprint import fingerprint
 from nearfar.build.program.kept import FOLDER, KernelCache
+from nearfar.errors import NearfarWarning
 from nearfar.format.manifest import Kernel, Program, Requires
 from nearfar.targets.gpu.classes import CLASSES
 from nearfar.targets.quantized import Matrix
@@ -80,7 +81,8 @@ def test_what_was_used_longest_ago_is_given_up(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     cache = KernelCache(tmp_path / "file")
-    cache.put(KEYS[0], program("first"))
+    with pytest.warns(NearfarWarning, match="compiled kernels cannot be kept in .*file, so each build"):
+        cache.put(KEYS[0], program("first"))
     assert cache.get(KEYS[0]) is None
 
 

@@ -15,8 +15,9 @@ from nearfar.build.pipeline import BuildOptions, Timings, build
 from nearfar.build.program.compiled import Compiled
 from nearfar.build.source import Source, open_source
 from nearfar.errors import BuildError
-from nearfar.format.manifest import Program, Requires, Rope, Weights
+from nearfar.format.manifest import Kernel, Program, Requires, Rope, Weights
 from nearfar.targets import target_of
+from nearfar.targets.emit import EmitContext
 from nearfar.targets.kernels import Variant
 from nearfar.targets.mlx.target import MlxTarget, MlxWriter
 from nearfar.targets.planned import PlannedTarget
@@ -141,12 +142,20 @@ def test_a_matrix_that_no_offset_reaches_is_refused_before_anything_is_written(t
     target_of("cpu").check(dataclasses.replace(source, matrices={"per_layer": packed}), options)
 
 
-def test_it_is_told_how_many_programs_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def compiled(_target: PlannedTarget, _job: Any, variant: Variant, *_: Any) -> Compiled:
-        return Compiled(Program(variant.name, "float32", "float16", Requires(()), (), {}, {}), {})
+def test_it_is_told_how_many_kernels_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a program that nobody has come to yet, as many as the others have."""
+    made = iter((73, 71))
+
+    def compiled(
+        _target: PlannedTarget, _job: Any, variant: Variant, context: EmitContext, *_: Any
+    ) -> Compiled:
+        count = next(made)
+        context.told(30, count)
+        kernels = {str(index): Kernel() for index in range(count)}
+        return Compiled(Program(variant.name, "float32", "float16", Requires(()), (), kernels, {}), {})
 
     monkeypatch.setattr(PlannedTarget, "compiled", compiled)
     options = BuildOptions(str(SAMPLE), tmp_path, cpu=("x86_64-linux",), kernel_cache=False)
     told: list[tuple[int, int]] = []
     target_of("cpu").compile(open_source(options), options, lambda *count: told.append(count))
-    assert told == [(0, 2), (1, 2), (2, 2)]
+    assert told == [(0, 0), (30, 146), (73, 146), (103, 144), (144, 144)]

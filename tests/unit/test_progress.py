@@ -174,6 +174,17 @@ def test_a_build_and_bytes_in_a_pipe_say_how_far_they_are(
         until(lambda: saw("compiling and timing kernels …"))
 
 
+def test_bars_leave_room_for_what_ctrl_c_echoes() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=60, color_system=None)
+    with Bars(console) as bars:
+        bars.report("a stage of a build", 0, 0)
+        bars.report("a stage of a build", 3, 73)
+    drawn = re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", console.file.getvalue())  # type: ignore[attr-defined]
+    lines = re.split(r"[\r\n]+", drawn)
+    assert any(" 3/73" in line for line in lines)
+    assert max(map(len, lines)) == 57
+
+
 @pytest.mark.usefixtures("quick")
 def test_lines_may_go_to_a_log(caplog: pytest.LogCaptureFixture) -> None:
     console, text = terminal()

@@ -25,6 +25,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty store, and a checkpoint of each kind."""
     monkeypatch.setenv("NEARFAR_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(serving, "check_there", lambda repository: None)  # no network is needed
     for name, config in {
         "plain": {},
         "mlx": {"quantization": {}},
@@ -83,7 +84,7 @@ def test_without_torch_all_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_no_name_is_said_before_anything_is_loaded() -> None:
     for engine in ("auto", "torch"):
-        with pytest.raises(StoreError, match="smolm2 is no path here, no model of the store"):
+        with pytest.raises(StoreError, match="smolm2 is not a file or folder here, not in the store"):
             served("smolm2", engine, lambda name: BUILT)
 
 

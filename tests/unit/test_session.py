@@ -105,10 +105,35 @@ def test_a_refused_question_leaves_the_conversation_as_it_was(talk: Talk) -> Non
     talk.type("Hello")
     before = [*talk.session.messages]
     _, wrong = talk.type("x" * 200)
-    assert "fit the context" in wrong
+    assert "fits the context" in wrong
     assert "/reset" in wrong
     assert talk.session.messages == before
     assert talk.session.failed
+
+
+def test_an_answer_that_is_cut_says_why(talk: Talk) -> None:
+    assert "cut" not in talk.type("Hello")[1]  # a script has asked for so many
+    talk.session.stoppable = True
+    assert "cut after 4 tokens: /set max_tokens default" in talk.type("/retry")[1]
+    talk.session.params["max_tokens"] = None
+    talk.session.params["seed"] = 3
+    _, wrong = talk.type("Hello" * 3)
+    assert talk.session.last is not None
+    full = f"cut: the context of {talk.session.engine.context:,} tokens is full"
+    assert full in wrong
+    assert "/reset" in wrong
+    assert "/set context_policy truncate-oldest" in wrong
+    before = [*talk.session.messages]
+    _, wrong = talk.type("And then?")
+    assert "the conversation no longer fits the context" in wrong
+    assert "/set context_policy truncate-oldest" in wrong
+    assert "memory" not in wrong
+    assert talk.session.messages == before
+    talk.type("/set context_policy truncate-oldest")
+    talk.type("/set max_tokens 4")
+    assert "the oldest" in talk.type("And then?")[1]
+    talk.type("/reset")
+    assert "the question is too long" in talk.type("x" * 200)[1]
 
 
 def test_a_question_that_a_device_left_open(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +185,8 @@ def test_files_that_are_no_conversation(talk: Talk, tmp_path: Path) -> None:
 def test_system_prompts_start_afresh(talk: Talk) -> None:
     talk.type("Hello")
     assert "no system prompt" in talk.type("/system")[0]
-    talk.type('/system """Be brief.\nBe kind."""')
+    assert "the conversation starts afresh" in talk.type('/system """Be brief.\nBe kind."""')[1]
+    assert "afresh" not in talk.type('/system """Be brief.\nBe kind."""')[1]
     assert talk.session.conversation == [{"role": "system", "content": "Be brief.\nBe kind."}]
     assert "Be kind." in talk.type("/system")[0]
     talk.type("/reset")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nearfar.build.weights import shards
-from nearfar.build.weights.shards import ShardWriter
+from nearfar.build.weights.shards import ShardWriter, disk_error
 from nearfar.errors import BuildError
 
 
@@ -74,3 +74,9 @@ def test_unwritable(tmp_path: Path) -> None:
     (tmp_path / "weights").touch()
     with ShardWriter(tmp_path) as writer, pytest.raises(BuildError, match="cannot write"):
         writer.add("a", np.zeros(4))
+
+
+def test_a_file_that_cannot_be_written_is_named_once() -> None:
+    error = OSError(errno.EROFS, "Read-only file system")
+    told = "cannot write /store/models: Read-only file system: check permissions and the disk"
+    assert str(disk_error(error, Path("/store"), "/store/models", 1)) == told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -11,8 +12,11 @@ import pytest
 from nearfar.build.options import BuildOptions
 from nearfar.errors import StoreError
 from nearfar.store.entries import Store, Wanted
+from nearfar.store.known import KNOWN
 from nearfar.store.making import Runner, artifacts_at
 from nearfar.store.naming import Asked, wanted_of
+from tests.support.commands import nearfar
+from tests.support.paths import ROOT
 
 BROWSERS = ("webgpu", "wasm")
 
@@ -89,6 +93,53 @@ def test_codes_that_are_made_anew_are_a_model_of_their_own(tmp_path: Path) -> No
     better = wanted_of("tales-AWQ:q3-good", store, Asked(quality="best"))
     assert better == Wanted("tales-AWQ:q3-best", hub, None, "best", "q3")
     assert wanted_of("tales-AWQ:q3-good", store, Asked("q4")) == Wanted("tales-AWQ:q4", hub, "q4")
+
+
+def test_what_a_dead_build_left_is_seen_removed_and_swept(tmp_path: Path) -> None:
+    """As after kill -9: the folder has no entry, its lock is free, and half an artifact lies in it."""
+    home = tmp_path / "home"
+    store = Store(home / "cache" / "models")
+    for name in ("tales", "songs"):
+        wanted = Wanted(name, f"owner/{name}")
+        with store.locked(wanted, print), store.begun(wanted) as place:
+            (place / ".cpu.partial-1").mkdir()
+            (place / ".cpu.partial-1" / "weights").write_bytes(bytes(2000))
+    (store.root / ".songs.making").touch()
+    (store.root / "earlier-12345678" / ".mlx.partial-1").mkdir(parents=True)  # of a version without a record
+    (store.root / ".poems-1.gone-1").mkdir()
+    assert store.entries() == []
+    done = nearfar("list", NEARFAR_HOME=str(home))
+    lines = {line.split()[0]: line for line in done.stdout.splitlines()[1:]}
+    assert set(lines) == {"tales", "songs", "earlier-12345678"}
+    assert "unfinished" in lines["tales"]
+    assert "2.1 kB" in lines["tales"]
+    assert "nearfar rm NAME removes it" in done.stderr
+    listed = json.loads(nearfar("list", "--json", NEARFAR_HOME=str(home)).stdout)
+    assert [entry["finished"] for entry in listed] == [False] * 3
+    with store.locked(Wanted("songs", "owner/songs"), print):
+        assert "being made" in nearfar("list", NEARFAR_HOME=str(home)).stdout
+        refused = nearfar("rm", "songs", NEARFAR_HOME=str(home))
+        assert (refused.returncode, "another process makes songs now" in refused.stderr) == (1, True)
+        store.sweep()
+        assert [path.parent.name for path in store.root.glob("*/.*.partial-*")] == [
+            Wanted("songs", "owner/songs").folder
+        ]
+    assert nearfar("rm", "songs", "earlier-12345678", NEARFAR_HOME=str(home)).returncode == 0
+    assert sorted(path.name for path in store.root.glob("*")) == [Wanted("tales", "owner/tales").folder]
+    assert [path.name for path in store.root.glob(".*")] == []  # no lock, nothing removed
+
+
+def test_the_short_names_are_documented() -> None:
+    page = (ROOT / "docs" / "store.md").read_text()
+    rows = dict(re.findall(r"^\| `([\w.:-]+)` \| (\S+ \| \w+) \|$", page, re.MULTILINE))
+    assert rows == {name: f"{known.source} | {known.quant}" for name, known in KNOWN.items()}
+
+
+def test_a_build_that_fails_at_once_leaves_nothing(tmp_path: Path) -> None:
+    store, wanted = Store(tmp_path), Wanted("tales", "owner/tales")
+    with pytest.raises(StoreError), store.locked(wanted, print), store.begun(wanted):
+        raise StoreError("no such model")
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_the_folders_of_an_earlier_version_are_found() -> None:

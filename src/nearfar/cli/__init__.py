@@ -16,6 +16,7 @@ from rich.console import Console
 from typer.completion import completion_init  # type: ignore[attr-defined]  # there since typer 0.4
 
 from nearfar import __version__
+from nearfar.cli.streams import nobody_reads, prepare
 from nearfar.errors import NearfarError
 from nearfar.suggestions import suggested
 
@@ -46,6 +47,8 @@ COMMANDS = {
 }
 
 PROGRAM = "nearfar"
+CTRL_C = 130
+"""The exit code, as shells have it: 128 and the signal's number."""
 
 MACHINE = (
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT,
@@ -106,9 +109,11 @@ class LazyGroup(typer.core.TyperGroup):
             return self._unavailable(name, error)
         function: Callable[..., Any] | typer.Typer = getattr(module, name)
         if isinstance(function, typer.Typer):  # a group of commands
+            for registered in function.registered_commands:
+                registered.cls = command_class()
             return typer.main.get_command(function)
         app = typer.Typer(add_completion=False, rich_markup_mode="markdown")
-        app.command(name=name, help=function.__doc__ or self.table[name])(function)
+        app.command(name=name, cls=command_class(), help=function.__doc__ or self.table[name])(function)
         return typer.main.get_command(app)
 
     @staticmethod
@@ -136,6 +141,13 @@ class LazyGroup(typer.core.TyperGroup):
         return typer.main.get_command(app)
 
 
+def command_class() -> type[typer.core.TyperCommand]:
+    """What commands are; imported with the first, as it brings what renders markdown."""
+    from nearfar.cli.help import Command
+
+    return Command
+
+
 typer_app = typer.Typer(
     cls=LazyGroup,
     help="One checkpoint in, one artifact per device out: language models on whatever device you have.",
@@ -154,10 +166,25 @@ def _main(version: bool = typer.Option(False, "--version", help="Show the versio
 
 
 def app() -> None:
-    """Entry point: errors meant for the user become one message and exit code 1; Ctrl-C is 130."""
+    """Entry point: errors meant for the user become one message and exit code 1; Ctrl-C is 130; a reader of
+    stdout that has seen enough is no error.
+    """
+    prepare()
     completion_init()
     try:
-        typer_app(prog_name=PROGRAM)
+        try:
+            typer_app(prog_name=PROGRAM)
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _enough()
+    except SystemExit as end:
+        if end.code == CTRL_C:  # typer has taken the exception
+            _stopped()
+        # typer and rich end with 1 while they handle it
+        if not isinstance(end.__context__, BrokenPipeError):
+            raise
+        _enough()
     except NearfarError as error:
         _fail(str(error))
     except OSError as error:
@@ -165,15 +192,24 @@ def app() -> None:
             raise
         _fail(_of_the_machine(error))
     except KeyboardInterrupt:
-        Console(stderr=True).print("stopped")
-        sys.exit(130)
+        _stopped()
+
+
+def _stopped() -> Never:
+    Console(stderr=True).print("stopped")
+    sys.exit(CTRL_C)
+
+
+def _enough() -> Never:
+    with contextlib.suppress(OSError, ValueError):
+        nobody_reads()
+    sys.exit(0)
 
 
 def _fail(message: str) -> Never:
     Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {_plain(message)}")
     with contextlib.suppress(OSError, ValueError):  # nothing more to where nothing can be written
-        output = sys.stdout.fileno()
-        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+        nobody_reads()
     sys.exit(1)
 
 

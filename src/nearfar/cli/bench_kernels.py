@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from nearfar.cli.bench_table import plot, view
+from nearfar.cli.models import Kept, kept
 from nearfar.cli.options import LOAD, DeviceName, KvBits, Precision, ProgramName, Threads, Trust
 from nearfar.cli.progress import waiting
 from nearfar.edge_runtime.artifact.options import LoadOptions
@@ -18,9 +19,6 @@ from nearfar.errors import RequestError
 
 DEFAULTS = ProfileOptions()
 
-ArtifactPath = Annotated[
-    Path, typer.Argument(help="An artifact, or the directory that `nearfar build` wrote: then see --device.")
-]
 Function = Annotated[
     str, typer.Option(help="The function whose plan is timed: step, greedy, sample or logprobs.")
 ]
@@ -44,7 +42,7 @@ PlotFile = Annotated[Path | None, typer.Option("--plot", help="Draw the table to
 
 
 def kernels(
-    artifact: ArtifactPath,
+    artifact: Kept,
     function: Function = DEFAULTS.function,
     rows: Rows = DEFAULTS.rows,
     context: Context = DEFAULTS.context,
@@ -73,11 +71,12 @@ def kernels(
     for path in (as_json, as_plot):
         if path is not None and not path.parent.is_dir():
             raise RequestError(f"{path.parent} is no folder", "json" if path is as_json else "plot")
+    folder = kept(artifact)
     with waiting("compiling and timing kernels"):
         load = LoadOptions(
             device=device, threads=threads, precision=precision, program=program, kv_bits=kv_bits, trust=trust
         )
-        made = profile(artifact, load, ProfileOptions(function, rows, context, rounds))
+        made = profile(folder, load, ProfileOptions(function, rows, context, rounds))
     Console().print(view(made))
     if as_json is not None:
         as_json.write_text(json.dumps(made.record(), indent=1) + "\n", encoding="utf-8")

@@ -15,6 +15,7 @@ from nearfar.build.first_look import first_look
 from nearfar.build.options import GROUP_SIZE, PACKED, QUANT, BuildOptions, Quality
 from nearfar.cli.progress import Bars, importing, telling
 from nearfar.errors import BuildError
+from nearfar.paths import check_place
 from nearfar.targets import target_names
 
 if TYPE_CHECKING:
@@ -206,6 +207,7 @@ def build(
             f"--export-function is for target mlx, and --target is {','.join(targets)}: add mlx or "
             "leave it out"
         )
+    check_place(out)
     first_look(checkpoint)
     with importing("the compiler"):
         from nearfar.edge_runtime.artifact.budget import parse_size
@@ -246,7 +248,10 @@ def build(
         parts = ", ".join(f"{part} ({count} tensors)" for part, count in skipped.items())
         console.print(f"left out: {parts}; only the text model is built", highlight=False)
     if _could_be_better(options, artifact.manifest.quantization):
-        console.print("these bits answer better with --quality good (nearfar build --help)", highlight=False)
+        console.print(
+            "For better answers at the same size, build with --quality good (docs/quality.md).",
+            highlight=False,
+        )
     console.print(f"next: nearfar inspect {made[0]}", highlight=False)
 
 

@@ -10,10 +10,10 @@ from typing import Annotated, Any, NotRequired, TypedDict
 import typer
 
 from nearfar.cli.messages import read_messages, read_text
+from nearfar.cli.models import Kept, kept
 from nearfar.cli.options import (
     DEFAULTS,
     LOAD,
-    ArtifactPath,
     DeviceName,
     KvBits,
     KvMemory,
@@ -58,7 +58,7 @@ class Source(TypedDict):
 
 @cache.command()
 def save(
-    artifact: ArtifactPath,
+    artifact: Kept,
     output: Annotated[Path, typer.Option("--output", "-o", help="The snapshot to write.")],
     system: Annotated[str | None, typer.Option(help="A system prompt.")] = None,
     file: Annotated[
@@ -79,7 +79,7 @@ def save(
     """Compute the beginning of a prompt and save its keys and values."""
     source = _source(system, file, messages, prompt, raw)
     with load_engine(
-        artifact, device=device, threads=threads, kv_memory=kv_memory, kv_bits=kv_bits, trust=trust
+        kept(artifact), device=device, threads=threads, kv_memory=kv_memory, kv_bits=kv_bits, trust=trust
     ) as engine:
         with bytes_bar(f"saving {output.name}") as progress:
             made = engine.save_cache(output, force=force, progress=progress, **source)
@@ -88,7 +88,7 @@ def save(
 
 @cache.command()
 def load(
-    artifact: ArtifactPath,
+    artifact: Kept,
     file: Annotated[Path, typer.Argument(help="The snapshot.")],
     prompt: Annotated[
         str | None, typer.Argument(help="What follows the snapshot's messages, or its text.")
@@ -111,7 +111,7 @@ def load(
     """
     params = sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
     with load_engine(
-        artifact, device=device, threads=threads, kv_memory=kv_memory, kv_bits=kv_bits, trust=trust
+        kept(artifact), device=device, threads=threads, kv_memory=kv_memory, kv_bits=kv_bits, trust=trust
     ) as engine:
         found = load_snapshot(engine, file)
         print(f"{file}: {_facts(found)}", file=sys.stderr)

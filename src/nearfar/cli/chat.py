@@ -33,6 +33,7 @@ from nearfar.cli.options import (
     TopK,
     TopP,
     Trust,
+    check_asked,
     load_engine,
     load_snapshot,
     sampling,
@@ -43,7 +44,7 @@ from nearfar.cli.session.input import Lines, Reader
 from nearfar.cli.session.session import Session
 from nearfar.edge_runtime.artifact.folders import data_folder
 from nearfar.edge_runtime.artifact.options import LoadKeywords
-from nearfar.edge_runtime.openai.parameters import ChatParams
+from nearfar.edge_runtime.openai.parameters import ChatParams, CommonParams
 from nearfar.errors import RequestError
 
 HISTORY = "chat-history"
@@ -96,6 +97,7 @@ def chat(
         "debug": debug,
         "trust": trust,
     }
+    check_asked(cast(CommonParams, params), False, options)
     with load_engine(artifacts_of(model, device), **options) as engine:
         if not engine.asynchronous.codec.has_template:
             raise RequestError("this model has no chat template; use nearfar run --raw")
@@ -104,8 +106,8 @@ def chat(
         session = Session(
             engine,
             cast(ChatParams, {**params, "context_policy": context_policy}),
-            Console(highlight=False, soft_wrap=True),
-            Console(stderr=True, highlight=False, soft_wrap=True),
+            _console(stderr=False),
+            _console(stderr=True),
             system,
             markdown,
             stats,
@@ -115,6 +117,13 @@ def chat(
             converse(session, reader(history))
     if session.failed and not session.stoppable:
         raise typer.Exit(1)
+
+
+def _console(stderr: bool) -> Console:
+    """One whose lines break between words on a terminal; what reads a pipe gets them whole."""
+    console = Console(stderr=stderr, highlight=False)
+    console.soft_wrap = not console.is_terminal
+    return console
 
 
 def person() -> bool:

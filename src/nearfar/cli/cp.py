@@ -12,6 +12,7 @@ from rich.console import Console
 from nearfar.build.output import output_directory
 from nearfar.cli.models import Name
 from nearfar.errors import StoreError
+from nearfar.paths import check_place
 from nearfar.room import lacking
 from nearfar.store.entries import Store
 
@@ -23,6 +24,7 @@ def cp(
     ],
 ) -> None:
     """Copy a model's artifacts out of the store: to serve them, to take them to another machine."""
+    check_place(out)
     entry = Store().require(name)
     if lack := lacking(out, entry.bytes):
         raise StoreError(f"copying {entry.wanted.name} {lack}: free some space, or choose another directory")

@@ -37,7 +37,13 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
         for finding in _told(console, examination.examine()):
             findings.append(finding)
         able = examination.able(findings)
-        console.print("Artifacts can be run here." if able else "No artifact can be run here: see above.")
+        if not able:
+            told = "No artifact can be run here: see above."
+        elif examination.keeps(findings):
+            told = "Artifacts can be run here."
+        else:
+            told = "Artifacts can be run here, but no models built and kept by their names: see above."
+        console.print(told)
     if not able:
         raise typer.Exit(1)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.table import Table
+
+from nearfar.cli.streams import nobody_reads
 
 _WIDE = 10_000
 
@@ -36,4 +37,4 @@ def while_read() -> Iterator[None]:
     try:
         yield
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python flushes at its end
+        nobody_reads()

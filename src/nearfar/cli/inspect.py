@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import sys
 from collections import Counter
@@ -18,6 +17,8 @@ from rich.table import Table
 from nearfar import strict_json
 from nearfar.cli.carried import carried_lines
 from nearfar.cli.launches import has_plans, launches, show_launches, why_no_launches
+from nearfar.cli.models import Kept, kept
+from nearfar.cli.streams import print_json
 from nearfar.edge_runtime.artifact.budget import kv_bytes
 from nearfar.edge_runtime.artifact.finder import find_artifacts
 from nearfar.edge_runtime.artifact.reader import Artifact
@@ -34,9 +35,7 @@ LIBRARIES = {"mlx": "MLX", "onnx": "ONNX Runtime"}
 
 
 def inspect(
-    artifact: Annotated[
-        Path, typer.Argument(help="An artifact, or the directory that `nearfar build` wrote.")
-    ],
+    artifact: Kept,
     kernels: Annotated[
         bool,
         typer.Option(
@@ -56,10 +55,10 @@ def inspect(
     """
     if program is not None and not kernels:
         raise RequestError("--program goes with --kernels", "program")
-    found = find_artifacts(artifact)
+    found = find_artifacts(kept(artifact))
     reports = _launches(found, program) if kernels else [describe(path) for path in found]
     if as_json:
-        print(json.dumps(reports if len(reports) > 1 else reports[0], indent=1, ensure_ascii=False))
+        print_json(reports if len(reports) > 1 else reports[0])
         return
     console = Console()
     for report in reports:

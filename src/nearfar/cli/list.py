@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated
 
 import typer
@@ -10,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from nearfar.cli.drawing import print_table
+from nearfar.cli.streams import print_json
 from nearfar.edge_runtime.artifact.budget import show_size
 from nearfar.store.entries import Entry, Store
 
@@ -19,9 +19,9 @@ def list(
 ) -> None:
     """List the models of the store, what was used last first."""
     store = Store()
-    entries = store.entries()
+    entries = [*store.entries(), *store.unfinished()]
     if as_json:
-        print(json.dumps([described(entry) for entry in entries], indent=1, ensure_ascii=False))
+        print_json([described(entry) for entry in entries])
         return
     if not entries:
         Console(stderr=True).print(f"no models in {store.root}: nearfar pull NAME gets one", highlight=False)
@@ -30,9 +30,17 @@ def list(
     table.columns[0].no_wrap = True  # to be copied from here
     for entry in entries:
         used = f"{entry.used.astimezone():%Y-%m-%d %H:%M}"
-        row = (", ".join(entry.targets), entry.scheme or "", show_size(entry.bytes), used)
+        made = ", ".join(entry.targets) if entry.finished else _state(store, entry)
+        row = (made, entry.scheme or "", show_size(entry.bytes), used)
         table.add_row(entry.wanted.name, *row, entry.wanted.source)
     print_table(table)
+    if any(not entry.finished for entry in entries):
+        told = "unfinished: the same command as before goes on with it, nearfar rm NAME removes it"
+        Console(stderr=True).print(told, highlight=False, soft_wrap=True)
+
+
+def _state(store: Store, entry: Entry) -> str:
+    return "being made" if store.is_held(entry) else "unfinished"
 
 
 def described(entry: Entry) -> dict[str, object]:
@@ -44,6 +52,7 @@ def described(entry: Entry) -> dict[str, object]:
         "requantize": entry.wanted.requantize,
         "quality": entry.wanted.quality,
         "quantization": entry.scheme,
+        "finished": entry.finished,
         "targets": [*entry.targets],
         "bytes": entry.bytes,
         "used": entry.used.isoformat(timespec="seconds"),

@@ -9,6 +9,9 @@ import typer
 from rich.console import Console
 
 from nearfar.cli.progress import bytes_bar, telling
+from nearfar.edge_runtime.artifact.finder import holds_artifacts
+from nearfar.errors import StoreError
+from nearfar.hub import no_path
 from nearfar.store.entries import Store
 from nearfar.store.known import KNOWN
 from nearfar.store.making import Build, artifacts_at, for_device
@@ -39,6 +42,15 @@ Model = Annotated[
         autocompletion=named,
     ),
 ]
+Kept = Annotated[
+    str,
+    typer.Argument(
+        help="An artifact, or the directory that `nearfar build` wrote: then the best target of it; or a "
+        "name of the store (`nearfar list`).",
+        show_default=False,
+        autocompletion=there,
+    ),
+]
 Name = Annotated[
     str,
     typer.Argument(help="Its name in the store (nearfar list).", show_default=False, autocompletion=there),
@@ -49,6 +61,20 @@ def artifacts_of(given: str, device: str) -> Path:
     """The artifacts that a name means, built for a device as --device names it where they are not there."""
     console = Console(stderr=True)
     return artifacts_at(given, for_device(device), building(console), telling(console), bytes_bar)
+
+
+def kept(given: str) -> Path:
+    """The artifacts of a path, or of a name of the store, which has to be there already: else StoreError."""
+    path, store = Path(given).expanduser(), Store()
+    if path.is_dir() and holds_artifacts(path):
+        return path
+    if (entry := store.find(given)) is not None:
+        return entry.folder
+    if path.exists():
+        return path  # what it is instead is told by who opens it
+    if (told := no_path(given)) is not None:
+        raise StoreError(told)
+    return store.require(given).folder
 
 
 def building(console: Console) -> Build:

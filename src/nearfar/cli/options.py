@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Unpack
+from typing import Annotated, Any, Literal, Unpack, cast
 
 import typer
 from rich.console import Console
@@ -18,22 +18,22 @@ from nearfar.edge_runtime import Engine, SamplingParams, Snapshot
 from nearfar.edge_runtime.artifact.options import LoadKeywords, LoadOptions
 from nearfar.edge_runtime.devices import AUTO, device_choices, device_names, kv_bits_choices
 from nearfar.edge_runtime.engine.requests import RequestStats
-from nearfar.edge_runtime.openai.parameters import ChatParams, CommonParams
+from nearfar.edge_runtime.grammars.schema import narrowed
+from nearfar.edge_runtime.openai.parameters import (
+    ChatParams,
+    CommonParams,
+    CompletionParams,
+    asked_grammar,
+    chat_sampling,
+    completion_sampling,
+)
 from nearfar.errors import RequestError
-from nearfar.store.entries import Store
 from nearfar.strict_json import loads
 
 DEFAULTS = SamplingParams()
 LOAD = LoadOptions()
 MODELS = "Default: the model's (nearfar inspect shows it), else "
 
-ArtifactPath = Annotated[
-    Path,
-    typer.Argument(
-        help="An artifact, or the directory that `nearfar build` wrote: then the best target of it; or a "
-        "name of the store (nearfar list)."
-    ),
-]
 MaxTokens = Annotated[
     int | None,
     typer.Option("--max-tokens", help="Longest answer, in tokens. Default: until the context is full."),
@@ -164,6 +164,20 @@ def sampling(
     )
 
 
+def check_asked(params: CommonParams, raw: bool, load: LoadKeywords) -> None:
+    """RequestError for what no model can be asked for or loaded with: said before one is downloaded, built or
+    loaded.
+    """
+    LoadOptions(**load)
+    if raw:
+        completion_sampling(cast(CompletionParams, params))
+    else:
+        chat_sampling(cast(ChatParams, params))
+    grammar = asked_grammar(params)
+    if grammar is not None and grammar.kind == "json_schema":
+        narrowed(loads(grammar.text), strict=True, param="response_format")
+
+
 def template_variables(given: Sequence[str] | None) -> ChatParams:
     """The parameter of `--template-var`; nothing where there is none."""
     variables: dict[str, Any] = {}
@@ -193,9 +207,7 @@ def response_format(json_object: bool, schema: Path | None) -> CommonParams:
 
 
 def load_engine(artifact: Path, **options: Unpack[LoadKeywords]) -> Engine:
-    """Load, and show what is waited for, then and later. What is no path may be a name of the store."""
-    if not artifact.exists() and (entry := Store().find(str(artifact))) is not None:
-        artifact = entry.folder
+    """Load, and show what is waited for, then and later."""
     shown = Shown(Console(stderr=True))
     try:
         return Engine.load(artifact, progress=shown, **options)

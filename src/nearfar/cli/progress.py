@@ -10,9 +10,10 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -23,10 +24,10 @@ from rich.progress import (
     TimeElapsedColumn,
     TransferSpeedColumn,
 )
-from rich.progress import Progress as Bar
+from rich.progress import Progress as RichBar
 
 from nearfar.edge_runtime.progress import Progress
-from nearfar.hub import watched
+from nearfar.hub import waits, watched
 from nearfar.hub_transfer import Fetched
 
 MOMENT = 0.3
@@ -51,6 +52,28 @@ def shows(console: Console) -> bool:
     forced = bool(os.environ.get("FORCE_COLOR")) and not console.file.isatty()
     plain = forced or os.environ.get("CI", "").lower() not in ("", "0", "false")
     return console.is_terminal and not console.is_dumb_terminal and not plain
+
+
+EDGE = 3
+"""Columns that bars leave free: the ^C that a terminal echoes would else begin a line below, and the bars
+would be drawn again under the old.
+"""
+
+
+class Bar(RichBar):
+    """Bars that do not reach the terminal's edge."""
+
+    def get_renderable(self) -> RenderableType:
+        """What is drawn."""
+        return _Narrow(super().get_renderable())
+
+
+@dataclass(frozen=True)
+class _Narrow:
+    drawn: RenderableType
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from console.render(self.drawn, options.update_width(max(1, options.max_width - EDGE)))
 
 
 class Pace:
@@ -190,7 +213,8 @@ class Bars:
         scale = 1_000_000 if total > 10_000_000 else 1
         label = f"{stage} (MB)" if scale > 1 else stage
         if self._bars is None:
-            self._lines.show(f"{label}, {done // scale:,} of {total // scale:,}", done, total)
+            count = f", {done // scale:,} of {total // scale:,}" if total else ""
+            self._lines.show(f"{label}{count}", done, total)
             return
         self._bar(label, label, done // scale, total // scale)
 
@@ -207,8 +231,8 @@ class Bars:
     def _bar(self, key: str, label: str, done: int, total: int) -> None:
         assert self._bars is not None
         if key not in self._tasks:
-            self._tasks[key] = self._bars.add_task(label, total=max(1, total))
-        self._bars.update(self._tasks[key], description=label, completed=done)
+            self._tasks[key] = self._bars.add_task(label, total=None)
+        self._bars.update(self._tasks[key], description=label, completed=done, total=total or None)
 
 
 @contextlib.contextmanager
@@ -217,6 +241,9 @@ def waiting(text: str) -> Iterator[None]:
     with Shown(Console(stderr=True)) as shown:
         shown.show(text)
         yield
+
+
+waits.set(waiting)  # every command that asks the hub imports this module
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from nearfar.edge_runtime.artifact.budget import show_size
+from nearfar.errors import StoreError
 from nearfar.store.entries import Store
 
 
@@ -18,7 +19,13 @@ def rm(
 ) -> None:
     """Remove models from the store. What was downloaded stays in the hub's own cache."""
     store = Store()
-    found = [store.require(name) for name in names]  # a name that is wrong removes nothing
+    unfinished = store.unfinished()
+    found = [
+        store.find(name) or store.find(name, unfinished) or store.require(name) for name in names
+    ]  # a name that is wrong removes nothing
+    for entry in found:
+        if store.is_held(entry):
+            raise StoreError(f"another process makes {entry.wanted.name} now: wait for it, or end it")
     for entry in found:
         size = store.remove(entry)
         Console(stderr=True).print(f"removed {entry.wanted.name}, {show_size(size)}", highlight=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,25 +18,38 @@ STANDARD = Path("-")
 
 
 def score(
+    prompt: Annotated[str | None, typer.Argument(help="One prompt, instead of --input.")] = None,
     source: Annotated[
-        Path, typer.Option("--input", "-i", help='A file of {"prompt": "…"} lines; `-` reads stdin.')
-    ],
+        Path | None, typer.Option("--input", "-i", help='A file of {"prompt": "…"} lines; `-` reads stdin.')
+    ] = None,
     output: Annotated[
         Path, typer.Option("--output", "-o", help="The file to write; `-` is stdout.")
     ] = STANDARD,
 ) -> None:
-    """Write how hard each English prompt looks: a `{"difficulty": 0..1}` line for each `{"prompt": "…"}`
-    line, in order.
+    """Write how hard English prompts look: a `{"difficulty": 0..1}` line for the prompt, or for each
+    `{"prompt": "…"}` line of a file, in order.
 
     0.7 means: harder than 70 % of the reference prompts. A client with difficulty="english" sends what
     reaches its policy's `difficulty_threshold` to the cloud; these figures say whether that suits your
     traffic. It knows English only, and only what a prompt looks like. Other keys of a line are ignored, empty
     lines skipped.
 
+        nearfar route score "Prove that 2 is prime."
+
         echo '{"prompt": "Prove that 2 is prime."}' | nearfar route score --input -
 
     Lines are scored as they come; what was written before an error stays.
     """
+    if (prompt is None) == (source is None):
+        raise RequestError(
+            'give one prompt, as in nearfar route score "Why is the sky blue?", or --input FILE (-: stdin)',
+            "prompt",
+        )
+    if prompt is not None:
+        with _opened(output, "wb") as sink:
+            sink.write(_line(prompt))
+        return
+    assert source is not None
     if (
         source != STANDARD
         and output != STANDARD
@@ -47,13 +59,13 @@ def score(
     ):
         raise RequestError(f"--output {output} is the input file: name another, or `-` for stdout", "output")
     with _opened(source, "rb") as lines, _opened(output, "wb") as sink:
-        try:
-            for prompt in _prompts(lines, "stdin" if source == STANDARD else str(source)):
-                sink.write(b'{"difficulty": %.6f}\n' % difficulty_of(prompt))
-                sink.flush()
-        except BrokenPipeError:  # `| head` has seen enough; Python must not try to flush again at exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            raise typer.Exit(1) from None
+        for each in _prompts(lines, "stdin" if source == STANDARD else str(source)):
+            sink.write(_line(each))
+            sink.flush()
+
+
+def _line(prompt: str) -> bytes:
+    return b'{"difficulty": %.6f}\n' % difficulty_of(prompt)
 
 
 @contextlib.contextmanager

@@ -37,6 +37,7 @@ from nearfar.cli.options import (
     TopK,
     TopP,
     Trust,
+    check_asked,
     load_engine,
     load_snapshot,
     report,
@@ -120,6 +121,7 @@ def run(
         "trust": trust,
         "ready": "decode",  # the prompt is known: it asks for fewer kernels than any prompt may
     }
+    check_asked(params, raw, options)
     with load_engine(artifacts_of(model, device), **options) as engine:
         if cache is not None:
             load_snapshot(engine, cache)

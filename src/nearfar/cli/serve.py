@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from inspect import cleandoc
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from nearfar.cli.models import artifacts_of, named
 from nearfar.cli.progress import Shown
+from nearfar.edge_runtime.artifact.options import LoadOptions
 from nearfar.edge_runtime.devices import device_choices, kv_bits_choices
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.local import TextOptions
@@ -268,6 +270,7 @@ def serve(
     )
     log = logging.getLogger("nearfar.serve")
     shown = Shown(Console(stderr=True), lambda text: log.info("waiting for the model: %s", text))
+    LoadOptions(threads=threads, kv_memory=kv_memory)
     check_access(options)  # this too before anything is built or fetched
     if chosen not in ("auto", "upstream"):
         check_program(chosen, engines)
@@ -275,4 +278,6 @@ def serve(
     run(tuple(found), options, shown)
 
 
-serve.__doc__ = f"{serve.__doc__}\n\nThe key for upstream servers is read from {KEY_VARIABLE}."
+serve.__doc__ = (
+    f"{cleandoc(serve.__doc__ or '')}\n\nThe key for upstream servers is read from {KEY_VARIABLE}."
+)

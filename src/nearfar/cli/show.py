@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +11,7 @@ from rich.table import Table
 from nearfar.cli.drawing import print_table
 from nearfar.cli.list import described
 from nearfar.cli.models import Name
+from nearfar.cli.streams import print_json
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.store.entries import Entry, Store
@@ -29,7 +29,7 @@ def show(
     codec = TextCodec.open(artifact)
     card = _card(entry, artifact, codec)
     if as_json:
-        print(json.dumps(card, indent=1, ensure_ascii=False))
+        print_json(card)
         return
     table = Table.grid(padding=(0, 2))
     for key, value in {**card, "sampling": artifact.manifest.sampling.told}.items():

@@ -1,7 +1,8 @@
 """What the store holds: a folder for each model, with an artifact for each target and `entry.json` beside.
 
-A folder without `entry.json` is one whose build has not ended; nobody sees it, and the next build of the same
-model takes it over.
+A folder without `entry.json` is one whose build or download has not ended: it is under way, or was cut. Its
+`begun.json` says what it is to be. Nobody runs it; the next build of the same model takes it over, and the
+next build of any model clears what is of no use in it.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from nearfar.edge_runtime.artifact.folders import cache_folder
 from nearfar.errors import ArtifactError, StoreError
 from nearfar.suggestions import suggested
 
-ENTRY = "entry.json"
-_GONE = ".gone"
+ENTRY, BEGUN = "entry.json", "begun.json"
+_GONE, _LOCK = ".gone", ".making"
 FIRST: Quality = "fast"
 """The quality of which neither names nor folders speak: all that there was, before there were others."""
 
@@ -58,12 +59,13 @@ class Wanted:
 @dataclass(frozen=True)
 class Entry:
     """A model that is there. `mark` tells whether a checkpoint of this machine is still the one that was
-    built; None for those of the hub.
+    built; None for those of the hub. `finished`: whether its build has ended.
     """
 
     folder: Path
     wanted: Wanted
     mark: str | None = None
+    finished: bool = True
 
     @property
     def targets(self) -> dict[str, Path]:
@@ -90,7 +92,8 @@ class Entry:
     @property
     def used(self) -> datetime:
         """When it was used last."""
-        return datetime.fromtimestamp((self.folder / ENTRY).stat().st_mtime, UTC)
+        file = self.folder / ENTRY if self.finished else self.folder
+        return datetime.fromtimestamp(file.stat().st_mtime, UTC)
 
     def touch(self) -> None:
         """Say that it is used now."""
@@ -109,11 +112,32 @@ class Store:
         found = [self._read(file) for file in self.root.glob(f"*/{ENTRY}")]
         return sorted((entry for entry in found if entry), key=lambda entry: entry.used, reverse=True)
 
-    def find(self, name: str) -> Entry | None:
+    def unfinished(self) -> list[Entry]:
+        """Those whose build or download has not ended; by their folders' names where no more is known."""
+        folders = [path for path in self.root.glob("[!.]*") if path.is_dir() and not (path / ENTRY).exists()]
+        named = [(path, self._read(path / BEGUN)) for path in sorted(folders)]
+        return [
+            Entry(path, read.wanted if read else Wanted(path.name, ""), finished=False)
+            for path, read in named
+        ]
+
+    def is_held(self, entry: Entry) -> bool:
+        """Whether a process makes it now."""
+        lock = self._lock(entry.folder.name)
+        if not Path(lock.lock_file).exists():
+            return False
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            return True
+        lock.release()
+        return False
+
+    def find(self, name: str, among: list[Entry] | None = None) -> Entry | None:
         """The entry of a name, or of a source; of several of a name, the one that was used last. A path may
         be said as `run` takes it: from here, or with ~.
         """
-        every = self.entries()
+        every = self.entries() if among is None else among
         sources = {name, str(Path(name).expanduser().resolve())}
         exact = (entry for entry in every if entry.wanted.name == name or entry.wanted.source in sources)
         alike = (entry for entry in every if entry.wanted.name.lower() == name.lower())
@@ -148,6 +172,7 @@ class Store:
         record = {**dataclasses.asdict(wanted), "mark": mark}
         aside.write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         aside.replace(folder / ENTRY)
+        (folder / BEGUN).unlink(missing_ok=True)
         return Entry(folder, wanted, mark)
 
     def remove(self, entry: Entry) -> int:
@@ -162,12 +187,48 @@ class Store:
         return size
 
     @contextmanager
+    def begun(self, wanted: Wanted) -> Iterator[Path]:
+        """The folder of what is made now. What a failure leaves there stays under its name; an empty folder
+        goes.
+        """
+        folder = self.root / wanted.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        record = {**dataclasses.asdict(wanted), "mark": None}
+        (folder / BEGUN).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        try:
+            yield folder
+        finally:
+            left = {path.name for path in folder.glob("*")} if folder.is_dir() else set()
+            if ENTRY in left:
+                (folder / BEGUN).unlink(missing_ok=True)
+            elif left == {BEGUN}:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Delete what processes that died have left and nobody goes on with: half-written artifacts, removed
+        models, locks. Downloads stay.
+        """
+        for gone in self.root.glob(f".*{_GONE}-*"):
+            shutil.rmtree(gone, ignore_errors=True)
+        partial = {path.parent.name for path in self.root.glob("*/.*.partial-*")}
+        locked = {path.name[1 : -len(_LOCK)] for path in self.root.glob(f".*{_LOCK}")}
+        for name in partial | locked:
+            lock = self._lock(name)
+            try:
+                lock.acquire(timeout=0)
+            except (Timeout, OSError):
+                continue
+            for path in (self.root / name).glob(".*.partial-*"):
+                shutil.rmtree(path, ignore_errors=True)
+            self._unlock(lock)
+
+    @contextmanager
     def locked(self, wanted: Wanted, tell: Callable[[str], None]) -> Iterator[bool]:
         """Hold what is made of this against other processes; gives whether another one had it first, which
         is told before it is waited for.
         """
         self.root.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(self.root / f".{wanted.folder}.making")
+        lock = self._lock(wanted.folder)
         waited = False
         try:
             lock.acquire(timeout=0)
@@ -178,7 +239,17 @@ class Store:
         try:
             yield waited
         finally:
-            lock.release()
+            self._unlock(lock)
+
+    def _lock(self, folder: str) -> FileLock:
+        return FileLock(self.root / f".{folder}{_LOCK}")
+
+    @staticmethod
+    def _unlock(lock: FileLock) -> None:
+        """Release it, and leave no file: who waits finds that gone, and makes another (filelock looks)."""
+        with suppress(OSError):
+            Path(lock.lock_file).unlink()
+        lock.release()
 
     def _read(self, file: Path) -> Entry | None:
         try:

@@ -22,6 +22,7 @@ from nearfar.edge_runtime.artifact.folders import HOME
 from nearfar.edge_runtime.artifact.reader import Artifact, Expected
 from nearfar.errors import ArtifactError, StoreError
 from nearfar.format.manifest import LISTING
+from nearfar.hub_reach import cause_of
 from nearfar.interruptible import Stopped, side_by_side
 from nearfar.room import lacking
 
@@ -125,7 +126,9 @@ def _manifest(address: str, targets: Sequence[str]) -> tuple[str, bytes]:
                 continue
             raise StoreError(f"{where}{MANIFEST}: the host answers {error.code} {error.reason}") from error
         except (OSError, HTTPException) as error:
-            raise StoreError(_unreached(where + MANIFEST, error)) from error
+            raise StoreError(
+                f"{_unreached(where + MANIFEST, error)}: check the address and the network"
+            ) from error
         if len(text) > MOST_MANIFEST:
             raise StoreError(f"{where}{MANIFEST} is longer than any manifest ({MOST_MANIFEST:,} bytes)")
         if not _is_listing(text):
@@ -198,7 +201,9 @@ class _Download:
             except (OSError, HTTPException) as error:
                 self._refuse(url, part, error)
                 if tries == TRIES:
-                    raise StoreError(_unreached(url, error)) from error
+                    raise StoreError(
+                        f"{_unreached(url, error)}: what has arrived is kept, the same command goes on there"
+                    ) from error
             if self._stop.wait(pause):
                 raise Stopped
             pause *= 2
@@ -269,7 +274,4 @@ def _open(url: str, start: int = 0) -> HTTPResponse:
 
 def _unreached(url: str, error: Exception) -> str:
     reason = error.reason if isinstance(error, URLError) else error
-    return (
-        f"{url} cannot be fetched ({reason or type(error).__name__}): check the address and the network; "
-        "what has arrived is kept, and the same command goes on there"
-    )
+    return f"{url} cannot be fetched ({cause_of(reason) if isinstance(reason, Exception) else reason})"

@@ -83,21 +83,23 @@ def made(store: Store, wanted: Wanted, runner: Runner, build: Build, tell: Tell,
     if found is not None and runner.runs(found):
         return found
     if fetched:
-        tell(f"{wanted.name} is not here yet: fetching it into the store, once")
+        tell(f"Fetching {wanted.name} (one time) …")
     else:
         first_look(wanted.source)
-        tell(f"{wanted.name} is not built yet: building it into the store, once")
+        tell(f"Building {wanted.name} (one time) …")
     with store.locked(wanted, tell) as waited:
         found = _fresh(store, wanted) if waited else found
         if found is None or not runner.runs(found):
             if found is None and (stale := store.of(wanted)) is not None:
                 store.remove(stale)
-            place = store.root / wanted.folder
-            if fetched:
-                with bar(wanted.name) as told:
-                    fetch(wanted.source, place, _best_first(runner), told)
-            else:
-                _build(build, wanted, place, runner.lacks(found))
+            store.sweep()
+            with store.begun(wanted) as place:
+                if fetched:
+                    with bar(wanted.name) as told:
+                        fetch(wanted.source, place, _best_first(runner), told)
+                else:
+                    _build(build, wanted, place, runner.lacks(found))
+                return store.keep(wanted, mark_of(wanted.source))
         return store.keep(wanted, mark_of(wanted.source))
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from nearfar.build.options import QUALITY, Quality
 from nearfar.edge_runtime.devices import device_names
 from nearfar.errors import StoreError
-from nearfar.hub import HUB_ID
+from nearfar.hub import HUB_ID, no_path
+from nearfar.paths import close_path
 from nearfar.store.entries import FIRST, Store, Wanted
 from nearfar.store.fetching import address_of, is_url, name_of
 from nearfar.store.known import KNOWN
@@ -64,18 +65,30 @@ def wanted_of(given: str, store: Store, asked: Asked = Asked()) -> Wanted:
         known = KNOWN[given.lower()]
         bits = known.quant if asked.bits == (None, None) else asked.quant
         return replace(asked.of(asked.called(given.lower(), "-"), known.source), quant=bits)
+    if (told := no_path(given)) is not None:
+        raise StoreError(told)
     if HUB_ID.fullmatch(given):
         return asked.of(asked.called(given.rpartition("/")[2], ":"), given)
     if there is not None and there.wanted.source != given:  # the same model, otherwise quantized
         if asked.bits == (None, None):
             asked = replace(asked, quant=there.wanted.quant, requantize=there.wanted.requantize)
         return wanted_of(there.wanted.source, store, asked)
-    meant = suggested(given.lower(), (*(entry.wanted.name for entry in store.entries()), *KNOWN))
     raise StoreError(
-        f"{given} is no path here, no model of the store (nearfar list), no hub id such as "
-        "HuggingFaceTB/SmolLM2-135M-Instruct, and no known name"
-        + (meant or f", of which there are {', '.join(KNOWN)}")
+        f"{given} is not a file or folder here, not in the store, and not a hub id{_meant(given, store)}"
     )
+
+
+def _meant(given: str, store: Store) -> str:
+    """The names that may be meant by one that is none, as the end of a sentence."""
+    names = [*(entry.wanted.name for entry in store.entries()), *KNOWN]
+    family = [name for name in names if name.partition(":")[0].lower() == given.lower()]
+    if len(family) > 1:  # all of its sizes
+        return f": did you mean {', '.join(family[:-1])} or {family[-1]}?"
+    if meant := suggested(given.lower(), names):
+        return meant
+    if path := close_path(given):
+        return f": did you mean the path {path}?"
+    return f" such as HuggingFaceTB/SmolLM2-135M-Instruct; short names are {', '.join(KNOWN)}"
 
 
 def _at(address: str, asked: Asked) -> Wanted:

@@ -13,7 +13,7 @@ from nearfar import strict_json
 from nearfar.build.first_look import check_writes_text
 from nearfar.edge_runtime.artifact.finder import MANIFEST, holds_artifacts
 from nearfar.errors import StoreError
-from nearfar.hub import HUB_ID
+from nearfar.hub import HUB_ID, check_there
 from nearfar.store.entries import Store
 from nearfar.store.fetching import address_of, is_url
 from nearfar.store.naming import wanted_of
@@ -50,7 +50,10 @@ def served(given: str, engine: str, artifacts: Callable[[str], Path]) -> str:
     store = Store()
     wanted = wanted_of(given, store)
     as_it_is = wanted.source == given and wanted.quant is None and store.of(wanted) is None
-    return given if as_it_is and _repository(given) and _torch_is_there() else str(artifacts(given))
+    if as_it_is and _repository(given) and _torch_is_there():
+        check_there(given)
+        return given
+    return str(artifacts(given))
 
 
 def _checkpoint(given: str) -> str:
@@ -71,6 +74,8 @@ def _checkpoint(given: str) -> str:
         )
     if Path(source).exists():  # one of the hub is looked at where it is downloaded
         check_writes_text(source)
+    else:
+        check_there(source)
     return source
 
 

@@ -79,6 +79,8 @@ def _system(session: Session, argument: str) -> None:
         session.tell(session.system or "no system prompt")
         return
     session.system = None if argument == DEFAULT else without_fences(argument)
+    if session.messages:
+        session.note("the conversation starts afresh")
     session.messages.clear()
 
 

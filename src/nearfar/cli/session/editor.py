@@ -10,6 +10,7 @@ from pathlib import Path
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
+from prompt_toolkit.filters import is_searching
 from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -36,7 +37,7 @@ class Editor:
             FormattedText([("class:prompt", "› ")]),
             multiline=True,
             prompt_continuation=FormattedText([("class:continuation", "… ")]),
-            placeholder=FormattedText([("class:placeholder", "a question, or /help")]),
+            placeholder=_placeholder,
             key_bindings=_keys(),
             history=_history(history),
             completer=_Words(),
@@ -53,10 +54,16 @@ class Editor:
             return None
 
 
+def _placeholder() -> FormattedText:
+    """What an empty line shows; while the history is searched, a match stands there."""
+    return FormattedText([] if is_searching() else [("class:placeholder", "a question, or /help")])
+
+
 def _keys() -> KeyBindings:
+    """What keys do in the line; in a search of the history they do what they do in any (Enter takes it)."""
     keys = KeyBindings()
 
-    @keys.add("enter")
+    @keys.add("enter", filter=~is_searching)
     def _(event: KeyPressEvent) -> None:
         buffer = event.current_buffer
         if buffer.document.char_before_cursor == "\\" and not buffer.document.text_after_cursor:
@@ -67,7 +74,7 @@ def _keys() -> KeyBindings:
         else:
             buffer.validate_and_handle()
 
-    @keys.add("escape", "enter")
+    @keys.add("escape", "enter", filter=~is_searching)
     def _(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 

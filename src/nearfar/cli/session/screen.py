@@ -84,6 +84,8 @@ class Answered:
     text: str = ""
     usage: Usage | None = None
     timings: list[RequestStats] | None = None
+    cut: bool = False
+    """Whether it ended because no more tokens were allowed, or fit."""
 
     def show(self, chunks: Iterable[ChatCompletionChunk], screen: Screen) -> None:
         """Write the chunks to a screen as they come."""
@@ -92,5 +94,6 @@ class Answered:
                 screen.think(choice.delta.reasoning_content or "")
                 screen.write(choice.delta.content or "")
                 self.text += choice.delta.content or ""
+                self.cut = self.cut or choice.finish_reason == "length"
             self.usage = chunk.usage or self.usage
             self.timings = chunk.timings or self.timings

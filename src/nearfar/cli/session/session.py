@@ -14,10 +14,14 @@ from nearfar.cli.session.screen import Answered, Screen, emit
 from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.engine.requests import RequestStats
 from nearfar.edge_runtime.openai.parameters import ChatParams
-from nearfar.errors import RequestError
+from nearfar.edge_runtime.openai.records import Usage
+from nearfar.errors import ContextError, RequestError
 from nearfar.format.sampling import SamplingDefaults
 
 Message = dict[str, Any]
+TRUNCATE = "truncate-oldest"
+WAYS = f"/reset starts afresh, and /set context_policy {TRUNCATE} lets it forget its oldest turns"
+"""What helps where a conversation fills the context."""
 
 
 @dataclass
@@ -60,9 +64,7 @@ class Session:
         before = [*self.messages]
         if self.unanswered:  # templates take turns: a device failed, or the conversation was saved so
             self.messages.pop()
-            self.errors.print(
-                "note: the question before this one has no answer, and is left out", style="dim"
-            )
+            self.note("the question before this one has no answer, and is left out")
         self.messages.append({"role": "user", "content": question})
         self.answer(before)
 
@@ -93,7 +95,7 @@ class Session:
             stopped = True
         except RequestError as error:
             self.messages = before
-            raise RequestError(f"{error} (/reset starts afresh)", error.param) from error
+            raise RequestError(self._refusal(error), error.param) from error
         if not is_terminal():
             emit("\n")  # between two answers
         self.messages.append({"role": "assistant", "content": made.text})
@@ -103,6 +105,10 @@ class Session:
     def tell(self, text: str) -> None:
         """Say something that is no answer."""
         self.console.print(text, markup=False)
+
+    def note(self, text: str) -> None:
+        """Say in passing what somebody may want to know."""
+        self.errors.print(f"note: {text}", style="dim", markup=False)
 
     def fail(self, error: Exception) -> None:
         """Say what could not be done, and remember that there was something."""
@@ -115,12 +121,31 @@ class Session:
             describe(self.last) if self.last else "no figures: no whole answer yet", style="dim"
         )
 
+    def _refusal(self, error: RequestError) -> str:
+        """What is said of a question that is refused; one that is too long for the context has its own words,
+        for nobody can shorten what was said before.
+        """
+        if not isinstance(error, ContextError):
+            return f"{error} (/reset starts afresh)"
+        if not self.messages or self.params.get("context_policy") == TRUNCATE:
+            return f"the question is too long for the context of {self.engine.context:,} tokens: shorten it"
+        return f"the conversation no longer fits the context of {self.engine.context:,} tokens: {WAYS}"
+
+    def _cut(self, usage: Usage | None) -> str | None:
+        """Why an answer stops in the middle. A script knows how many tokens it has asked for."""
+        if usage is not None and usage.total_tokens < self.engine.context:
+            how = "/set max_tokens default lets answers go on to their end"
+            return f"cut after {usage.completion_tokens} tokens: {how}" if self.stoppable else None
+        return f"cut: the context of {self.engine.context:,} tokens is full. {WAYS}"
+
     def _after(self, made: Answered, stopped: bool) -> None:
         """What is said below an answer."""
         if stopped:
             self.errors.print("stopped; /retry asks again", style="dim")
+        if made.cut and (told := self._cut(made.usage)):
+            self.note(told)
         if left_out := made.usage and made.usage.prompt_tokens_details.left_out_messages:
-            self.errors.print(f"note: the oldest {left_out} messages do not fit the context", style="dim")
+            self.note(f"the oldest {left_out} messages do not fit the context")
         if self.stats and made.timings:
             self.show_stats()
 

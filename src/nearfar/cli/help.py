@@ -1,0 +1,54 @@
+"""What `--help` prints of a command: each option on a line of its own, and below it what it does.
+
+Beside each other, as typer puts them, texts have 18 columns of a terminal of 80, and names are cut.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.padding import Padding
+from rich.text import Text
+
+ARGUMENTS, OPTIONS = "Arguments", "Options"
+WIDEST = 110
+"""Columns beyond which lines are hard to read."""
+
+
+class Command(typer.core.TyperCommand):
+    """A command with such a help."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print it."""
+        console = Console(highlight=False)
+        console.width = min(console.width, WIDEST)
+        console.print(Padding(Text(self.get_usage(ctx), style="bold"), (1, 1), expand=False))
+        if self.help:
+            console.print(Padding(Markdown(inspect.cleandoc(self.help)), (0, 1, 1, 1)))
+        for title, records in self._sections(ctx).items():
+            console.print(Text(f" {title}", style="bold"))
+            for names, text in records:
+                console.print(Padding(Text(names, style="cyan"), (0, 1, 0, 3), expand=False))
+                if text:
+                    console.print(Padding(Markdown(text), (0, 1, 0, 8)))
+            console.print()
+
+    def _sections(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:
+        """Names and texts of what it takes: arguments first, options without a heading of their own last."""
+        found: dict[str, list[tuple[str, str]]] = {ARGUMENTS: []}
+        rest: list[tuple[str, str]] = []
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx)
+            if record is None:
+                continue
+            if param.param_type_name == "argument":
+                found[ARGUMENTS].append(record)
+            elif panel := getattr(param, "rich_help_panel", None):
+                found.setdefault(panel, []).append(record)
+            else:
+                rest.append(record)
+        return {title: records for title, records in {**found, OPTIONS: rest}.items() if records}

@@ -1,0 +1,83 @@
+"""Whether the hub can be reached from here, found out before its client tries for half a minute.
+
+huggingface_hub 1.33 tries each request six times with pauses of up to 8 seconds, also where the host's name
+is not found: 31 seconds before the first word.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from nearfar.interruptible import Stopped, interruptible
+
+REMEMBERED = 60.0
+"""Seconds for which an answer holds: a command asks several times, a server may find its network again."""
+
+_known: dict[str, tuple[float, str | None]] = {}
+
+
+def host() -> str:
+    """The name of the hub's host, or of the mirror that HF_ENDPOINT names."""
+    from huggingface_hub import constants
+
+    return urlsplit(constants.ENDPOINT).netloc or constants.ENDPOINT
+
+
+def unreachable() -> str | None:
+    """Why the hub is not to be asked; None where it can be, or where only its client can find out.
+
+    A proxy may reach what this machine cannot: where one is set for the host, nothing is tried here.
+    """
+    from huggingface_hub import constants
+
+    if constants.HF_HUB_OFFLINE:
+        return "HF_HUB_OFFLINE is set"
+    parts = urlsplit(constants.ENDPOINT)
+    if not parts.hostname or _has_proxy(parts.scheme, parts.hostname):
+        return None
+    at = parts.hostname, parts.port or (80 if parts.scheme == "http" else 443)
+    asked, reason = _known.get(constants.ENDPOINT, (float("-inf"), None))
+    if time.monotonic() - asked > REMEMBERED:
+        reason = _trouble(at, constants.HF_HUB_ETAG_TIMEOUT)
+        _known[constants.ENDPOINT] = time.monotonic(), reason
+    return None if reason is None else f"{host()} cannot be reached from here ({reason})"
+
+
+def _has_proxy(scheme: str, name: str) -> bool:
+    """Whether a proxy is set for a host, in the environment or the system's settings."""
+    proxies = getproxies()
+    return any(proxies.get(kind) for kind in (scheme, "all")) and not proxy_bypass(name)
+
+
+def _trouble(at: tuple[str, int], patience: float) -> str | None:
+    """What keeps a connection from being made; None where it is made. A host that is silent is waited for as
+    long as the hub's client waits for one answer (HF_HUB_ETAG_TIMEOUT, 10 seconds): networks may be slow.
+    """
+    late = threading.Event()
+    timer = threading.Timer(patience, late.set)
+    timer.daemon = True
+    timer.start()
+    try:
+        interruptible(lambda: socket.create_connection(at, patience).close(), late)
+    except (Stopped, TimeoutError):
+        return f"no answer in {patience:g} s"
+    except OSError as error:
+        return cause_of(error)
+    finally:
+        timer.cancel()
+    return None
+
+
+def cause_of(error: Exception) -> str:
+    """Why a host cannot be reached, in words."""
+    if isinstance(error, socket.gaierror):
+        return "its name is not found"
+    if isinstance(error, ConnectionRefusedError):
+        return "the connection is refused"
+    if isinstance(error, TimeoutError):
+        return "no answer"
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
