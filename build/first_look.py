@@ -11,6 +11,7 @@ from typing import Any
 from nearfar import strict_json
 from nearfar.errors import CheckpointError
 from nearfar.hub import HUB_ID, check_there, no_path, text_of
+from nearfar.step.kinds import writes_no_text
 from nearfar.step.models import NESTED, check_known
 
 CONFIG = "config.json"
@@ -24,18 +25,29 @@ def first_look(source: str) -> None:
     """
     if (told := no_path(source)) is not None:
         raise CheckpointError(told)
-    config = _config(source)
+    config = check_writes_text(source)
     if config is None:
         return
     model_type = config.get("model_type")
     inner = config.get("text_config")
     try:
         if not isinstance(model_type, str) or model_type not in NESTED:
-            check_known(model_type)
+            check_known(config)
         elif isinstance(inner, Mapping):
-            check_known(inner.get("model_type") or NESTED[model_type], "text_config.")
+            named = inner.get("model_type") or NESTED[model_type]
+            check_known({**inner, "model_type": named}, "text_config.")
     except CheckpointError as error:
         raise CheckpointError(f"{source}: {error}") from error
+
+
+def check_writes_text(source: str) -> Mapping[str, Any] | None:
+    """The config of a checkpoint, here or on the hub, where there is one that can be read; CheckpointError
+    for that of a model that writes no text, which transformers would load with a head of random numbers.
+    """
+    config = _config(source)
+    if config is not None and (what := writes_no_text(config)):
+        raise CheckpointError(f"{source}: config.json: {what}")
+    return config
 
 
 def _config(source: str) -> Mapping[str, Any] | None:

@@ -103,7 +103,8 @@ def quantization(scheme: str, matrices: dict[str, Matrix], report: Report) -> Qu
         method += f"; {report.rounded:,} scales and biases rounded to float16"
     anew = sum(carried == "requantized" for carried in report.carried.values())
     if anew and report.method == KEPT:
-        method += f"; {anew:,} matrices requantized by {METHOD}"
+        how = ", ".join(f"{was} becomes {becomes}" for was, becomes in report.anew)
+        method += f"; {anew:,} matrices requantized by {METHOD}" + (f" ({how})" if how else "")
     return Quantization(scheme, method, stored)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -42,10 +42,12 @@ def build(
     options: BuildOptions,
     progress: Progress = lambda stage, done, total: None,
     timings: Timings | None = None,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> list[Path]:
     """Build all targets; gives their directories. Nothing appears in `out` unless its target is whole.
 
-    `timings` is told how long each phase took.
+    `timings` is told how long each phase took; `tell`, a line each, what of the weights is not carried over
+    to a target as the checkpoint has it.
     """
     timings = Timings() if timings is None else timings
     unknown = [target for target in options.targets if target not in target_names()]
@@ -70,8 +72,9 @@ def build(
         source = open_source(options)
         check_quality(options, source)
     targets = {name: target_of(name) for name in dict.fromkeys(options.targets)}
-    for target in targets.values():
-        target.check(source, options)
+    sources = _by_target(source, targets)
+    for name, target in targets.items():
+        target.check(sources[name], options)
     made_as = {products for target in targets.values() for products in target.products(options)}
     if lacking := [products for products in options.products or () if products not in made_as]:
         raise BuildError(
@@ -79,32 +82,35 @@ def build(
             f"of {', '.join(lacking)}: leave that out of --products, or add a target or class (nearfar build "
             "--help)"
         )
-    _check_room(source, targets, options)
+    _check_room(sources, options)
+    for line in _made_anew(sources):
+        tell(line)
     with ExitStack() as stack:
         roots = {name: stack.enter_context(output_directory(options.out / name)) for name in targets}
         with timings.phase("calibrate"):
             text = calibration_text(options, source)
             source, solved = refined(options, source, text, progress)
             source = with_rounding(options, source, text, solved, progress)
+            sources = _by_target(source, targets)
         stages = Stages(progress)
 
         def write(stop: threading.Event) -> tuple[dict[str, Weights], str]:
             with timings.phase("weights"):
-                return _write_weights(source, solved, targets, roots, options, stages.beside, stop)
+                return _write_weights(sources, solved, targets, roots, options, stages.beside, stop)
 
         programs = {}
         with meanwhile(write) as written:
             for name, target in targets.items():
-                tell = functools.partial(stages.report, f"compiling kernels for {name}")
+                tell_kernels = functools.partial(stages.report, f"compiling kernels for {name}")
                 with timings.phase("kernels"):
-                    programs[name] = target.compile(source, options, tell)
+                    programs[name] = target.compile(sources[name], options, tell_kernels)
                 timings.count(programs[name].kernels)
             weights, digest = written()
         for index, (name, target) in enumerate(targets.items()):
             progress(f"checking {name}", index, len(targets))
             with timings.phase("check"):
-                made = target.finish(source, roots[name], weights[name], programs[name], options)
-                _write_manifest(source, name, roots[name], weights[name], made, digest)
+                made = target.finish(sources[name], roots[name], weights[name], programs[name], options)
+                _write_manifest(sources[name], name, roots[name], weights[name], made, digest)
                 _check(roots[name])
         progress("artifacts built", len(targets), len(targets))
     paths = [options.out / name for name in targets]
@@ -113,21 +119,47 @@ def build(
     return paths
 
 
-def _check_room(source: Source, targets: Mapping[str, Target], options: BuildOptions) -> None:
+def _by_target(source: Source, targets: Mapping[str, Target]) -> dict[str, Source]:
+    """The source as each target stores it: the same object where that is the same."""
+    return {name: source.held_by(name, target.groups) for name, target in targets.items()}
+
+
+def _made_anew(sources: Mapping[str, Source]) -> Iterator[str]:
+    """A line for the targets that store the weights alike: what of them has not the checkpoint's codes."""
+    for names, source in _alike(sources):
+        parts = [
+            f"{was} becomes {becomes} ({count} {'tensor' if count == 1 else 'tensors'})"
+            for (was, becomes), count in source.report.anew.items()
+        ]
+        if parts:
+            kept = "; all else keeps its codes" if source.keeps else ""
+            yield f"weights for {', '.join(names)}: {', '.join(parts)}{kept}"
+
+
+def _alike(sources: Mapping[str, Source]) -> list[tuple[list[str], Source]]:
+    """The targets that store the weights alike, with how."""
+    found: dict[int, tuple[list[str], Source]] = {}
+    for name, source in sources.items():
+        found.setdefault(id(source), ([], source))[0].append(name)
+    return list(found.values())
+
+
+def _check_room(sources: Mapping[str, Source], options: BuildOptions) -> None:
     """BuildError before anything is computed where the disk has no room for the weights of all targets.
 
     What is to be replaced stays until its successor is whole. Kernels and tokenizers are small beside that.
     """
-    each = sum(source.bytes_of(param) for param in source.params)
-    if lack := lacking(options.out, each * len(targets)):
+    total = sum(source.bytes_of(param) for source in sources.values() for param in source.params)
+    if lack := lacking(options.out, total):
+        (name, *_) = {source.checkpoint.name for source in sources.values()}
         raise BuildError(
-            f"building {source.checkpoint.name} for {', '.join(targets)} {lack}: free some space, build for "
+            f"building {name} for {', '.join(sources)} {lack}: free some space, build for "
             "fewer targets or with fewer bits, or choose another output directory (NEARFAR_HOME: the store's)"
         )
 
 
 def _write_weights(
-    source: Source,
+    sources: Mapping[str, Source],
     solved: Solved | None,
     targets: Mapping[str, Target],
     roots: Mapping[str, Path],
@@ -135,10 +167,12 @@ def _write_weights(
     progress: Progress,
     stop: threading.Event,
 ) -> tuple[dict[str, Weights], str]:
-    """Stream the weights into all targets; each one's section of the manifest, and the checkpoint's
-    SHA-256. Stopped where `stop` is set.
+    """Stream the weights into all targets, once for those that store them alike; each one's section of the
+    manifest, and the checkpoint's SHA-256. Stopped where `stop` is set.
     """
-    total = sum(entry.bytes for entry in source.checkpoint.entries.values())
+    alike = _alike(sources)
+    source = alike[0][1]
+    total = len(alike) * sum(entry.bytes for entry in source.checkpoint.entries.values())
     quantizes = source.scheme.bits and not source.keeps and solved is None
     stage = "quantizing and packing weights" if quantizes else "packing weights"
     done = 0
@@ -150,18 +184,19 @@ def _write_weights(
         done += count
         progress(stage, done, total)
 
-    stream = WeightStream(
-        source.params, source.matrices, source.checkpoint, source.packed, source.keeps, source.report, solved
-    )
     # The checkpoint is hashed beside the stream that reads it, so that both find it in the system's cache.
     with ThreadPoolExecutor(1) as hasher, ExitStack() as stack:
         stack.callback(stop.set)
         digest = hasher.submit(source.checkpoint.sha256, stop)
         writers = {
-            name: stack.enter_context(target.writer(source, roots[name], options))
+            name: stack.enter_context(target.writer(sources[name], roots[name], options))
             for name, target in targets.items()
         }
-        stream.write(list(writers.values()), advance)
+        for names, each in alike:
+            stream = WeightStream(
+                each.params, each.matrices, each.checkpoint, each.packed, each.keeps, each.report, solved
+            )
+            stream.write([writers[name] for name in names], advance)
         return {name: writer.finish() for name, writer in writers.items()}, digest.result()
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +15,13 @@ from nearfar.build.embedding import gives_embeddings, longest_text
 from nearfar.build.options import GROUP_SIZE, QUALITIES, QUANT, BuildOptions, Quality
 from nearfar.build.unread import check_unread
 from nearfar.build.weights.checks import check_tensors
+from nearfar.build.weights.choice import choose_matrices
 from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.containers import open_checkpoint
 from nearfar.build.weights.packed import find_packed
-from nearfar.build.weights.packed.contract import Packed, Wanted
+from nearfar.build.weights.packed.contract import Packed, Wanted, finer, held_in
 from nearfar.build.weights.quantize import Scheme
-from nearfar.build.weights.stream import Report, choose_matrices
+from nearfar.build.weights.stream import Report
 from nearfar.edge_runtime.engine.sampling_params import defaults_of
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import ArtifactError, BuildError, CheckpointError
@@ -65,6 +66,23 @@ class Source:
         """Of a weight as targets store it."""
         return self.matrices[param.name].bytes if param.is_matrix else 4 * param.n
 
+    def held_by(self, target: str, groups: Collection[int]) -> Source:
+        """As a target stores it that has groups of these sizes alone: codes of the checkpoint in other groups
+        are made anew, in finer ones. BuildError where it was asked for others.
+        """
+        there = {matrix.group for matrix in self.matrices.values() if matrix.quantized}
+        if there <= set(groups):
+            return self
+        if not self.keeps:
+            raise BuildError(
+                f"target {target} has no kernels for groups of {min(there - set(groups))}: use --group-size "
+                f"{', '.join(map(str, groups))}, or build for this target apart"
+            )
+        chosen = choose_matrices(self.params, self.checkpoint, self.scheme, self.packed, self.keeps, groups)
+        report = replace(chosen.report, skipped=self.report.skipped, keys=self.report.keys)
+        scheme = held_in(self.scheme, groups) or finer(self.scheme, groups) or self.scheme
+        return replace(self, matrices=chosen.matrices, scheme=scheme, report=report, keeps=chosen.keeps)
+
 
 def open_source(options: BuildOptions) -> Source:
     """Open and check the checkpoint; CheckpointError or BuildError before any weight is read."""
@@ -91,9 +109,10 @@ def open_source(options: BuildOptions) -> Source:
     tied_copy = (r"(language_model\.)?lm_head\.(weight|scales|biases)",) if tied else ()
     unused = map(re.escape, (*reading.skipped, *model.unused, *harmless))
     check_tensors(checkpoint, expected, (*IGNORABLE, *tied_copy, *unused))
-    matrices, report = choose_matrices(params, checkpoint, scheme, packed, keeps)
+    chosen = choose_matrices(params, checkpoint, scheme, packed, keeps)
+    report = chosen.report
     report.skipped = dict(Counter(_part(name) for name in reading.skipped))
-    return Source(checkpoint, model, matrices, scheme, report, packed, keeps, answers, sampling)
+    return Source(checkpoint, model, chosen.matrices, scheme, report, packed, chosen.keeps, answers, sampling)
 
 
 def _part(tensor: str) -> str:

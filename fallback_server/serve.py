@@ -7,6 +7,7 @@ import logging
 import signal
 import socket
 import threading
+import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from nearfar.fallback_server.http.app import AppOptions, create_app
 from nearfar.fallback_server.http.calls import Service
 from nearfar.fallback_server.http.connections import protocol
 from nearfar.fallback_server.http.counts import OwnCounts
+from nearfar.fallback_server.http.ignoring import UnknownFields
 from nearfar.fallback_server.http.keys import KeyStore
 from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.fallback_server.http.logs import AuditLog, set_up
@@ -38,7 +40,7 @@ from nearfar.hosts import answered_hosts, is_local
 log = logging.getLogger(__name__)
 
 LOOK = 0.01
-"""Seconds between two looks at whether it listens."""
+"""Seconds between two looks at whether it listens, or is drained."""
 GRACE = 2.0
 """Seconds after the drain for streams to send their last event."""
 ENDING = (signal.SIGINT, signal.SIGTERM)
@@ -65,6 +67,7 @@ class ServeOptions:
     log_format: Literal["text", "json"] = "text"
     log_level: str = "info"
     limits: ServerLimits = field(default_factory=ServerLimits)
+    unknown_fields: UnknownFields = AppOptions.unknown_fields
     limits_store: str | None = field(default=None, repr=False)  # its address may have a password in it
     engines: EngineOptions = field(default_factory=EngineOptions)
     ray: RayOptions | None = None
@@ -128,10 +131,28 @@ class DrainingServer(uvicorn.Server):
             return
         service.draining = True
         log.info("draining %d requests, at most %g s", service.admission.requests, self._drain)
-        closing = asyncio.create_task(service.engine.close(self._drain))
-        await super().shutdown(sockets)
+        until = time.monotonic() + self._drain
         with suppress(NearfarError):
+            await self._drained(service, until)
+        left = max(until - time.monotonic(), 0.0)
+        self.config.timeout_graceful_shutdown = int(left + GRACE + 0.999)
+        await super().shutdown(sockets)
+
+    async def _drained(self, service: Service, until: float) -> None:
+        """Stop the engine when nothing is under way, or at once at a second Ctrl-C. It still listens: whoever
+        comes meanwhile is told that it drains, and so is a balancer that asks /ready.
+        """
+        closing = asyncio.create_task(service.engine.close(self._drain))
+        while not closing.done() and not self.force_exit:
+            await asyncio.sleep(LOOK)
+        if closing.done():
             await closing
+        else:
+            closing.cancel()
+            await asyncio.wait((closing,))
+            await service.engine.close()
+        while service.admission.requests and not self.force_exit and time.monotonic() < until:
+            await asyncio.sleep(LOOK)  # slow readers
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """See uvicorn. Ends the alarm of Ray's native handler, which aborts the process after 3 s (Abseil's
@@ -231,7 +252,16 @@ async def _run(
         if engine is None:
             return
         audit = AuditLog(options.audit, options.audit_text) if options.audit is not None else None
-        made = AppOptions(options.limits, keys, audit, options.cors, hosts, Tracer.from_environment(), counts)
+        made = AppOptions(
+            options.limits,
+            keys,
+            audit,
+            options.cors,
+            hosts,
+            Tracer.from_environment(),
+            counts,
+            options.unknown_fields,
+        )
         app = create_app(engine, made)
         async with app.router.lifespan_context(app):
             opening.tell(Progress("ready"))

@@ -5,6 +5,8 @@ wait.
 from __future__ import annotations
 
 import json
+import os
+import socket
 from collections.abc import Mapping
 
 from nearfar.errors import NearfarError, RequestError
@@ -90,7 +92,18 @@ def unreachable(where: str, error: Exception) -> str:
     """What is said of a server that no connection comes about with."""
     if "WRONG_VERSION_NUMBER" in str(error):  # OpenSSL's name for an answer that is no TLS
         return f"{where} speaks no TLS: is it http:// and not https://?"
-    return f"{where} cannot be reached: {type(error).__name__}: {error}"
+    return f"{where} cannot be reached: {reason_of(error)}"
+
+
+def reason_of(error: BaseException) -> str:
+    """Why there is no connection: in the system's words, which the libraries in between leave out."""
+    at: BaseException | None = error
+    while at is not None:
+        if isinstance(at, OSError) and at.errno is not None:  # a gaierror's numbers are not errno's
+            said = at.strerror if isinstance(at, socket.gaierror) else os.strerror(at.errno)
+            return (said or "").lower() or type(at).__name__
+        at = at.__cause__ or at.__context__
+    return f"{type(error).__name__}: {error}"
 
 
 def _told(text: str) -> tuple[str, str | None]:

@@ -39,6 +39,7 @@ from nearfar.routing.types import (
     Decision,
     DeviceState,
     Mode,
+    PrivateBy,
     Request,
     Side,
 )
@@ -60,7 +61,9 @@ class States:
 
 @dataclass(frozen=True)
 class Plan:
-    """A request that has been decided. `would`: what would have been decided, in shadow mode."""
+    """A request that has been decided. `would`: what would have been decided, in shadow mode. `private_by`:
+    what made it private, the request itself or a text of an earlier one.
+    """
 
     id: str
     call: Call
@@ -70,6 +73,7 @@ class Plan:
     decision: Decision
     would: Decision | None
     ticket: Ticket | None
+    private_by: PrivateBy | None = None
 
 
 @dataclass(eq=False)
@@ -132,8 +136,10 @@ class Router:
     async def plan(self, asked: Asked) -> Plan:
         """Decide for a request and admit it. An error that names the reasons where nothing can take it."""
         messages, params, hints = asked.messages, asked.params, asked.hints
-        if hints.private or self._private.carries(messages, hints.conversation):
-            hints = replace(hints, private=True)
+        private_by: PrivateBy | None = "request" if hints.private else None
+        if private_by is None and self._private.carries(messages, hints.conversation):
+            private_by, hints = "earlier", replace(hints, private=True)
+        if private_by is not None:
             self._private.remember(messages, hints.conversation)
         call = call_of(messages, params, self.policy.default_max_tokens)
         mode = hints.mode or self.policy.mode
@@ -155,7 +161,8 @@ class Router:
             self._threshold.observe(difficulty)
         if self.policy.shadow is not None:
             would, decision = decision, self._preferring(self.policy.shadow, request, states)
-        plan = Plan(f"d-{secrets.token_hex(8)}", call, hints, request, states, decision, would, None)
+        name = f"d-{secrets.token_hex(8)}"
+        plan = Plan(name, call, hints, request, states, decision, would, None, private_by)
         if decision.route is None:
             error = _refusal(decision)
             self.record(plan, {"error": type(error).__name__})
@@ -231,6 +238,7 @@ class Router:
             "id": plan.id,
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             "request": asdict(plan.request),
+            "private_by": plan.private_by,
             "device": asdict(states.device),
             "cloud": asdict(states.cloud),
             "policy": {

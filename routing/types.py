@@ -13,6 +13,8 @@ from nearfar.remote.breaker import BreakerState as BreakerState
 Side = Literal["device", "cloud"]
 Mode = Literal["device_only", "prefer_device", "auto", "prefer_cloud", "cloud_only"]
 Unit = Literal["tokens", "money"]
+PrivateBy = Literal["request", "earlier"]
+"""What makes a request private: it says so, or it has a text of an earlier one that did."""
 Feature = Literal["tools", "json_schema", "json_object", "grammar", "images", "logprobs", "reasoning"]
 
 MODES: tuple[Mode, ...] = ("device_only", "prefer_device", "auto", "prefer_cloud", "cloud_only")

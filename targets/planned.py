@@ -25,6 +25,7 @@ from nearfar.build.program.compiled import Compiled
 from nearfar.build.program.fingerprint import fingerprint
 from nearfar.build.program.kept import KernelCache
 from nearfar.build.source import BuildOptions, Source
+from nearfar.build.weights.quantize import GROUPS
 from nearfar.build.weights.shards import SHARD_BYTES, ShardWriter
 from nearfar.build.weights.stream import Piece
 from nearfar.errors import BuildError
@@ -107,6 +108,8 @@ class PlannedTarget:
     """Rows that a step can have, where nothing else was asked for."""
     packed: bool = False
     """See Made.packed."""
+    groups: tuple[int, ...] = GROUPS
+    """See Target.groups."""
 
     def check(self, source: Source, options: BuildOptions) -> None:
         """Kernels say themselves what they cannot do, when they are made; offsets have 32 bits."""

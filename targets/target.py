@@ -67,6 +67,13 @@ class Target(Protocol):
     meanwhile; when both are done, finish.
     """
 
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """The sizes of groups of weights that it has kernels for, of those that there are. The source that it
+        is given has no others (Source.held_by).
+        """
+        ...
+
     def check(self, source: Source, options: BuildOptions) -> None:
         """Refuse what the target cannot do, before anything is written: BuildError."""
         ...

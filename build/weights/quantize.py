@@ -70,6 +70,11 @@ class Scheme:
         """The name of the command line and the manifest, such as q4, or none."""
         return f"q{self.bits}" if self.bits else "none"
 
+    @property
+    def label(self) -> str:
+        """For people, such as q4 in groups of 64."""
+        return f"{self.name} in groups of {self.group_size}" if self.bits else self.name
+
     def fits(self, k: int) -> bool:
         """Whether a matrix with k inputs can be quantized: whole groups, and whole words of codes."""
         return self.bits > 0 and k % self.group_size == 0 and k * self.bits % 32 == 0

@@ -7,7 +7,7 @@ interpreter's lock. Memory is that of a few slices, and of one parameter where a
 from __future__ import annotations
 
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from nearfar.build.weights.checks import check_finite
 from nearfar.build.weights.container import Checkpoint
-from nearfar.build.weights.packed.contract import Packed, joint
+from nearfar.build.weights.packed.contract import Packed
 from nearfar.build.weights.quantize import (
     LARGEST,
     METHOD,
@@ -99,68 +99,16 @@ class Report:
     """What became of each matrix that was quantized in the checkpoint: of its sources, the worst."""
     steps: dict[str, float] = field(default_factory=dict)
     """By how much of a step its weights changed at most, where its codes were carried and its offsets not."""
+    anew: Counter[tuple[str, str]] = field(default_factory=Counter)
+    """Of a checkpoint whose codes are kept, the tensors whose codes are not: what they were, what they
+    become, and how many.
+    """
     keys: str | None = None
     """The text by which keys of a cache of 4 bits are rounded."""
     skipped: dict[str, int] = field(default_factory=dict)
     """How many tensors were left out that belong to other parts of a model than its text, by how they
     begin.
     """
-
-
-def choose_matrices(
-    params: Sequence[Param],
-    checkpoint: Checkpoint,
-    scheme: Scheme,
-    packed: Packed | None = None,
-    keeps: Collection[str] = (),
-) -> tuple[dict[str, Matrix], Report]:
-    """How each matrix is stored: quantized where its width allows, else float16 (float32 if that is what
-    it came as). `keeps`: those of `packed` whose codes are carried over; where there are some, what is not
-    quantized in the checkpoint stays so.
-    """
-    matrices, report = {}, Report()
-    report.packed = packed.name if packed is not None else None
-    if keeps:
-        report.method = KEPT
-    for param in params:
-        if not param.is_matrix:
-            continue
-        stored = scheme
-        reason = _why_not_packed(param, packed) if packed is not None and keeps else None
-        if packed is not None and keeps and reason is None:
-            stored = joint(packed.tensors[name] or scheme for name in param.tensors)
-        reason = reason or _why_dense(param, stored)
-        if reason is None:
-            matrices[param.name] = Matrix(param.n, param.k, stored.bits, stored.group_size)
-            report.quantized.append(param.name)
-            continue
-        names = [name for name in param.tensors if name in checkpoint.entries]
-        wide = scheme.bits == 0 and any(checkpoint.entries[name].dtype == np.float32 for name in names)
-        matrices[param.name] = Matrix(param.n, param.k, 32 if wide else 16)
-        report.dense.append({"name": param.name, "reason": reason})
-    return matrices, report
-
-
-def _why_not_packed(param: Param, packed: Packed) -> str | None:
-    """Why a matrix of a quantized checkpoint is not quantized, None where it is."""
-    found = [name in packed.tensors for name in param.tensors]
-    if any(found) and not all(found):
-        alike = zip(param.tensors, found, strict=True)
-        names = ", ".join(f"{name} is {'' if quantized else 'not '}quantized" for name, quantized in alike)
-        raise CheckpointError(
-            f"matrices that are computed together must be stored alike, but {names}: build with --requantize "
-            "q4, which quantizes all of them anew"
-        )
-    return None if all(found) else "not quantized in the checkpoint"
-
-
-def _why_dense(param: Param, scheme: Scheme) -> str | None:
-    """Why a matrix is not quantized, None where it is."""
-    if not scheme.bits:
-        return "not asked for (--quant none)"
-    return (
-        None if scheme.fits(param.k) else f"width {param.k} is no multiple of group size {scheme.group_size}"
-    )
 
 
 @dataclass(frozen=True)

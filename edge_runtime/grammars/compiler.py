@@ -104,9 +104,9 @@ def tokenizer(codec: TextCodec, vocab_size: int, eos: Sequence[int]) -> Any:
 
     words = _Words(codec, vocab_size, eos)
     ends = list(eos) or [words.eos_token_id]
-    wrapped = llguidance.TokenizerWrapper(words)
-    words.greedy = llguidance.LLTokenizer(wrapped, n_vocab=vocab_size, eos_token=ends).greedy_tokenize
-    return llguidance.LLTokenizer(llguidance.TokenizerWrapper(words), n_vocab=vocab_size, eos_token=ends)
+    made = llguidance.LLTokenizer(llguidance.TokenizerWrapper(words), n_vocab=vocab_size, eos_token=ends)
+    words.greedy = made.greedy_tokenize
+    return made
 
 
 class _Words:

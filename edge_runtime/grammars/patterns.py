@@ -14,7 +14,7 @@ PLAIN = (codes.ANY, codes.NOT_LITERAL)
 
 
 def why_not(pattern: Any) -> str | None:
-    """Why a pattern cannot be kept to; None: it can.
+    """Why a pattern cannot be enforced; None: it can.
 
     xgrammar matches it with the whole string and passes over what looks around. Its characters are written as
     they are, so those that JSON escapes would end the string. The text of the pattern must mean the same to
@@ -74,7 +74,9 @@ def _first(reasons: Iterable[str | None]) -> str | None:
 def _node(code: Any, value: Any) -> str | None:
     if code is codes.LITERAL:
         return (
-            "a quote, a backslash or a control character in it cannot be kept to" if _escaped(value) else None
+            "a quote, a backslash or a control character in it cannot be enforced"
+            if _escaped(value)
+            else None
         )
     if code in PLAIN:
         return None
@@ -88,8 +90,8 @@ def _node(code: Any, value: Any) -> str | None:
     if code is codes.BRANCH:
         return _first(_sequence(branch) for branch in value[1])
     if code is codes.AT:
-        return "^ and $ are only kept to at its ends, \\b nowhere"
-    return f"{str(code).lower()} cannot be kept to"
+        return "^ and $ are only enforced at its ends, \\b nowhere"
+    return f"{str(code).lower()} cannot be enforced"
 
 
 def _class(items: Sequence[Any]) -> str | None:
@@ -99,7 +101,7 @@ def _class(items: Sequence[Any]) -> str | None:
     for code, value in items:
         low = value if code is codes.LITERAL else value[0] if code is codes.RANGE else 0x20
         if low < 0x20:
-            return "a control character in it cannot be kept to"
+            return "a control character in it cannot be enforced"
     return None
 
 

@@ -31,7 +31,7 @@ LARGEST = 2**63
 def narrowed(schema: Any, *, strict: bool, param: str) -> Schema:
     """The schema as a grammar can keep to it.
 
-    RequestError (with `param`) names a keyword that cannot be kept to and its place. Not `strict`: such
+    RequestError (with `param`) names a keyword that cannot be enforced and its place. Not `strict`: such
     keywords are left out, and the text need not follow them.
     """
     return _Narrowing(schema, strict, param).made()
@@ -55,10 +55,10 @@ class _Narrowing(TypedKeywords):
 
     def _error(self, place: str, what: str) -> RequestError:
         return RequestError(
-            f"{self._param}: the JSON schema cannot be kept to at {place}: {what}", self._param
+            f"{self._param}: the JSON schema cannot be enforced at {place}: {what}", self._param
         )
 
-    def _drop(self, place: str, keyword: str, why: str = "no grammar can keep to it") -> None:
+    def _drop(self, place: str, keyword: str, why: str = "no grammar can enforce it") -> None:
         """The keyword is refused, or left out."""
         if self._strict:
             raise self._error(place, f"{keyword!r}: {why}. Leave it out, and check the answer yourself")
@@ -94,7 +94,7 @@ class _Narrowing(TypedKeywords):
 
     def _alone(self, rest: Schema, keyword: str, place: str) -> None:
         for other in rest:
-            self._drop(place, other, f"it cannot be kept to beside {keyword!r}")
+            self._drop(place, other, f"it cannot be enforced beside {keyword!r}")
 
     def _each(self, schemas: Any, place: str) -> Schema:
         if not isinstance(schemas, dict):

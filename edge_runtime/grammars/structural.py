@@ -60,7 +60,8 @@ class _Lark:
     def _json_schema(self, tag: Tag) -> str:
         strict, param = tag.get("strict", True), tag.get("param", "response_format")
         schema = spelled_out(narrowed(tag["json_schema"], strict=strict, param=param))
-        schema = {**schema, "x-guidance": {"whitespace_pattern": self._blanks(param)}}
+        blanks = self._blanks("response_format" if tag.get("spaced") else param)
+        schema = {**schema, "x-guidance": {"whitespace_pattern": blanks}}
         return self._define("%json " + json.dumps(schema), "r")
 
     def _any_text(self, _: Tag) -> str:

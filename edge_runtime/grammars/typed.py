@@ -21,7 +21,7 @@ class TypedKeywords(ABC):
     def _error(self, place: str, what: str) -> RequestError: ...
 
     @abstractmethod
-    def _drop(self, place: str, keyword: str, why: str = "no grammar can keep to it") -> None:
+    def _drop(self, place: str, keyword: str, why: str = "no grammar can enforce it") -> None:
         """The keyword is refused, or left out."""
 
     @abstractmethod
@@ -66,7 +66,7 @@ class TypedKeywords(ABC):
         if pattern is not None:
             why = why_not(pattern)
             if why is None and len(own) > 1:
-                why = "it cannot be kept to beside minLength or maxLength"
+                why = "it cannot be enforced beside minLength or maxLength"
             if why is not None:
                 self._drop(place, "pattern", why)
                 del own["pattern"]
@@ -126,7 +126,7 @@ class TypedKeywords(ABC):
             self._required(own, place)
         if own.get("minProperties", 0) > 1 and own.get("additionalProperties", False) is not False:
             # The same name twice would count as two.
-            self._drop(place, "minProperties", "beside additionalProperties it is only kept to up to 1")
+            self._drop(place, "minProperties", "beside additionalProperties it is only enforced up to 1")
             del own["minProperties"]
         return own
 
@@ -157,7 +157,7 @@ class TypedKeywords(ABC):
     def _property_names(self, own: Schema, place: str) -> None:
         names = own["propertyNames"]
         if "properties" in own or "patternProperties" in own:
-            self._drop(place, "propertyNames", "it cannot be kept to beside properties or patternProperties")
+            self._drop(place, "propertyNames", "it cannot be enforced beside properties or patternProperties")
             del own["propertyNames"]
         else:
             own["propertyNames"] = self._schema(names, f"{place}/propertyNames")
@@ -168,9 +168,9 @@ class TypedKeywords(ABC):
             raise self._error(place, "patternProperties must be an object of schemas")
         why = next((reason for pattern in patterns if (reason := why_not(pattern))), None)
         if why is None and len(patterns) > 1:
-            why = "only one pattern can be kept to"
+            why = "only one pattern can be enforced"
         if why is None and own.get("additionalProperties", False) is not False:
-            why = "it cannot be kept to beside additionalProperties"
+            why = "it cannot be enforced beside additionalProperties"
         if why is None and own.get("properties"):
             why = next((reason for pattern in patterns if (reason := slow(pattern))), None)
         if why is None and any(

@@ -93,9 +93,12 @@ class ChatCompletions:
         fitted = await fit_context(given, policy, (engine.context, sampling.max_tokens), encode, goes_on)
         opened, only = encode.reasoning_open, choice.required and bool(tools)
         grammar = answer_grammar(form, tools, choice, wanted, opened)
+        # A format that is wanted may look like a call.
+        loose = wanted is None and not only
 
         def reading() -> PartReader:
-            return PartReader(AnswerReader(form, may, reasoning_open=opened, calls_only=only))
+            reader = AnswerReader(form, may, reasoning_open=opened, calls_only=only, loose=loose)
+            return PartReader(reader)
 
         context = fitted.tokens if goes_on else ()
         response = await Response.start(engine, "chatcmpl", fitted, context, sampling, n, grammar, reading)

@@ -1,7 +1,8 @@
 """What an answer must match where tools are offered: the grammar of calls, as xgrammar's structural tag.
 
 Only forms that the browser's xgrammar has too, which takes no empty `const_string` and no empty `separator`.
-Its keys `strict` and `param` of a `json_schema` are for who compiles it (grammars.schema.narrowed).
+Its keys `strict` and `param` of a `json_schema` are for who compiles it (grammars.schema.narrowed); `spaced`:
+models break its lines, so it has as many blanks as a format that is wanted.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Literal
 
 from nearfar.edge_runtime.grammars.grammar import Grammar
 from nearfar.edge_runtime.grammars.schema import narrowed
+from nearfar.edge_runtime.tools.loose_grammar import TRIGGER, behind_name, escaped, no_call_of
 from nearfar.edge_runtime.tools.spelled import spelled_arguments
 from nearfar.edge_runtime.tools.tags import Tag, constant, either, in_order, repeated, tag
 from nearfar.errors import RequestError
@@ -129,10 +131,26 @@ def _text_with_calls(calls: CallFormat, tools: Seq[Tool], several: bool) -> Tag:
         return either(_calls_only(calls, tools, several), {"type": "regex", "pattern": _other_than(starts)})
     return {
         "type": "triggered_tags",
-        "triggers": [calls.begin],
-        "tags": _sections(calls, tools, several),
+        "triggers": [calls.begin, TRIGGER],
+        "tags": [*_sections(calls, tools, several), _loose(tools)],
         "stop_after_first": not (calls.repeats and several),
     }
+
+
+def _loose(tools: Seq[Tool]) -> Tag:
+    """Calls as objects of JSON without marks around them, however their lines are broken (loose.py)."""
+    calls = [_loose_call(tool["function"]) for tool in tools]
+    other = no_call_of([tool["function"]["name"] for tool in tools])
+    return tag(TRIGGER, either({"type": "regex", "pattern": other}, *calls), "")
+
+
+def _loose_call(function: Mapping[str, Any]) -> Tag:
+    schema, strict = function.get("parameters") or {"type": "object"}, function.get("strict") is True
+    return in_order(
+        {"type": "regex", "pattern": behind_name(function["name"])},
+        {**_json(schema, strict, "tools"), "spaced": True},
+        {"type": "regex", "pattern": r"[ \t\r\n]*\}"},
+    )
 
 
 def _calls_only(calls: CallFormat, tools: Seq[Tool], several: bool) -> Tag:
@@ -202,9 +220,5 @@ def _other_than(starts: Seq[str]) -> str:
         if any(begun.startswith(start) for start in starts):
             continue
         nexts = sorted({start[len(begun)] for start in starts if start.startswith(begun) and start != begun})
-        ways.append("".join(map(_literal, begun)) + rf"([^{''.join(map(_literal, nexts))}][\s\S]*)?")
+        ways.append(escaped(begun) + rf"([^{escaped(''.join(nexts))}][\s\S]*)?")
     return "|".join(ways)
-
-
-def _literal(char: str) -> str:
-    return "\\" + char if not char.isalnum() and char not in " \"'<>:;,_%&#@!~`=" else char

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from nearfar.edge_runtime.tools.calls import BLANKS, Call, begun_call, calls_in
+from nearfar.edge_runtime.tools.loose import Opening, Unsure, candidates, following, opening
 from nearfar.edge_runtime.tools.nesting import Nesting
 from nearfar.edge_runtime.tools.streaming import Head, head_in, streamed
 from nearfar.format.answers import AnswerFormat
@@ -38,16 +39,20 @@ class AnswerReader:
         *,
         reasoning_open: bool = False,
         calls_only: bool = False,
+        loose: bool = False,
     ) -> None:
         """`tools`: those that may be called; without any, calls are text. `reasoning_open`: the prompt has
         begun a section of reasoning. `calls_only`: text beside calls is none: what a cut left of their marks,
-        and blank lines.
+        and blank lines. `loose`: calls count that do not keep to the format, too (loose.py).
         """
         self._form, self._tools = form, tools
         self._calls = form.calls if tools else None
         self._only = calls_only
         self._names = frozenset(tool["function"]["name"] for tool in tools)
-        self._kind: Literal["text", "reasoning", "call", "arguments", "record"] = (
+        self._loose = loose and self._calls is not None
+        self._loosely: Opening | None = None  # of a call that does not keep to the format
+        self._fresh = True  # what is held begins a line
+        self._kind: Literal["text", "reasoning", "call", "arguments", "record", "behind"] = (
             "reasoning" if form.reasoning and reasoning_open else "text"
         )
         self._held = ""
@@ -66,6 +71,9 @@ class AnswerReader:
         """What was held back, for the text ends here; `cut`: not because the model ended it."""
         made = list(self._split(last=True))
         held, self._held = self._held, ""
+        if self._kind == "behind":  # what was left of a fence; or what was no call
+            self._kind = "text"
+            return [*made, *self._plain(held if "{" in held and not cut else "")]
         if self._kind != "call":
             return [*made, *self._plain(held)]
         unended = bool(self._calls and self._calls.end and self._mark)
@@ -83,6 +91,11 @@ class AnswerReader:
                 yield from self._streamed()
                 if self._streaming:
                     return
+            if self._kind == "behind":
+                yield from self._behind()
+                if self._kind == "behind":
+                    return
+                continue
             if self._awaits_bare(last):
                 return
             marks = self._next_marks()
@@ -93,6 +106,14 @@ class AnswerReader:
                 self._after = "list" if head.listed else "call"
                 continue
             at, mark = _first(self._held, marks, last)
+            if self._kind == "text" and self._loose and (found := self._first_loose(at, last)) is not None:
+                start, begun = found
+                before, self._held = self._held[:start], self._held[start:]
+                yield from self._plain(before)
+                if isinstance(begun, Unsure):
+                    return
+                yield from self._begin_loose(begun)
+                continue
             if mark is None:
                 if self._kind != "call":
                     out, self._held = self._held[:at], self._held[at:]
@@ -122,8 +143,35 @@ class AnswerReader:
                 return
             if self._kind == "arguments":
                 yield Fragment("called")
-            around = self._kind == "arguments" and self._calls is not None and self._calls.named is None
-            self._kind, self._nesting = ("record" if around else "call"), Nesting(1)
+            is_object = self._loosely is not None or (self._calls is not None and self._calls.named is None)
+            behind: Literal["behind", "call"] = "call" if self._loosely is None else "behind"
+            self._kind = "record" if self._kind == "arguments" and is_object else behind
+            self._nesting = Nesting(1)
+
+    def _first_loose(self, until: int, last: bool) -> tuple[int, Opening | Unsure] | None:
+        """Where a call that does not keep to the format begins, or may, before the place `until`."""
+        for at in candidates(self._held, self._fresh):
+            if at > until:
+                break
+            found = opening(self._held[at:], self._names)
+            if found is not None and not (last and isinstance(found, Unsure)):
+                return at, found
+        return None
+
+    def _begin_loose(self, call: Opening) -> Iterator[Fragment]:
+        yield Fragment("call", call.name)
+        self._held = self._held[call.end :]
+        self._kind, self._nesting, self._loosely, self._start = "arguments", Nesting(), call, False
+
+    def _behind(self) -> Iterator[Fragment]:
+        """What is held behind such a call, as soon as it is certain."""
+        assert self._loosely is not None
+        found = following(self._held, self._names, self._loosely)
+        if isinstance(found, Opening):
+            yield from self._begin_loose(found)
+        elif isinstance(found, int):
+            self._held = self._held[found:]
+            self._kind, self._loosely, self._strip, self._fresh = "text", None, True, True
 
     def _head(self, marks: Seq[str]) -> Head | None:
         """Of a call with which what is held of a section begins, if it can go out as it comes."""
@@ -161,7 +209,7 @@ class AnswerReader:
 
     def _switch(self, mark: str) -> None:
         form, calls = self._form, self._calls
-        self._after = ""
+        self._after, self._fresh = "", True
         if self._kind == "reasoning" or (self._kind == "call" and calls and mark == calls.end):
             self._kind, self._strip = "text", True
         elif form.reasoning and mark == form.reasoning.begin:
@@ -176,6 +224,8 @@ class AnswerReader:
             yield Fragment("reasoning", text)
             return
         self._start = False
+        line = text.rpartition("\n")[2]
+        self._fresh = not line.strip(" \t") and (self._fresh or "\n" in text)
         if not self._only:
             yield Fragment("text", text)
 

@@ -11,7 +11,7 @@ from nearfar.errors import RequestError
 from nearfar.format.answers import Spelling
 
 KNOWN = frozenset({"type", "enum", "const", "properties", "required", "items", "pattern", "anyOf"})
-"""Keywords of a schema that values which are not JSON can be kept to."""
+"""Keywords of a schema that can be enforced in values which are not JSON."""
 ANNOTATIONS = frozenset({"title", "description", "default", "examples", "format", "additionalProperties"})
 
 
@@ -183,7 +183,7 @@ def _kind(value: Any) -> str:
 
 def _refusal(place: str, what: str) -> RequestError:
     return RequestError(
-        f"tools: this model writes arguments in a way that cannot be kept to {what} at {place}; "
-        "describe the parameter more simply",
+        f"tools: the schema at {place} cannot be enforced in the way that this model writes arguments: "
+        f"{what}; describe the parameter more simply",
         "tools",
     )

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from nearfar.remote.breaker import Breaker, BreakerOptions
-from nearfar.remote.errors import RefusedError, RemoteError
+from nearfar.remote.errors import RefusedError, RemoteError, reason_of
 from nearfar.remote.server import CHAT, COMPLETIONS, Listed, Server
 
 log = logging.getLogger(__name__)
@@ -25,8 +25,8 @@ Clock = Callable[[], float]
 
 @dataclass(eq=False)
 class Address:
-    """One server. `models`: as it listed them last. `heard` is when it was last known to work, on the
-    monotonic clock.
+    """One server. `models`: as it listed them last. `trouble`: why it lists none now. `heard` is when it was
+    last known to work, on the monotonic clock.
 
     Each path has a circuit of its own: a server without embeddings chats all the same.
     """
@@ -36,7 +36,7 @@ class Address:
     clock: Clock
     models: tuple[Listed, ...] = ()
     under_way: int = 0
-    down: bool = False
+    trouble: str = ""
     heard: float | None = None
     breakers: dict[str, Breaker] = field(default_factory=dict)
 
@@ -45,6 +45,15 @@ class Address:
         """Whether it may be asked for answers now: a path that nobody used has nothing against it."""
         used = [self.breakers[path] for path in (CHAT, COMPLETIONS) if path in self.breakers]
         return not used or any(breaker.allows(self.clock()) for breaker in used)
+
+    @property
+    def why(self) -> str:
+        """What is wrong with it, in a few words."""
+        if self.trouble:
+            return self.trouble
+        if not self.models:
+            return "it lists no model"
+        return "its last requests failed" if not self.answers else "nothing was heard of it lately"
 
     def breaker(self, path: str) -> Breaker:
         """The circuit of one path."""
@@ -61,10 +70,10 @@ class Address:
         try:
             found = await self.server.models(seconds)
         except (RemoteError, RefusedError) as error:
-            log.log(logging.DEBUG if self.down else logging.WARNING, "upstream: %s", error)
-            self.heard, self.down = None, True
+            log.log(logging.DEBUG if self.trouble else logging.WARNING, "upstream: %s", error)
+            self.heard, self.trouble = None, _briefly(error)
             return False
-        self.down = False
+        self.trouble = ""
         if found != self.models:
             log.info(
                 "upstream %s serves %s",
@@ -155,6 +164,19 @@ class AddressBook:
         while len(self._blocks) > REMEMBERED:
             self._blocks.popitem(last=False)
         return chosen
+
+
+def _briefly(error: RemoteError | RefusedError) -> str:
+    """What is wrong with a server that does not list its models; nothing of what came from there."""
+    if error.status is not None:
+        return f"status {error.status}"
+    if error.code == "connection" and error.__cause__ is not None:
+        return reason_of(error.__cause__)
+    return {
+        "timeout": "no answer in time",
+        "shape": "no list of models",
+        "cut": "the connection was cut",
+    }.get(error.code, "it failed")
 
 
 def _blocks(prompt: str) -> list[bytes]:

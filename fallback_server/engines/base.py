@@ -158,6 +158,17 @@ class Embeddings:
     tokens: int
 
 
+@dataclass(frozen=True)
+class Unready:
+    """Why an engine is not ready. `details` are for whoever runs the server: they name addresses."""
+
+    said: str
+    details: str = ""
+
+
+GENERATES_NOTHING = Unready("not ready: no token generated recently")
+
+
 class Engine(Protocol):
     """What answers requests. All methods are called on one event loop; none blocks it."""
 
@@ -189,6 +200,10 @@ class Engine(Protocol):
 
     async def ready(self) -> bool:
         """Whether a real token was generated lately, or is now, within seconds."""
+        ...
+
+    def unready(self) -> Unready:
+        """Why it was not ready when it was asked last."""
         ...
 
     async def close(self, drain: float = 0.0) -> None:

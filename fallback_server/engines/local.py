@@ -16,11 +16,13 @@ from nearfar.errors import RequestError
 from nearfar.fallback_server.backend import Backend, BackendStats, Sampling, TokenRequest
 from nearfar.fallback_server.engines.answers import Choice, Echo, LocalAnswers
 from nearfar.fallback_server.engines.base import (
+    GENERATES_NOTHING,
     Embeddings,
     EngineRequest,
     ModelInfo,
     Prepared,
     Prompt,
+    Unready,
 )
 from nearfar.fallback_server.sandbox import ChildPool, ChildSpec
 from nearfar.fallback_server.tenants import Shares
@@ -159,6 +161,10 @@ class LocalEngine:
         """Whether the backend generates."""
         return await self.backend.alive()
 
+    def unready(self) -> Unready:
+        """See Engine."""
+        return GENERATES_NOTHING
+
     async def close(self, drain: float = 0.0) -> None:
         """Stop the backend and the helper processes."""
         await self.backend.close(drain)
@@ -260,12 +266,15 @@ class LocalEngine:
         reader = None
         if request.chat:
             form = self._form if request.split_reasoning else replace(self._form, reasoning=None)
+            only = request.tool_choice.required and bool(request.tools)
             reader = PartReader(
                 AnswerReader(
                     form,
                     offered(request.tools, request.tool_choice),
                     reasoning_open=prepared.reasoning_open,
-                    calls_only=request.tool_choice.required and bool(request.tools),
+                    calls_only=only,
+                    # A format that is wanted may look like a call.
+                    loose=request.grammar is None and not only,
                 )
             )
         context = () if request.chat and not request.continue_last else prompt

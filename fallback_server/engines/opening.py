@@ -18,8 +18,9 @@ from nearfar.fallback_server.backend import GRAMMAR_SECONDS, Backend
 from nearfar.fallback_server.engines.base import Engine
 from nearfar.fallback_server.engines.local import LocalEngine, TextOptions
 from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
-from nearfar.fallback_server.torch_engine.options import require_system
+from nearfar.fallback_server.torch_engine.options import require_checkpoint, require_system
 from nearfar.format.answers import AnswerFormat
+from nearfar.format.manifest import Model
 from nearfar.hub import snapshot, watched
 
 Kind = Literal["auto", "torch", "artifact", "upstream"]
@@ -97,6 +98,7 @@ async def _download(repository: str, telling: Teller) -> None:
     stop = threading.Event()
     watched.set(lambda progress: telling("downloading", progress.all_done, progress.all_total))
     try:
+        require_checkpoint(await asyncio.to_thread(snapshot, repository, ("config.json",), stop))
         await asyncio.to_thread(snapshot, repository, CHECKPOINT_FILES, stop)
     finally:  # a server that is told to end does not wait for it
         stop.set()
@@ -111,6 +113,8 @@ class TextSource:
     directory: Path
     bos: int | None
     answers: AnswerFormat | None = None
+    model: Model | None = None
+    """Of an artifact's manifest."""
 
 
 def text_source(model: str, kind: Kind, options: EngineOptions) -> TextSource:
@@ -120,7 +124,8 @@ def text_source(model: str, kind: Kind, options: EngineOptions) -> TextSource:
 
         artifact, _ = choose(Path(model), options.device)
         directory = (artifact.path / (artifact.tokenizer_file("tokenizer.json") or "")).parent
-        return TextSource(directory, artifact.manifest.model.bos_token_id, artifact.manifest.answers)
+        facts = artifact.manifest.model
+        return TextSource(directory, facts.bos_token_id, artifact.manifest.answers, facts)
     path = _checkpoint(model)
     return TextSource(path, _bos(path))
 
@@ -152,21 +157,32 @@ async def _artifact(path: Path, options: EngineOptions, tell: Tell | None) -> Ba
     from nearfar.fallback_server.engines.artifact import ArtifactBackend
     from nearfar.fallback_server.grammars import GrammarService
 
-    edge = await AsyncEngine.load(
-        path,
-        progress=tell,
-        device=options.device,
-        threads=options.threads,
-        kv_memory=options.kv_memory,
-        kv_bits=options.kv_bits,
-        program=options.program,
-        trust=options.trust,
+    source = text_source(str(path), "artifact", options)
+    model = source.model
+    assert model is not None
+    # Beside the engine's load: the compiler and the vocabulary take longer than the weights of a small model.
+    grammars = GrammarService(
+        source.directory,
+        model.vocab_size,
+        tuple(model.eos_token_ids),
+        source.answers,
+        timeout=options.grammar_timeout,
     )
-    model = edge.manifest.model
-    directory = text_source(str(path), "artifact", options).directory
-    eos, answers = tuple(model.eos_token_ids), edge.manifest.answers
-    grammars = GrammarService(directory, model.vocab_size, eos, answers, timeout=options.grammar_timeout)
     grammars.start(here=True)
+    try:
+        edge = await AsyncEngine.load(
+            path,
+            progress=tell,
+            device=options.device,
+            threads=options.threads,
+            kv_memory=options.kv_memory,
+            kv_bits=options.kv_bits,
+            program=options.program,
+            trust=options.trust,
+        )
+    except BaseException:
+        await grammars.close()
+        raise
     return ArtifactBackend(edge.core, grammars, max_waiting=options.max_waiting)
 
 

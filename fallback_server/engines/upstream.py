@@ -13,10 +13,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import httpx
+
 from nearfar.errors import EngineError
 from nearfar.fallback_server.backend import BackendStats
 from nearfar.fallback_server.engines.addresses import AddressBook
-from nearfar.fallback_server.engines.base import Embeddings, EngineRequest, ModelInfo, Prepared, Prompt
+from nearfar.fallback_server.engines.base import (
+    Embeddings,
+    EngineRequest,
+    ModelInfo,
+    Prepared,
+    Prompt,
+    Unready,
+)
 from nearfar.fallback_server.engines.relay import Counts, Relay, Route, prompt_text, unavailable
 from nearfar.remote.breaker import BreakerOptions
 from nearfar.remote.errors import RemoteError
@@ -157,6 +166,15 @@ class UpstreamEngine:
             self._checking = asyncio.create_task(self._list())
         await asyncio.shield(self._checking)
         return self._seen_lately()
+
+    def unready(self) -> Unready:
+        """Which addresses do not answer, and why."""
+        found = ", ".join(
+            f"{httpx.URL(address.server.root).copy_with(userinfo=b'')} ({address.why})"
+            for address in self.book.addresses
+        )
+        lists = any(address.models for address in self.book.addresses)
+        return Unready("no upstream server answers" if lists else "no upstream server lists a model", found)
 
     async def close(self, drain: float = 0.0) -> None:
         """Wait at most `drain` seconds for requests under way, then stop."""

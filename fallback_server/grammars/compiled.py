@@ -78,11 +78,10 @@ def _with_narrowed(record: Any) -> Any:
     if record.get("type") != "json_schema":
         return {key: _with_narrowed(value) for key, value in record.items()}
     strict, param = record.get("strict", True), record.get("param", "response_format")
-    return {
-        "type": "json_schema",
-        "json_schema": narrowed(record["json_schema"], strict=strict, param=param),
-        "max_whitespace_cnt": CALL_BLANKS if param == "tools" else BLANKS,
-    }
+    # Of many blanks xgrammar stores a mask for each.
+    most = {} if record.get("spaced") else {"max_whitespace_cnt": CALL_BLANKS if param == "tools" else BLANKS}
+    schema = narrowed(record["json_schema"], strict=strict, param=param)
+    return {"type": "json_schema", "json_schema": schema, **most}
 
 
 class CompiledGrammars:

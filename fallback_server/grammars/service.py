@@ -106,11 +106,12 @@ class GrammarService:
             log.info(lack)
             return
         try:
-            await self._pool.warm(1)
-            if here:
-                await asyncio.to_thread(self._loaded.warm)
-        except (NearfarError, ImportError) as error:  # who asks for a grammar is told again
-            log.warning("grammars cannot be compiled: %s", error)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._pool.warm(1))
+                if here:
+                    group.create_task(asyncio.to_thread(self._loaded.warm))
+        except* (NearfarError, ImportError) as errors:  # who asks for a grammar is told again
+            log.warning("grammars cannot be compiled: %s", errors.exceptions[0])
 
     async def _compile(self, key: str, grammar: Grammar) -> str:
         answer = await self._pool.run({"kind": grammar.kind, "text": grammar.text})

@@ -21,6 +21,7 @@ from nearfar.fallback_server.http.calls import Call, Service, tenant_of
 from nearfar.fallback_server.http.counts import Counts
 from nearfar.fallback_server.http.embedding import EmbeddingShape, embedding
 from nearfar.fallback_server.http.errors import ApiError
+from nearfar.fallback_server.http.ignoring import HEADER, Ignored, Teller, UnknownFields, ignored
 from nearfar.fallback_server.http.keys import KeyStore
 from nearfar.fallback_server.http.limits import Admission, ServerLimits
 from nearfar.fallback_server.http.logs import AuditLog
@@ -37,7 +38,7 @@ READY_SECONDS = 7.0
 @dataclass(frozen=True)
 class AppOptions:
     """What an app needs beside its engine. `hosts`: the names that it answers for; none: all. `counts`:
-    its own, if not shared.
+    its own, if not shared. `unknown_fields`: of requests.
     """
 
     limits: ServerLimits = field(default_factory=ServerLimits)
@@ -47,12 +48,14 @@ class AppOptions:
     hosts: tuple[str, ...] = ()
     tracer: Tracer = field(default_factory=Tracer)
     counts: Counts | None = None
+    unknown_fields: UnknownFields = "refuse"
 
 
 class JsonRoute(APIRoute):
-    """A route whose body is read as strict JSON."""
+    """A route whose body is read as strict JSON. `teller`: logs what was ignored; None: nothing is."""
 
     max_depth = ServerLimits.json_depth
+    teller: Teller | None = None
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """See APIRoute."""
@@ -61,7 +64,18 @@ class JsonRoute(APIRoute):
         async def strict(request: Request) -> Response:
             made = convert.JsonRequest(request.scope, request.receive)
             made.max_depth = self.max_depth
-            return await handle(made)
+            if self.teller is None:
+                return await handle(made)
+            found = Ignored()
+            token = ignored.set(found)
+            try:
+                response = await handle(made)
+            finally:
+                ignored.reset(token)
+            if found.names:
+                response.headers[HEADER] = found.header
+                self.teller.tell(found, request.headers.get("user-agent", ""))
+            return response
 
         return strict
 
@@ -83,8 +97,8 @@ def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
     app = FastAPI(title="nearfar", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.state.service = service
     errors.install(app)
-    app.include_router(_api(service, options.limits))
-    app.include_router(_probes(service))
+    app.include_router(_api(service, options))
+    app.include_router(_probes(service, options.keys))
     app.include_router(admin.router(service, options.keys))
     app.add_middleware(Door, admission=service.admission, turned_away=service.turned_away)
     app.add_middleware(Authentication, keys=options.keys)
@@ -95,7 +109,7 @@ def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
             allow_origins=list(options.cors),
             allow_methods=["GET", "POST"],
             allow_headers=["authorization", "content-type", "x-request-id"],
-            expose_headers=["x-request-id", "retry-after"],
+            expose_headers=["x-request-id", "retry-after", HEADER],
         )
     if options.hosts:
         app.add_middleware(Hosts, allowed=options.hosts)
@@ -103,9 +117,11 @@ def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
     return app
 
 
-def _api(service: Service, limits: ServerLimits) -> APIRouter:
+def _api(service: Service, options: AppOptions) -> APIRouter:
     """OpenAI's endpoints."""
-    route = type("LimitedJsonRoute", (JsonRoute,), {"max_depth": limits.json_depth})
+    teller = Teller() if options.unknown_fields == "ignore" else None
+    settings = {"max_depth": options.limits.json_depth, "teller": teller}
+    route = type("LimitedJsonRoute", (JsonRoute,), settings)
     api = APIRouter(prefix="/v1", route_class=route)
     started = int(time.time())
 
@@ -140,8 +156,8 @@ def _api(service: Service, limits: ServerLimits) -> APIRouter:
     return api
 
 
-def _probes(service: Service) -> APIRouter:
-    """What balancers and Prometheus ask."""
+def _probes(service: Service, keys: KeyStore | None) -> APIRouter:
+    """What balancers and Prometheus ask. Where there are keys, only an admin's is told addresses."""
     router = APIRouter()
 
     @router.get("/health", response_model=None)
@@ -150,7 +166,7 @@ def _probes(service: Service) -> APIRouter:
         return {"status": "ok"}
 
     @router.get("/ready", response_model=None)
-    async def ready() -> Response:
+    async def ready(request: Request) -> Response:
         """The engine has generated a real token lately, or does now."""
         if service.draining:
             return JSONResponse({"status": "draining"}, 503)
@@ -159,9 +175,13 @@ def _probes(service: Service) -> APIRouter:
                 alive = await service.engine.ready()
         except TimeoutError:
             alive = False
-        return JSONResponse(
-            {"status": "ready" if alive else "the engine generates nothing"}, 200 if alive else 503
-        )
+        if alive:
+            return JSONResponse({"status": "ready"})
+        why = service.engine.unready()
+        admin = keys is None or keys.opens_admin(request.headers.get("authorization", ""))
+        hidden = "; the server's log says which and why, and so does /ready with an admin key"
+        details = f": {why.details}" if admin else hidden
+        return JSONResponse({"status": why.said + (details if why.details else "")}, 503)
 
     @router.get("/metrics", response_model=None)
     async def metrics() -> Response:

@@ -17,13 +17,13 @@ from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import EngineRequest, Prompt
 from nearfar.fallback_server.http.errors import ApiError
 from nearfar.fallback_server.http.fields import MAX_SCHEMA_BYTES
+from nearfar.fallback_server.http.forms import ResponseFormat
 from nearfar.fallback_server.http.schemas import (
     ChatRequest,
     Common,
     CompletionRequest,
     EmbeddingRequest,
     NamedTool,
-    ResponseFormat,
 )
 
 HINTS = ("reasoning_effort", "verbosity")

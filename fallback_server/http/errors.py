@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
@@ -15,6 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException as StarletteException
 
 from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
+from nearfar.fallback_server.http.words import IDLE, words_of
 from nearfar.suggestions import suggested
 
 log = logging.getLogger(__name__)
@@ -131,10 +131,11 @@ PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/model
 
 
 def _no_path(asked: str) -> str:
-    """What is said of a path that is none, with the one that may be meant."""
-    known = {path.removeprefix("/v1"): path for path in PATHS}
-    close = get_close_matches(asked.removeprefix("/v1"), known, 1)
-    return f"there is no {asked[:80]} here" + (f": is {known[close[0]]} meant?" if close else "")
+    """What is said of a path that is none: the one that may be meant, else those that there are."""
+    *others, last = PATHS
+    there = f": this server speaks {', '.join(others)} and {last}"
+    path = asked if asked.startswith("/v1/") else f"/v1{asked}"
+    return f"there is no {asked[:80]} here{suggested(path, PATHS) or there}"
 
 
 def _fields(request: Request) -> Iterable[str]:
@@ -155,21 +156,29 @@ def _validation(errors: Sequence[Mapping[str, Any]], fields: Iterable[str] = ())
     unknown = error["type"] == "extra_forbidden"
     # A field that there is not may be named like a type: it is the last part of its place.
     *within, last = error["loc"] or ("body",)
-    place = [str(part) for part in within if not _is_type_name(part)]
+    of_role = [at for at, part in enumerate(within) if part == "user" and isinstance(within[at - 1], int)]
+    place = [str(part) for at, part in enumerate(within) if not _is_type_name(part) and at not in of_role]
     place += [str(last)] if unknown or not _is_type_name(last) else []
-    message = str(error["msg"]).removeprefix("Value error, ")
     value = error.get("input")
-    value = value[:80] if isinstance(value, str) else value
-    shown = "" if isinstance(value, dict | list) or error["type"] == "missing" else f", not {value!a:.80}"
-    where = ".".join(place)
+    if error["type"].startswith("union_tag_"):  # of the field that says which member of a union it is
+        place.append(error["ctx"]["discriminator"].strip("'"))
+        value = error["ctx"].get("tag")
+    where, message = ".".join(place), words_of(error)
     if unknown:
         meant = suggested(where, fields) or "; leave it out"
         name = where if where and where.isprintable() else ascii(where)
-        return Problem(400, f"{name:.80} is no field of such a request{meant}", place[0], "invalid_request")
-    text = f"{where}: {message}{shown}" if where else message
+        return Problem(400, f"unknown field {name:.80}{meant}", place[0], "invalid_request")
+    text = f"{where}: {message}{_not(error['type'], value)}" if where else message
     # What concerns several fields has no place, but may name one of them.
     param = place[0] if place else error.get("ctx", {}).get("param")
     return Problem(400, text, param, "invalid_request")
+
+
+def _not(kind: str, value: Any) -> str:
+    """The end of a message: the value that was given, where showing it helps."""
+    if isinstance(value, dict | list) or kind in _WITHOUT_VALUE:
+        return ""
+    return f", not {(value[:80] if isinstance(value, str) else value)!a:.80}"
 
 
 def _is_type_name(part: str | int) -> bool:
@@ -177,4 +186,5 @@ def _is_type_name(part: str | int) -> bool:
     return isinstance(part, str) and (part in _TYPE_NAMES or "[" in part)
 
 
+_WITHOUT_VALUE = ("missing", "union_tag_not_found", IDLE)
 _TYPE_NAMES = {"body", "str", "int", "float", "bool", "system", "developer", "assistant", "tool", "NamedTool"}

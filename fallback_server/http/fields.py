@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import (
     BaseModel,
@@ -21,11 +21,17 @@ from pydantic import (
     GetJsonSchemaHandler,
     StringConstraints,
     Tag,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
     model_validator,
 )
-from pydantic_core import CoreSchema, core_schema
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from nearfar.edge_runtime.grammars import MAX_GRAMMAR_BYTES
+from nearfar.fallback_server.http.ignoring import ignored
+from nearfar.fallback_server.http.words import IDLE
 from nearfar.format.requests import MAX_STOPS
 
 MAX_STOP_CHARS = 512
@@ -41,19 +47,44 @@ UNKNOWN = 16
 
 
 class Strict(BaseModel):
-    """No unknown fields, no conversions, no NaN."""
+    """No unknown fields, no conversions, no NaN. `place`: where in a request such an object stands."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+    place: ClassVar[str] = ""
 
     @model_validator(mode="before")
     @classmethod
-    def _not_a_heap_of_fields(cls, data: Any) -> Any:
-        """Each unknown field is an error of its own: they are counted first."""
-        if isinstance(data, dict) and len(data) > len(cls.model_fields) + UNKNOWN:
+    def _known_fields(cls, data: Any) -> Any:
+        """Drops unknown fields where they are ignored. Where not, each is an error of its own: they are
+        counted first.
+        """
+        if not isinstance(data, dict):
+            return data
+        if (found := ignored.get()) is not None:
+            known = {field.alias or name for name, field in cls.model_fields.items()}
+            for name in data:
+                if name not in known:
+                    found.add(cls.place + name)
+            return {name: value for name, value in data.items() if name in known}
+        if len(data) > len(cls.model_fields) + UNKNOWN:
             raise ValueError(
                 f"{len(data):,} fields, of which at most {len(cls.model_fields)} can be known here"
             )
         return data
+
+
+def _or_ignored(value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+    try:
+        return handler(value)
+    except ValidationError:
+        if (found := ignored.get()) is None:
+            raise
+        found.add(str(info.field_name))
+        return None
+
+
+SILENT = WrapValidator(_or_ignored)
+"""Of a field that says nothing of the answer: a value of another type is ignored where unknown fields are."""
 
 
 def few(most: int) -> BeforeValidator:
@@ -69,9 +100,12 @@ def few(most: int) -> BeforeValidator:
 
 @dataclass(frozen=True, eq=False)  # for (1,) equals (True,)
 class Only:
-    """A field that is taken at values that ask for nothing, and null. Others are refused, not ignored."""
+    """A field that is taken at values that ask for nothing, and null. Others are refused, not ignored.
+    `instead`: what whoever gives one may do.
+    """
 
     values: tuple[Any, ...] = ()
+    instead: str = "leave the field out"
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         """See pydantic."""
@@ -86,8 +120,10 @@ class Only:
     def _check(self, value: Any) -> Any:
         if any(type(value) is type(known) and value == known for known in (None, *self.values)):
             return value
-        taken = " or ".join(json.dumps(known) for known in self.values) or "null"
-        raise ValueError(f"this server takes only {taken} here, which changes nothing; leave the field out")
+        taken = " or ".join(json.dumps(known) for known in self.values)
+        taken = f"{taken} here, which changes nothing" if taken else "null here"
+        said = {"taken": taken, "instead": self.instead}
+        raise PydanticCustomError(IDLE, "this server takes only {taken}; {instead}", said)
 
 
 def _kind(names: dict[type, str]) -> Callable[[Any], str | None]:

@@ -10,6 +10,7 @@ import hmac
 import json
 import logging
 import os
+import re
 import secrets
 import time
 import tomllib
@@ -23,6 +24,8 @@ from nearfar.fallback_server.tenants import MAX_PRIORITY, Limits, Tenant, digest
 log = logging.getLogger(__name__)
 
 PREFIX = "sha256:"
+NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,63}")
+"""Names that a new key may have: they stand in logs, and in commands that search these."""
 CHECK_SECONDS = 1.0
 """How often the file is looked at, at most."""
 
@@ -78,6 +81,16 @@ class KeyStore:
         self._checked = 0.0
         self.keys: tuple[Key, ...] = ()
         self.reload()
+
+    def bearer(self, authorization: str) -> Key | None:
+        """The key that a header Authorization brings."""
+        scheme, _, secret = authorization.partition(" ")
+        return self.find(secret.strip()) if scheme.lower() == "bearer" and secret else None
+
+    def opens_admin(self, authorization: str) -> bool:
+        """Whether that is an admin's."""
+        key = self.bearer(authorization)
+        return key is not None and key.admin
 
     def find(self, secret: str) -> Key | None:
         """The key with this secret. Takes as long for a wrong one, and whichever it is."""
@@ -172,6 +185,12 @@ def _key(record: Any, where: str) -> Key:
 
 def add_key(path: Path, key: Key) -> None:
     """Add a key to a file, made if need be and readable by its owner only. Other lines stay as they are."""
+    if not NAME.fullmatch(key.name):
+        raise RequestError(
+            f"{key.name!r:.80} is not a name for a key: take 1 to 64 letters, digits and . _ @ + -, "
+            "beginning with a letter, a digit or _",
+            "name",
+        )
     existing = read_keys(path) if path.exists() else ()
     if any(key.name == other.name for other in existing):
         raise RequestError(

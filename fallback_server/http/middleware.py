@@ -115,8 +115,7 @@ class Authentication:
                     403, "the admin endpoints need a server with keys (--keys)", None, "no_admin_key"
                 )
             return ANONYMOUS
-        scheme, _, secret = Headers(scope=scope).get("authorization", "").partition(" ")
-        key = self._keys.find(secret.strip()) if scheme.lower() == "bearer" and secret else None
+        key = self._keys.bearer(Headers(scope=scope).get("authorization", ""))
         if key is None:
             raise ApiError(
                 401,

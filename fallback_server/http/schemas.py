@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 from nearfar.fallback_server.http.fields import (
     MAX_PARTS,
     MAX_SCHEMA_BYTES,
+    SILENT,
     AnyJson,
     Bias,
     Inputs,
@@ -25,18 +26,18 @@ from nearfar.fallback_server.http.fields import (
     many,
     one_of,
 )
+from nearfar.fallback_server.http.forms import MAX_OPTIONS, ResponseFormat, StructuredOutputs
 from nearfar.fallback_server.tenants import MAX_PRIORITY
 from nearfar.format.requests import MAX_CHOICES, MAX_LISTED, MAX_STOPS, MAX_TOOLS, MAX_VARIABLES
 from nearfar.format.sizes import TOP_LOGPROBS
 
 MAX_MESSAGES = 2048
-MAX_OPTIONS = 1024
-"""Of a choice in structured_outputs."""
 
 
 class CacheControl(Strict):
     """Where a cache may begin, for servers that must be told; here prefixes are found without."""
 
+    place = "cache_control."
     type: str = Field(max_length=32)
     ttl: str | None = Field(None, max_length=32)
 
@@ -44,12 +45,13 @@ class CacheControl(Strict):
 class TextPart(Strict):
     """A part of a message's content."""
 
+    place = "messages.content."
     type: str
     text: str | None = None
     image_url: Any = None
     input_audio: Any = None
     file: Any = None
-    cache_control: CacheControl | None = None
+    cache_control: Annotated[CacheControl | None, SILENT] = None
 
     @model_validator(mode="after")
     def _text_only(self) -> TextPart:
@@ -69,6 +71,7 @@ Content = Annotated[
 class Function(Strict):
     """A function that a model called."""
 
+    place = "messages.tool_calls.function."
     name: Name
     arguments: str
 
@@ -76,6 +79,7 @@ class Function(Strict):
 class Call(Strict):
     """A call of an earlier answer."""
 
+    place = "messages.tool_calls."
     id: str = Field(max_length=128)
     type: Literal["function"] = "function"
     function: Function
@@ -85,6 +89,7 @@ class Call(Strict):
 class SystemMessage(Strict):
     """Instructions."""
 
+    place = "messages."
     role: Literal["system", "developer"]
     content: Content
     name: str | None = None
@@ -93,6 +98,7 @@ class SystemMessage(Strict):
 class UserMessage(Strict):
     """What the user says."""
 
+    place = "messages."
     role: Literal["user"]
     content: Content
     name: str | None = None
@@ -101,6 +107,7 @@ class UserMessage(Strict):
 class AssistantMessage(Strict):
     """An earlier answer, or the beginning of this one."""
 
+    place = "messages."
     role: Literal["assistant"]
     content: Content | None = None
     name: str | None = None
@@ -108,14 +115,15 @@ class AssistantMessage(Strict):
     tool_calls: Annotated[list[Call], many(MAX_TOOLS), few(MAX_TOOLS)] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    audio: None = None
-    function_call: None = None
-    annotations: Annotated[list[AnyJson], many(MAX_PARTS), few(MAX_PARTS)] | None = None
+    audio: Annotated[Any, Only()] = None
+    function_call: Annotated[Any, Only(instead="use tool_calls")] = None
+    annotations: Annotated[Annotated[list[AnyJson], many(MAX_PARTS), few(MAX_PARTS)] | None, SILENT] = None
 
 
 class ToolMessage(Strict):
     """What a call gave."""
 
+    place = "messages."
     role: Literal["tool"]
     content: Content
     tool_call_id: str = Field(max_length=128)
@@ -128,6 +136,7 @@ Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage
 class FunctionSpec(Strict):
     """A function that may be called; `parameters` is a JSON schema."""
 
+    place = "tools.function."
     name: Name
     description: str | None = None
     parameters: JsonObject | None = None
@@ -137,77 +146,31 @@ class FunctionSpec(Strict):
 class Tool(Strict):
     """A tool."""
 
+    place = "tools."
     type: Literal["function"]
     function: FunctionSpec
-    cache_control: CacheControl | None = None
+    cache_control: Annotated[CacheControl | None, SILENT] = None
 
 
 class NamedFunction(Strict):
     """The function that must be called."""
 
+    place = "tool_choice.function."
     name: Name
 
 
 class NamedTool(Strict):
     """A tool_choice that names a function."""
 
+    place = "tool_choice."
     type: Literal["function"]
     function: NamedFunction
-
-
-class JsonSchema(Strict):
-    """The schema of an answer."""
-
-    name: Name
-    schema_: JsonObject | None = Field(None, alias="schema")
-    description: str | None = None
-    strict: bool | None = None
-
-
-class ResponseFormat(Strict):
-    """What the answer must be. `regex` and `grammar` (EBNF) are ours."""
-
-    type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
-    json_schema: JsonSchema | None = None
-    regex: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
-    grammar: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
-
-    @model_validator(mode="after")
-    def _complete(self) -> ResponseFormat:
-        if self.type in ("json_schema", "regex", "grammar") and getattr(self, self.type) is None:
-            raise ValueError(f"type {self.type!r} needs the field {self.type!r}")
-        return self
-
-
-class StructuredOutputs(Strict):
-    """What the answer must be, as vLLM's clients say it: exactly one of these."""
-
-    json_: AnyJson = Field(None, alias="json")
-    json_object: bool | None = None
-    regex: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
-    choice: Annotated[list[str], many(MAX_OPTIONS, 1), few(MAX_OPTIONS)] | None = None
-    grammar: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
-    structural_tag: None = None
-    disable_fallback: bool | None = None
-    disable_any_whitespace: Annotated[Any, Only((False,))] = None
-    disable_additional_properties: Annotated[Any, Only((True,))] = None
-    whitespace_pattern: None = None
-
-    @model_validator(mode="after")
-    def _one(self) -> StructuredOutputs:
-        given = [self.json_, self.json_object or None, self.regex, self.choice, self.grammar]
-        if sum(one is not None for one in given) != 1:
-            raise ValueError(
-                "structured_outputs needs exactly one of json, json_object, regex, choice and grammar"
-            )
-        if self.json_ is not None and not isinstance(self.json_, str | dict):
-            raise ValueError("json must be a JSON schema, as an object or as text")
-        return self
 
 
 class StreamOptions(Strict):
     """Options of a stream. `continuous_usage_stats`: each chunk has the usage so far."""
 
+    place = "stream_options."
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: bool | None = None
@@ -240,15 +203,15 @@ class Common(Strict):
     min_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
     priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     cache_salt: str | None = Field(None, min_length=1, max_length=512)
-    user: str | None = Field(None, max_length=512)
+    user: Annotated[str | None, Field(max_length=512), SILENT] = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_json: AnyJson = None
     guided_regex: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
     guided_choice: Annotated[list[str], many(MAX_OPTIONS, 1), few(MAX_OPTIONS)] | None = None
     guided_grammar: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
-    guided_decoding_backend: None = None
-    guided_whitespace_pattern: None = None
+    guided_decoding_backend: Annotated[Any, Only(), SILENT] = None
+    guided_whitespace_pattern: Annotated[Any, Only()] = None
     use_beam_search: Annotated[Any, Only((False,))] = None
     length_penalty: Annotated[Any, Only((1, 1.0))] = None
     skip_special_tokens: Annotated[Any, Only((True,))] = None
@@ -258,9 +221,9 @@ class Common(Strict):
     return_token_ids: Annotated[Any, Only((False,))] = None
     return_tokens_as_token_ids: Annotated[Any, Only((False,))] = None
     bad_words: Annotated[Any, Only(([],))] = None
-    allowed_token_ids: None = None
-    prompt_logprobs: None = None
-    truncate_prompt_tokens: None = None
+    allowed_token_ids: Annotated[Any, Only()] = None
+    prompt_logprobs: Annotated[Any, Only()] = None
+    truncate_prompt_tokens: Annotated[Any, Only()] = None
     logits_processors: Annotated[Any, Only(([],))] = None
 
     @field_validator("logit_bias")
@@ -277,7 +240,7 @@ class Common(Strict):
         return {
             name
             for name, field in cls.model_fields.items()
-            if field.annotation is type(None) or any(isinstance(one, Only) for one in field.metadata)
+            if any(isinstance(one, Only) for one in field.metadata)
         }
 
     @model_validator(mode="after")
@@ -328,20 +291,20 @@ class ChatRequest(Common):
     verbosity: str | None = Field(None, max_length=32)
     best_of: Annotated[Any, Only((1,))] = None
     add_special_tokens: Annotated[Any, Only((False,))] = None
-    chat_template: None = None
+    chat_template: Annotated[Any, Only()] = None
     echo: Annotated[Any, Only((False,))] = None
     modalities: Annotated[Any, Only((["text"],))] = None
-    audio: None = None
-    prediction: None = None
-    web_search_options: None = None
-    functions: None = None
-    function_call: None = None
-    metadata: Annotated[dict[str, str], Field(max_length=16), few(16)] | None = None
-    store: bool | None = None
-    service_tier: str | None = Field(None, max_length=32)
-    prompt_cache_key: str | None = Field(None, max_length=512)
-    prompt_cache_retention: str | None = Field(None, max_length=32)
-    safety_identifier: str | None = Field(None, max_length=512)
+    audio: Annotated[Any, Only()] = None
+    prediction: Annotated[Any, Only(), SILENT] = None
+    web_search_options: Annotated[Any, Only()] = None
+    functions: Annotated[Any, Only(instead="use tools")] = None
+    function_call: Annotated[Any, Only(instead="use tool_choice")] = None
+    metadata: Annotated[Annotated[dict[str, str], Field(max_length=16), few(16)] | None, SILENT] = None
+    store: Annotated[bool | None, SILENT] = None
+    service_tier: Annotated[str | None, Field(max_length=32), SILENT] = None
+    prompt_cache_key: Annotated[str | None, Field(max_length=512), SILENT] = None
+    prompt_cache_retention: Annotated[str | None, Field(max_length=32), SILENT] = None
+    safety_identifier: Annotated[str | None, Field(max_length=512), SILENT] = None
 
     @field_validator("tools")
     @classmethod
@@ -390,4 +353,4 @@ class EmbeddingRequest(Strict):
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1, le=65536)
     pooling: Literal["mean", "last", "model"] = "model"
-    user: str | None = Field(None, max_length=512)
+    user: Annotated[str | None, Field(max_length=512), SILENT] = None

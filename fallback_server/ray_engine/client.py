@@ -132,12 +132,11 @@ class RayBackend:
 
     async def close(self, drain: float = 0.0) -> None:
         """Wait at most `drain` seconds for requests under way, then stop."""
-        if self._closing:
-            return
         self._closing = True
         await self._streams.close(drain)
-        if self._on_close is not None:
-            await self._on_close()
+        on_close, self._on_close = self._on_close, None
+        if on_close is not None:
+            await on_close()
 
     async def _run(self, answer: Answer, stream: TaskStream) -> None:
         """One request until its last token, through as many replicas as that takes."""

@@ -70,7 +70,7 @@ class EngineReplica:
     async def check_health(self) -> None:
         """Serve asks this every few seconds, and replaces a replica that fails it three times."""
         if not await self._backend.alive():
-            raise EngineError("the engine generates nothing")
+            raise EngineError("no token was generated recently")
 
 
 async def in_batches(events: AsyncIterator[TokenEvent]) -> AsyncGenerator[tuple[TokenEvent, ...], None]:

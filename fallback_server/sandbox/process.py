@@ -45,15 +45,16 @@ class ChildPool:
         self._waiting = 0
 
     async def warm(self, count: int | None = None) -> None:
-        """Start all children or so many, so that the first job need not wait for that."""
+        """Start all children or so many, so that the first job need not wait for that.
+
+        A job that comes meanwhile waits for one of these: another child would begin later, and hold up both.
+        """
         free = [self._free.get_nowait() for _ in range(self._free.qsize())]
         chosen = free[: len(free) if count is None else count]
-        for child in free[len(chosen) :]:
-            self._free.put_nowait(child)
         try:
             await asyncio.gather(*(child.ready() for child in chosen))
         finally:
-            for child in chosen:  # last in, first out
+            for child in (*free[len(chosen) :], *chosen):  # last in, first out
                 self._free.put_nowait(child)
 
     async def run(self, job: Job) -> Job:

@@ -4,8 +4,10 @@ rows out.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -147,13 +149,21 @@ def _load(path: Path, options: TorchOptions, device: torch.device) -> PagedModel
     try:
         config: Any = AutoConfig.from_pretrained(path)
         dtype = _dtype(options, device, config, path)
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            path, config=config, dtype=dtype, use_safetensors=True
-        )
+        with _without_report():
+            found: Any = AutoModelForCausalLM.from_pretrained(
+                path, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True
+            )
     except (ValueError, OSError, KeyError, ImportError) as error:
         raise CheckpointError(
             f"transformers cannot load {path} as a causal language model: {error}"
         ) from error
+    model, loading = found
+    if missing := sorted(loading["missing_keys"]):
+        lacks = ", ".join(missing[:4]) + (" and more" if len(missing) > 4 else "")
+        raise CheckpointError(
+            f"{path} has no {lacks}, without which {type(model).__name__} writes no text: download it again, "
+            "or build it for embeddings (nearfar build --embeddings)"
+        )
     model.to(device).eval().requires_grad_(False)
     text = config.get_text_config()
     probe = [(index * 7919 + 1) % text.vocab_size for index in range(PROBE_TOKENS)]
@@ -173,6 +183,20 @@ def _load(path: Path, options: TorchOptions, device: torch.device) -> PagedModel
     loaded = PagedModel(model, facts, device, dtype, decode)
     _check(loaded, probe, expected, options.page_size)
     return loaded
+
+
+@contextlib.contextmanager
+def _without_report() -> Iterator[None]:
+    """What a checkpoint lacks, or has beside, is logged by transformers as a table: what matters of it is an
+    error here, in a sentence.
+    """
+    logger = logging.getLogger("transformers.modeling_utils")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def make_cache(model: PagedModel, options: TorchOptions) -> KVCache:

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from nearfar import strict_json
 from nearfar.errors import CheckpointError, DeviceError
 from nearfar.fallback_server.backend import GRAMMAR_SECONDS
+from nearfar.step.kinds import writes_no_text
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -53,6 +55,14 @@ def require_system() -> None:
 
 
 def require_checkpoint(path: Path) -> None:
-    """Refuse a folder that is no checkpoint before anything heavy is loaded."""
+    """Refuse a folder that is no checkpoint, or one of a model that writes no text, before anything heavy is
+    loaded.
+    """
     if not (path / "config.json").is_file():
         raise CheckpointError(f"{path} is not a Hugging Face checkpoint: it has no config.json")
+    try:
+        config = strict_json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return  # transformers tells what is wrong with it
+    if isinstance(config, dict) and (what := writes_no_text(config)):
+        raise CheckpointError(f"{path}: config.json: {what}")

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+ALIKE = 0.8
+"""From here on a name may be meant, of 1: at difflib's 0.6 `intent` looks like `min_tokens`."""
+
 
 def suggested(given: str, names: Iterable[str]) -> str:
     """The name that may be meant, as the end of a sentence; empty where none is close."""
-    close = get_close_matches(given, list(names), 1)
-    return f": did you mean {close[0]}?" if close else ""
+    known, low = {name.lower(): name for name in names}, given.lower()
+    mixed = [name for name in known if sorted(name) == sorted(low)]  # rnu: too short to be close to run
+    close = mixed or get_close_matches(low, known, 1, ALIKE)
+    return f": did you mean {known[close[0]]}?" if close else ""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from nearfar.errors import CheckpointError
 from nearfar.step.config import ConfigReader
+from nearfar.step.kinds import writes_no_text
 
 if TYPE_CHECKING:
     from nearfar.step.model import Model
@@ -42,13 +43,17 @@ def architecture(config: Mapping[str, Any], within: str = "") -> Architecture:
 
     `within`: as for ConfigReader.
     """
-    model_type = check_known(config.get("model_type"), within)
+    model_type = check_known(config, within)
     return cast(Architecture, import_module(f"{__name__}.{ALIASES.get(model_type, model_type)}"))
 
 
-def check_known(model_type: object, within: str = "") -> str:
-    """The model type of a file, or CheckpointError naming those that there are. It imports none of them."""
-    known = architectures()
+def check_known(config: Mapping[str, Any], within: str = "") -> str:
+    """The model type of a config.json that there is a file for, or CheckpointError: what the model is where
+    it writes no text, else the types that there are. It imports none of them.
+    """
+    if what := writes_no_text(config, within=within):
+        raise CheckpointError(f"config.json: {what}")
+    model_type, known = config.get("model_type"), architectures()
     if not isinstance(model_type, str) or model_type not in known:
         told = f"has no {within}model_type" if model_type is None else f"{within}model_type is {model_type!r}"
         raise CheckpointError(

@@ -30,10 +30,6 @@ from nearfar.targets.target import Made, Programs, Tell
 COPIED = ("generation_config.json", "special_tokens_map.json")
 
 
-GROUPS = (32, 64, 128)
-"""Group sizes that MLX has kernels for."""
-
-
 def dense_dtype(source: Source) -> str:
     """Dtype of everything that is not quantized, one for the whole model: what MLX then computes in."""
     wide = all(matrix.bits == 32 for matrix in source.matrices.values())
@@ -123,18 +119,14 @@ class MlxWriter:
 class MlxTarget:
     """See nearfar.targets.target.Target."""
 
+    groups = (32, 64, 128)
+
     def products(self, options: BuildOptions) -> set[Products]:
         """MLX's own."""
         return {"float"}
 
     def check(self, source: Source, options: BuildOptions) -> None:
-        """MLX must have kernels for the weights; exporting a function needs mlx itself."""
-        groups = {matrix.group for matrix in source.matrices.values() if matrix.quantized}
-        if unknown := groups - set(GROUPS):
-            raise BuildError(
-                f"target mlx has no kernels for groups of {min(unknown)}: use --group-size "
-                f"{', '.join(map(str, GROUPS))}, for a quantized checkpoint with --requantize"
-            )
+        """Exporting a function needs mlx itself."""
         if options.export_function:
             if source.model.embedding is not None:
                 raise BuildError(

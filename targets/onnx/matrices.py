@@ -5,6 +5,9 @@ given. So w = scale·(q − half) + d with d = bias + scale·half, and x·Wᵀ i
 group of x times Dᵀ: a product with one value a group instead of one a weight. Where bias is −scale·z with an
 integer z everywhere, z is given as the zero point, and there is no second term. A zero point in float, which
 the operator takes too, runs 20 to 50 times slower, and not at all at 8 bits: docs/decisions/0022.
+
+Codes of 8 bits are multiplied as two planes of 4: q = 16·high + low. The operator has no kernel for 8 bits in
+float and widens the whole matrix at every product, which takes 50 times as long as both planes.
 """
 
 from __future__ import annotations
@@ -23,23 +26,45 @@ from nearfar.targets.quantized import Array, Matrix, QuantTensor
 
 
 def write_matrix(
-    files: ExternalWriter, name: str, matrix: Matrix, tensor: QuantTensor | Array
+    files: ExternalWriter, name: str, matrix: Matrix, tensor: QuantTensor | Array, int8: bool
 ) -> dict[str, Placed]:
-    """Append a matrix's arrays, by the last part of their names.
+    """Append a matrix's arrays, by the last part of their names. `int8`: as in Products.
 
     Dense: `weight` [n, k], float16 or float32. Quantized: `codes` uint8 [n, k/group, group·bits/8], the first
     code in the lowest bits; `scales` float16 [n, k/group]; `zeros` uint8 [n, k/group·bits/8, rounded up]
-    where offsets are integers, else `biases` float16 [n, k/group].
+    where offsets are integers, else `biases` float16 [n, k/group]. In planes: `codes.high` and `codes.low`,
+    and `zeros.high` and `zeros.low`, as if each had 4 bits.
     """
     if not isinstance(tensor, QuantTensor):
         return {"weight": files.add(f"{name}.weight", tensor)}
     stored = tensor.widened(stored_bits(tensor.bits), matrix.group, matrix.k)
     blocks = matrix.k // matrix.group
     codes = stored.words.astype("<u4", copy=False).view(np.uint8).reshape(matrix.n, blocks, -1)
-    arrays: dict[str, Array] = {"codes": codes, "scales": stored.scales}
+    arrays: dict[str, Array] = {"scales": stored.scales}
     zeros = integer_zeros(stored)
-    arrays |= {"biases": stored.biases} if zeros is None else {"zeros": _packed_rows(zeros, stored.bits)}
+    if stored.bits == 8 and not int8:
+        arrays |= {f"codes.{plane}": _pairs(part) for plane, part in _planes(codes)}
+        if zeros is not None:
+            arrays |= {f"zeros.{plane}": _packed_rows(part, 4) for plane, part in _planes(zeros)}
+    else:
+        arrays["codes"] = codes
+        if zeros is not None:
+            arrays["zeros"] = _packed_rows(zeros, stored.bits)
+    if zeros is None:
+        arrays["biases"] = stored.biases
     return {part: files.add(f"{name}.{part}", array) for part, array in arrays.items()}
+
+
+def _planes(codes: npt.NDArray[np.uint8]) -> list[tuple[str, npt.NDArray[np.uint8]]]:
+    """The four high and the four low bits."""
+    four, low = np.uint8(4), np.uint8(15)
+    return [("high", np.right_shift(codes, four)), ("low", np.bitwise_and(codes, low))]
+
+
+def _pairs(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """Codes of 4 bits, two in a byte, the first in the lowest bits."""
+    second: npt.NDArray[np.uint8] = np.left_shift(codes[..., 1::2], np.uint8(4))
+    return np.bitwise_or(codes[..., ::2], second)
 
 
 def integer_zeros(tensor: QuantTensor) -> npt.NDArray[np.uint8] | None:
@@ -98,19 +123,26 @@ class Products:
         blocks = matrix.k // matrix.group
         codes = self._codes(name, "codes", ids, [0, 0, blocks, matrix.group])
         scales = self._by_group(self._gathered(name, "scales", ids))
-        if "zeros" in self.placed[name]:
+        if "biases" in self.placed[name]:
+            biases = self._by_group(self._gathered(name, "biases", ids))
+            rows = graph.node("Add", graph.node("Mul", codes, scales), biases)
+        else:
             padded = self._codes(name, "zeros", ids, [0, 0, -1])
             bounds = (graph.constant([value], "int64") for value in (0, blocks, -1))
             zeros = self._by_group(graph.node("Slice", padded, *bounds))
             rows = graph.node("Mul", graph.node("Sub", codes, zeros), scales)
-        else:
-            biases = self._by_group(self._gathered(name, "biases", ids))
-            rows = graph.node("Add", graph.node("Mul", codes, scales), biases)
         return graph.node("Reshape", rows, graph.constant([0, 0, matrix.k], "int64"))
 
     def _codes(self, name: str, part: str, ids: str, shape: list[int]) -> str:
         """Rows of packed codes, the first in the lowest bits, as float32 of a shape."""
-        graph, bits = self.graph, stored_bits(self.matrices[name].bits)
+        graph = self.graph
+        if not self._in_planes(name):
+            return self._unpacked(name, part, ids, shape, stored_bits(self.matrices[name].bits))
+        high, low = (self._unpacked(name, f"{part}.{plane}", ids, shape, 4) for plane in ("high", "low"))
+        return graph.node("Add", graph.node("Mul", high, graph.constant(16, "float32")), low)
+
+    def _unpacked(self, name: str, part: str, ids: str, shape: list[int], bits: int) -> str:
+        graph = self.graph
         packed = graph.node("Gather", self._tensor(name, part), ids, axis=0)
         if bits < 8:
             shifts, mask = np.arange(0, 8, bits), (1 << bits) - 1
@@ -119,6 +151,9 @@ class Products:
             apart = graph.node("BitwiseAnd", shifted, graph.constant(mask, "uint8"))
             packed = graph.node("Reshape", apart, graph.constant(shape, "int64"))
         return graph.node("Cast", packed, to=1)
+
+    def _in_planes(self, name: str) -> bool:
+        return "codes.high" in self.placed[name]
 
     def _gathered(self, name: str, part: str, ids: str) -> str:
         return self.graph.node("Gather", self._wide(name, part), ids, axis=0)
@@ -129,22 +164,33 @@ class Products:
 
     def _quantized(self, x: str, name: str) -> str:
         graph, matrix = self.graph, self.matrices[name]
-        level = {"accuracy_level": 4} if self.int8 else {}
-        out = graph.node(
-            "MatMulNBits",
-            *(x, self._tensor(name, "codes"), self._wide(name, "scales"), *self._zeros(name)),
-            domain=MICROSOFT,
-            K=matrix.k,
-            N=matrix.n,
-            bits=stored_bits(matrix.bits),
-            block_size=matrix.group,
-            **level,
-        )
-        if "zeros" in self.placed[name]:
+        scales = self._wide(name, "scales")
+        if self._in_planes(name):
+            larger = graph.node("Mul", scales, graph.constant(16, "float32"))
+            high = self._multiplied(x, name, larger, ".high", 4)
+            out = graph.node("Add", high, self._multiplied(x, name, scales, ".low", 4))
+        else:
+            out = self._multiplied(x, name, scales, "", stored_bits(matrix.bits))
+        if "biases" not in self.placed[name]:
             return out
         sums = self._group_sums(x, matrix)
         second = graph.node("FusedMatMul", sums, self._offsets(name), domain=MICROSOFT, transB=1)
         return graph.node("Add", out, second)
+
+    def _multiplied(self, x: str, name: str, scales: str, plane: str, bits: int) -> str:
+        matrix, zeros = self.matrices[name], f"zeros{plane}"
+        level = {"accuracy_level": 4} if self.int8 else {}
+        return self.graph.node(
+            "MatMulNBits",
+            *(x, self._tensor(name, f"codes{plane}"), scales),
+            *([self._tensor(name, zeros)] if zeros in self.placed[name] else []),
+            domain=MICROSOFT,
+            K=matrix.k,
+            N=matrix.n,
+            bits=bits,
+            block_size=matrix.group,
+            **level,
+        )
 
     def _group_sums(self, x: str, matrix: Matrix) -> str:
         """Sums of x by group, [..., k/group]; made once for the matrices that share an input."""
@@ -158,12 +204,11 @@ class Products:
 
     def _offsets(self, name: str) -> str:
         """What the module's text calls d, float32 [n, k/group]; the runtime folds it into one constant."""
-        graph, half = self.graph, 1 << (stored_bits(self.matrices[name].bits) - 1)
+        # Of two planes each has its half: 16·8 + 8.
+        graph, bits = self.graph, stored_bits(self.matrices[name].bits)
+        half = 136 if self._in_planes(name) else 1 << (bits - 1)
         shifted = graph.node("Mul", self._wide(name, "scales"), graph.constant(half, "float32"))
         return graph.node("Add", self._wide(name, "biases"), shifted)
-
-    def _zeros(self, name: str) -> list[str]:
-        return [self._tensor(name, "zeros")] if "zeros" in self.placed[name] else []
 
     def _tensor(self, name: str, part: str) -> str:
         return self.graph.external(f"{name}.{part}", self.placed[name][part])

@@ -25,8 +25,6 @@ from nearfar.targets.onnx import configs
 from nearfar.targets.quantized import Matrix
 from nearfar.targets.target import Made, Programs, Tell, check_kv_bits
 
-GROUPS = (16, 32, 64, 128)
-"""Group sizes that ONNX Runtime's operators take, of those that there are."""
 HEADS = 8
 """What the length of a head has to be a multiple of for ONNX Runtime's attention."""
 COPIED = ("special_tokens_map.json",)
@@ -57,7 +55,7 @@ class OnnxWriter:
         """Its rows in the step's order."""
         if param.order is not None:
             tensor = tensor[np.array(param.order)]
-        self._matrices[param.name] = self._write_matrix(self._files, param.name, matrix, tensor)
+        self._matrices[param.name] = self._write_matrix(self._files, param.name, matrix, tensor, self._int8)
 
     def finish(self) -> Weights:
         """Write the graph; the manifest's `weights`."""
@@ -81,12 +79,14 @@ class OnnxWriter:
 class OnnxTarget:
     """See nearfar.targets.target.Target."""
 
+    groups = (16, 32, 64, 128)
+
     def products(self, options: BuildOptions) -> set[Products]:
         """One graph: in float unless only int8 is asked for."""
         return {"float"} if "float" in options.multiplied_as else {"int8"}
 
     def check(self, source: Source, options: BuildOptions) -> None:
-        """ONNX Runtime must have operators for the step and the weights; writing them needs onnx."""
+        """ONNX Runtime must have operators for the step; writing them needs onnx."""
         check_kv_bits("onnx", options)
         (lowering,) = _modules("lowering")
         if source.model.embedding is not None:
@@ -98,12 +98,6 @@ class OnnxTarget:
             raise BuildError(
                 f"target onnx cannot express {', '.join(unknown)} of {source.model.architecture}: build for "
                 "another target"
-            )
-        groups = {matrix.group for matrix in source.matrices.values() if matrix.quantized}
-        if strange := groups - set(GROUPS):
-            raise BuildError(
-                f"target onnx has no operators for groups of {min(strange)}: use --group-size "
-                f"{', '.join(map(str, GROUPS))}, for a quantized checkpoint with --requantize"
             )
         lengths = sorted({cache.head_dim for cache in source.model.step.caches if cache.head_dim % HEADS})
         if lengths:

@@ -18,8 +18,8 @@ with without("torch"), contextlib.suppress(ImportError):
 
 
 @pytest.fixture(scope="session")
-def lab(built: Built) -> Iterator[Lab]:
-    made = Lab(built)
+def lab(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    made = Lab(built, tmp_path_factory.mktemp("lab"))
     yield made
     made.close()
 

@@ -1,6 +1,6 @@
 """The kernels of all architectures' programs against NumPy, each distinct job by itself.
 
-Their programs have about 290 distinct jobs in each precision, which run in turns: a run takes a quarter, and
+Their programs have about 290 distinct jobs in each precision, which run in turns: a run takes a twelfth, and
 at least one of each family (jobs that differ in sizes only).
 """
 
@@ -14,7 +14,7 @@ from tests.support.turns import in_turns
 
 from .gpu_harness import DTYPES, PRECISIONS, TARGETS, about, kernels, runner
 
-PARTS = 4
+PARTS = 12
 KINDS = ("embed", "norm", "linear", "rope_append", "attention")
 
 

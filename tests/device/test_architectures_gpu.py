@@ -1,7 +1,8 @@
 """Architectures from end to end on the targets with shaders: logits and greedy tokens are transformers'.
 
-Their kernels run one by one in test_architecture_jobs.py. From end to end run in each run of the tests: those
-of READS on each target; those of SHAPED with the kernels for a class of GPUs; a few of all others, in turns.
+Their kernels run one by one in test_architecture_jobs.py. From end to end run in each run of the tests, by
+turns: those of READS, one on each target; those of SHAPED with the kernels for a class of GPUs; two of all
+others.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from nearfar.targets.kernels import Precision
 from tests.support import gpu_jobs
 from tests.support.architectures import CASES, GROWTH, Massive, outlying
 from tests.support.backends import greedy, require
-from tests.support.parity import SMALL, check_answers, last, only, opened
+from tests.support.parity import check_answers, last, only, opened
 from tests.support.turns import in_turns
 
 from .gpu_harness import PRECISIONS, TARGETS
@@ -29,7 +30,7 @@ NAMED = {str(case): case for case in CASES}
 READS = ("llama-plain", "gemma4_text-shared")
 """In their lists each kind of operation reads what it reads in any list: test_lists_of_steps."""
 OTHERS = [case for case in CASES if str(case) not in READS]
-SHARES = 4
+SHARES = 2
 """Of OTHERS a run takes one of each share."""
 ROWS = pytest.mark.parametrize("rows", [1, 16])
 """Rows of the only bucket of a program, by turns: another bucket is as many kernels more, joined alike."""
@@ -46,8 +47,8 @@ norms over all heads they cannot.
 """
 
 
-@in_turns("precision", "rows")
-@TARGETS
+@in_turns("target", "precision", "rows")
+@TARGETS  # on top: the two of READS, neighbours, are on different targets
 @PRECISIONS
 @ROWS
 @pytest.mark.parametrize("name", READS)
@@ -122,11 +123,12 @@ def test_massive_activations_stay_finite_in_float16(target: str, where: str, tmp
         assert np.abs(found - expected).max() < 0.03 * np.abs(expected).max()
 
 
-@in_turns("target", "device")
-@pytest.mark.parametrize("quant", ["none", "q8"])
+@in_turns("target", "device", "rows")
+@ROWS
 @pytest.mark.parametrize(("target", "device"), [("vulkan", "discrete"), ("webgpu", "mobile")])
+@pytest.mark.parametrize("quant", ["none", "q8"])
 def test_a_few_huge_channels_do_not_drown_all_others_in_float16(
-    target: str, device: str, quant: str, tmp_path: Path
+    target: str, device: str, rows: int, quant: str, tmp_path: Path
 ) -> None:
     """The two precisions differ by no more than activations in float16 do: prompts of one token and of 40."""
     require(target)
@@ -137,7 +139,7 @@ def test_a_few_huge_channels_do_not_drown_all_others_in_float16(
             tmp_path / "out",
             (target,),
             quant,
-            buckets=SMALL,
+            buckets=Buckets((rows,), (1,)),
             device_classes=(device,),
             products=("float",),
         )

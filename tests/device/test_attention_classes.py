@@ -41,7 +41,7 @@ def job(shape: tuple[int, int, int, int], precision: Precision = "f32", **flags:
 
 @in_turns("target", "device", "precision")
 @TARGETS
-@DEVICES
+@pytest.mark.parametrize("device", ["software", "mobile", "discrete"])
 @PRECISIONS
 @pytest.mark.parametrize("shape", gpu_jobs.SHAPES, ids=str)
 def test_head_sizes(shape: Shape, precision: Precision, device: str, target: str) -> None:
@@ -94,7 +94,7 @@ def test_head_sizes_of_many_rows(dim: int, precision: Precision, device: str, ta
     check_runs(made, target, device, precision, "mixed" if dim < 256 else "one_goes_on")
 
 
-@in_turns("target", "device")
+@in_turns("target", "device", "m")
 @TARGETS
 @DEVICES
 @pytest.mark.parametrize("m", [1, 64])

@@ -81,17 +81,17 @@ SCHEMES = [
     *((backend, quant) for quant, backend in paired(("q8",), SOFTWARE)),
 ]
 SLOW = ["mlx", *SOFTWARE]
-QUARTERS = 4
-PARTS, ALL = paired(SLOW, range(QUARTERS)), paired(["cpu"], range(QUARTERS))
+QUARTERS, EIGHTHS = 4, 8
+PARTS, ALL = paired(SLOW, range(QUARTERS)), paired(["cpu"], range(EIGHTHS))
 """A quarter of BORDERS has lengths at, below and above borders of pages and of steps."""
 
 
 def lengths_of(backend: str) -> Sequence[int]:
-    """Of prompts on a backend in this run. On cpu each border and a quarter of all lengths; elsewhere each
+    """Of prompts on a backend in this run. On cpu each border and an eighth of all lengths; elsewhere each
     border, where a prompt is slow a quarter of them. Together the turns cover all lengths and all borders.
     """
     if backend == "cpu":
-        return sorted({*BORDERS, *(length for _, part in ALL for length in range(1 + part, 701, QUARTERS))})
+        return sorted({*BORDERS, *(length for _, part in ALL for length in range(1 + part, 701, EIGHTHS))})
     if backend not in SLOW:
         return BORDERS
     return sorted(length for slow, part in PARTS if slow == backend for length in BORDERS[part::QUARTERS])

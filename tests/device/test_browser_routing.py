@@ -96,7 +96,7 @@ class Stage:
 
 @pytest.fixture(scope="module")
 def stage(built: Built) -> Iterator[Stage]:
-    artifact = built("classics-1M", "q4")
+    artifact = built("classics-1M", "q4", "cpu", "wasm", "webgpu")
     with ExitStack() as servers, ExitStack() as page_server, browser() as chromium:
         # The server must know the page's origin, and the page the server's address.
         network = Proxy(0)

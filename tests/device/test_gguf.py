@@ -10,11 +10,13 @@ import pytest
 
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.build.source import open_source
+from nearfar.build.weights.packed.gguf_blocks import BLOCKS
 from nearfar.edge_runtime import Engine
 from nearfar.errors import CheckpointError
 from tests.support import gguf_files, tiny
 from tests.support.architectures import CASES, Case, checkpoint
-from tests.support.packed import CONFIG, answer, greedy, linear, weights, write
+from tests.support.gguf_files import WIDE
+from tests.support.packed import CONFIG, answer, greedy, weights, write
 from tests.support.parity import SMALL, check_answers
 
 ARCHITECTURES = {
@@ -50,52 +52,20 @@ def test_floats_answer_as_transformers(case: Case, tmp_path: Path) -> None:
         check_answers(case, engine)
 
 
-MIXED = {"Q4_K_M": {"v_proj": "Q6_K", "down_proj": "Q6_K", "": "Q4_K"}}
-"""Kinds by part of a name, the first that is in it: as llama.cpp mixes them."""
-KINDS = (
-    *MIXED,
-    "Q4_0",
-    "Q4_1",
-    "Q5_0",
-    "Q5_1",
-    "Q8_0",
-    "Q2_K",
-    "Q3_K",
-    "Q4_K",
-    "Q5_K",
-    "Q6_K",
-    "IQ4_NL",
-    "IQ4_XS",
-)
-WIDE = {
-    **CONFIG, "hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 8, "num_hidden_layers": 1,
-}  # fmt: skip
-EXACT = ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "Q4_1", "Q5_1")
+KINDS = (*BLOCKS, "Q4_K_M")
+EXACT = ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "Q4_1", "Q5_1", "MXFP4")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_quantized_matrices_keep_their_codes(kind: str, tmp_path: Path) -> None:
-    floats = {}
-
-    def store(name: str, value: np.ndarray) -> tuple[np.ndarray, str]:
-        if not linear(name):
-            floats[name] = value.astype(np.float16).astype(np.float32)
-            return value.astype(np.float16), "F16"
-        here = next((other for part, other in MIXED.get(kind, {}).items() if part in name), kind)
-        rows = gguf_files.random_rows(here, *value.shape, seed=len(floats))
-        floats[name] = gguf_files.floats(rows, here)
-        return rows, here
-
-    plain = weights(WIDE)
-    directory = write(tmp_path / "plain", WIDE, plain)
-    file = gguf_files.write(directory, tmp_path / "model.gguf", store)
-    floats |= {name: value for name, value in plain.items() if value.ndim == 1}
+    file, floats = gguf_files.mixed(tmp_path, kind)
+    floats |= {name: value for name, value in weights(WIDE).items() if value.ndim == 1}
     found, manifest = answer(file, tmp_path / "out")
     assert found == greedy(floats, WIDE)
     matrices = [m for m in manifest["quantization"]["matrices"] if m["name"].startswith("layers.")]
     expected = "exact" if kind in EXACT else "codes exact, offsets rounded"
     assert {matrix["carried"] for matrix in matrices} == {expected}
-    if kind in MIXED:  # q, k and v are computed together, gate and up apart from what follows them
+    if kind in gguf_files.MIXED:  # q, k and v are computed together, gate and up apart from what follows them
         stored = {m["name"].removeprefix("layers.0."): (m["bits"], m["group_size"]) for m in matrices}
         assert stored == {"qkv": (6, 16), "o": (4, 32), "gate_up": (4, 32), "down": (6, 16)}
     if expected == "exact":

@@ -53,20 +53,20 @@ def test_embed(matrix: str, scale: float, target: str) -> None:
     check(Embed(4, MATRICES[matrix], scale), target, "f32")
 
 
-@in_turns("target", "precision", "which")
+@in_turns("rows", "target", "precision", "which")
+@KINDS  # on top: neighbours among the variants, which share flags, differ in it, so that a run has both
 @TARGETS
 @PRECISIONS
 @WHICH
-@KINDS
 @pytest.mark.parametrize("variant", gpu_jobs.LINEARS)
 def test_linear_variants(variant: str, rows: str, which: int, precision: Precision, target: str) -> None:
     check(gpu_jobs.linears(DTYPES[precision])[variant](ROWS[rows][which]), target, precision)
 
 
-@in_turns("target")
+@in_turns("m", "target")
+@pytest.mark.parametrize("m", [1, 64])
 @TARGETS
 @pytest.mark.parametrize("gate", [None, "silu", "gelu_tanh", "gelu_erf", "relu2"])
-@pytest.mark.parametrize("m", [1, 64])
 def test_float16_stores_saturate(m: int, gate: Activation | None, target: str) -> None:
     gpu_jobs.check_saturation(kernels(target, "f16"), runner(target), m, gate)
 
@@ -84,22 +84,14 @@ def test_norm(name: str, target: str) -> None:
     check(gpu_jobs.NORMS[name], target, "f32")
 
 
-@in_turns("target", "precision")
-@TARGETS
-@PRECISIONS
-@pytest.mark.parametrize("shape", gpu_jobs.SHAPES, ids=str)
-def test_attention(shape: tuple[int, int, int, int], precision: Precision, target: str) -> None:
-    check(gpu_jobs.paged(Attend, shape, DTYPES[precision]), target, precision)
-
-
 HEADS = {"few": ((1, 8, 4, 8), (4, 9, 3, 64)), "many": ((16, 4, 1, 80), (16, 9, 3, 80))}
 
 
-@in_turns("target", "precision", "which")
+@in_turns("rows", "target", "precision", "which")
+@KINDS
 @TARGETS
 @PRECISIONS
 @WHICH
-@KINDS
 @pytest.mark.parametrize("flags", gpu_jobs.ATTENDS)
 def test_attention_flags(flags: str, rows: str, which: int, precision: Precision, target: str) -> None:
     """Pages that no row sees are not there: lavapipe would fault."""
@@ -107,9 +99,9 @@ def test_attention_flags(flags: str, rows: str, which: int, precision: Precision
     check(gpu_jobs.paged(Attend, shape, DTYPES[precision], **gpu_jobs.ATTENDS[flags]), target, precision)
 
 
-@in_turns("target")
-@TARGETS
+@in_turns("flags", "target")
 @pytest.mark.parametrize("flags", ["plain", "all"])
+@TARGETS
 @pytest.mark.parametrize("m", [1, 4, 16])
 def test_attention_of_32768_positions(m: int, flags: str, target: str) -> None:
     check(gpu_jobs.long_attention(m, "float32", **gpu_jobs.ATTENDS[flags]), target, "f32")
@@ -138,24 +130,43 @@ def test_rope_append_flags(
     check(job, target, precision)
 
 
+def check_of_class(name: str, device: str, target: str) -> None:
+    precision, job = gpu_jobs.class_linears(device)[name]
+    gpu_jobs.check(kernels(target, precision, device), runner(target), precision, job)
+
+
+@in_turns("rows", "target", "device")
+@pytest.mark.parametrize("rows", ["", "_rows"])
+@TARGETS
+@pytest.mark.parametrize("device", ["integrated", "discrete"])
+@pytest.mark.parametrize("variant", gpu_jobs.LINEARS)
+def test_linear_variants_by_class(variant: str, device: str, rows: str, target: str) -> None:
+    check_of_class(variant + rows, device, target)
+
+
 @in_turns("target", "device")
 @TARGETS
 @pytest.mark.parametrize("device", ["integrated", "discrete"])
-@pytest.mark.parametrize("name", gpu_jobs.FUSED)
+@pytest.mark.parametrize(
+    "name", [n for n in gpu_jobs.FUSED if n.removesuffix("_rows") not in gpu_jobs.LINEARS]
+)
 def test_what_is_fused_by_class(name: str, device: str, target: str) -> None:
-    precision, job = gpu_jobs.class_linears(device)[name]
-    gpu_jobs.check(kernels(target, precision, device), runner(target), precision, job)
+    check_of_class(name, device, target)
 
 
-@in_turns("target")
+OF_ONE_CLASS = [
+    (d, n) for d in gpu_jobs.GPU_CLASSES for n in gpu_jobs.class_linears(d) if n not in gpu_jobs.FUSED
+]
+
+
+@in_turns("name", "target")
 @TARGETS
 @pytest.mark.parametrize(
-    ("device", "name"),
-    [(d, n) for d in gpu_jobs.GPU_CLASSES for n in gpu_jobs.class_linears(d) if n not in gpu_jobs.FUSED],
+    ("device", "kind", "name"), [(d, n.removesuffix("_rows"), n) for d, n in OF_ONE_CLASS]
 )
-def test_linear_by_class(device: str, name: str, target: str) -> None:
-    precision, job = gpu_jobs.class_linears(device)[name]
-    gpu_jobs.check(kernels(target, precision, device), runner(target), precision, job)
+def test_linear_by_class(device: str, kind: str, name: str, target: str) -> None:
+    """Of a kind with few rows and with many a run takes one."""
+    check_of_class(name, device, target)
 
 
 @in_turns("target")

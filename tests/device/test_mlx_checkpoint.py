@@ -229,15 +229,18 @@ def test_another_quantization_than_the_directorys_is_refused(converted: Path, tm
     assert open_source(BuildOptions(str(converted), tmp_path, quant="q4", group_size=64)).packed is not None
 
 
-def test_parts_that_are_computed_together_must_be_stored_alike(converted: Path, tmp_path: Path) -> None:
+def test_parts_that_are_computed_together_are_floats_where_one_is(converted: Path, tmp_path: Path) -> None:
     root = changed(converted, tmp_path / "x", **{"model.layers.1.self_attn.k_proj": False})
     tensors = load_file(root / "model.safetensors")
     base = "model.layers.1.self_attn.k_proj"
     tensors[f"{base}.weight"] = np.zeros((tensors[f"{base}.weight"].shape[0], 256), np.float16)
     del tensors[f"{base}.scales"], tensors[f"{base}.biases"]
     save_file(tensors, root / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"k_proj\.weight is not quantized"):
-        open_source(BuildOptions(str(root), tmp_path / "out"))
+    source = open_source(BuildOptions(str(root), tmp_path / "out"))
+    assert source.matrices["layers.1.qkv"].bits == 16
+    (dense,) = (each["reason"] for each in source.report.dense if each["name"] == "layers.1.qkv")
+    assert dense == f"computed together with {base}.weight, which the checkpoint has as floats"
+    assert source.report.anew == {("MLX q4 in groups of 64", "float16"): 2}
 
 
 def test_a_missing_part_is_named(converted: Path, tmp_path: Path) -> None:

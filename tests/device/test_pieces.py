@@ -21,27 +21,32 @@ from nearfar.targets.planned import PlannedTarget
 from tests.support.backends import require
 from tests.support.browser import browser, new_page, serve
 from tests.support.paths import ROOT
-from tests.support.turns import paired
+from tests.support.turns import in_turns, opposed
 
 PIECE = 90_000
 """Bytes: the sample's embedding of 2,048 by 256 takes 262,144 in q4, its gate and up 180,224."""
 PROMPT = "<|user|>Tell me a story about a fox.<|end|><|assistant|>"
-TARGETS, CLASSES = ("vulkan", "webgpu"), ("software", "discrete")
+Program = tuple[str, str, int]
+"""A class of devices, a precision, and the rows of its only bucket: those of a matvec, or of tiles."""
+PLACES = opposed(("vulkan", "webgpu"), ("software", "discrete"), ("f32", "f16"), (1, 16))
+"""A target has one program in a run: to compile them is what costs."""
+Sample = Callable[[str, int, Program], Path]
 
 
 @pytest.fixture(scope="module")
-def sample(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int, str], Path]:
-    """The sample in q4 for a target, a binding of so many bytes, and a class: built once."""
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Sample:
+    """The sample in q4 for a target, with a binding of so many bytes, and one program: built once."""
     return cache(lambda *of: built(tmp_path_factory.mktemp("pieces"), *of))
 
 
-def built(folder: Path, target: str, binding: int, device_class: str) -> Path:
-    own = target_of(target)
+def built(folder: Path, target: str, binding: int, program: Program) -> Path:
+    own, (device_class, precision, rows) = target_of(target), program
     assert isinstance(own, PlannedTarget)
     made = variants(vectors=target == "vulkan", binding=binding)
-    cut = replace(own, packing=made[0].kernels, variants=lambda _: made)
+    only = tuple(each for each in made if each.precision == precision)
+    cut = replace(own, packing=made[0].kernels, variants=lambda _: only)
     options = BuildOptions(
-        str(ROOT / "examples/sample-model"), folder, (target,), "q4", buckets=Buckets((1, 16), (1,)),
+        str(ROOT / "examples/sample-model"), folder, (target,), "q4", buckets=Buckets((rows,), (1,)),
         device_classes=(device_class,),
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
@@ -57,12 +62,10 @@ def answers(path: Path, target: str) -> Iterator[str]:
             yield done.choices[0].text
 
 
-@pytest.mark.parametrize(("target", "device_class"), paired(TARGETS, CLASSES))
-def test_the_text_is_that_of_whole_matrices(
-    target: str, device_class: str, sample: Callable[[str, int, str], Path]
-) -> None:
+@pytest.mark.parametrize(("target", "program"), [(target, tuple(of)) for target, *of in PLACES], ids=str)
+def test_the_text_is_that_of_whole_matrices(target: str, program: Program, sample: Sample) -> None:
     require(target)
-    whole, cut = (sample(target, binding, device_class) for binding in (BINDING, PIECE))
+    whole, cut = (sample(target, binding, program) for binding in (BINDING, PIECE))
     tensors = [tensor.name for tensor in Artifact.open(cut).manifest.weights.tensors]
     assert [name for name in tensors if name.startswith("embed")] == [
         f"embed.{part}.{piece}" for piece in range(4) for part in ("codes", "scale_bias")
@@ -79,11 +82,13 @@ def bytes_of(path: Path) -> list[int]:
     return [tensor.bytes for tensor in Artifact.open(path).manifest.weights.tensors]
 
 
-def test_the_text_is_the_same_in_chromium(sample: Callable[[str, int, str], Path]) -> None:
+@in_turns("rows")
+@pytest.mark.parametrize("rows", [1, 16])
+def test_the_text_is_the_same_in_chromium(rows: int, sample: Sample) -> None:
     said = []
     with browser() as chromium:
         for binding in (BINDING, PIECE):
-            path = sample("webgpu", binding, "software")
+            path = sample("webgpu", binding, ("software", "f32", rows))
             with serve(path.parent) as address:
                 page = new_page(chromium, address)
                 said.append(page.answer(prompt=PROMPT, max_tokens=40, temperature=0, raw=1))

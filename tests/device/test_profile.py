@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from nearfar.edge_runtime.profiling.measure import Profile, ProfileOptions, prof
 from nearfar.errors import DeviceError
 from tests.support.artifacts import Built
 from tests.support.backends import require
+from tests.support.commands import nearfar
 
 GRAPHS = ("mlx", "onnx")
 PLANNED = [name for name in device_names() if name not in GRAPHS]
@@ -31,10 +30,8 @@ nanoseconds for microseconds, are 10 times off at least.
 """
 
 
-def bench(path: Path, *options: object, columns: int = 160) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "nearfar", "bench", "kernels", str(path), *map(str, options)]
-    environment = {**os.environ, "COLUMNS": str(columns)}
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+def bench(path: Path, *options: object) -> subprocess.CompletedProcess[str]:
+    return nearfar("bench", "kernels", path, *options, COLUMNS="160")
 
 
 def figures(path: Path, folder: Path, *options: object) -> dict[str, Any]:

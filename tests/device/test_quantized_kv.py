@@ -31,7 +31,7 @@ from tests.shared_data import shared_data
 from tests.support import quantized_kv
 from tests.support.backends import cached_pages, executor, forget, greedy, kv_dtype, last_logits, require
 from tests.support.browser import browser, new_page, serve
-from tests.support.turns import in_turns, paired
+from tests.support.turns import opposed
 from tests.support.wasm_executor import open_wasm, require_node
 
 BOUND = {8: 0.002, 4: 0.02}
@@ -42,16 +42,18 @@ HALVES = 0.1
 """Of programs that keep activations in float16, by whose rounding a code is another more often."""
 ROWS, WINDOW = 16, 512
 WINDOWS = {"cpu": 4}
-"""Of held-out text; elsewhere one: a processor plays the GPU."""
+"""Of held-out text; elsewhere one: the GPU is emulated in software."""
 PROMPT = "It was in the evening of the same day that we came to the house"
 
 
 TARGETS = ("cpu", "webgpu", "vulkan")
 SHORT = (8, 4)
-PLACES = [*(("cpu", bits) for bits in SHORT), *paired(TARGETS[1:], SHORT)]
-"""Target and bits. Software that plays a GPU takes 10 CPU seconds for a program: a run has one on each.
-Kernels over both are in test_quantized_kv_gpu.py.
+ON_GPUS = opposed(TARGETS[1:], SHORT, ("f32", "f16"))
+"""Target, bits and precision. Software that plays a GPU takes 10 CPU seconds for a program: a run has a cache
+of 8 bits on one of them, and of 4 on the other. Kernels over both are in test_quantized_kv_gpu.py.
 """
+PLACES = [*(("cpu", bits) for bits in SHORT), *dict.fromkeys((target, bits) for target, bits, _ in ON_GPUS)]
+"""Target and bits."""
 
 
 @pytest.fixture(scope="module")
@@ -81,12 +83,6 @@ def target(place: tuple[str, int]) -> str:
 @pytest.fixture(scope="module")
 def bits(place: tuple[str, int]) -> int:
     return place[1]
-
-
-@pytest.fixture(params=TARGETS[1:])
-def gpu(request: pytest.FixtureRequest) -> str:
-    require(request.param)
-    return str(request.param)
 
 
 @pytest.fixture(scope="module")
@@ -236,13 +232,12 @@ def test_pages_hold_the_codes_of_what_a_cache_of_floats_holds(
         assert len(np.unique(told["codes"])) > 100
 
 
-@in_turns("bits", "precision")
-@pytest.mark.parametrize("bits", SHORT)
-@pytest.mark.parametrize("precision", ["f32", "f16"])
+@pytest.mark.parametrize(("gpu", "bits", "precision"), ON_GPUS)
 def test_logits_are_those_of_the_cpu(everywhere: Path, gpu: str, bits: int, precision: str) -> None:
     """And so is the cache: a code is on the other side of the middle of two where sums were, and all of a
     group where its scale was.
     """
+    require(gpu)
     options: dict[str, Any] = {"kv_bits": bits, "kv_memory": "4MB", "verify": False}
     with (
         Engine.load(everywhere / gpu, precision=precision, **options) as here,
@@ -259,9 +254,9 @@ def test_logits_are_those_of_the_cpu(everywhere: Path, gpu: str, bits: int, prec
         assert (mine != cpus).mean() < (0.02 if precision == "f32" else 0.2)
 
 
-@in_turns("bits")
-@pytest.mark.parametrize("bits", SHORT)
+@pytest.mark.parametrize(("gpu", "bits"), [place for place in PLACES if place[0] != "cpu"])
 def test_a_snapshot_of_the_cpu_goes_on_here(everywhere: Path, gpu: str, bits: int, tmp_path: Path) -> None:
+    require(gpu)
     options: dict[str, Any] = {"kv_bits": bits, "kv_memory": "4MB", "verify": False}
     with (
         Engine.load(everywhere / "cpu", **options) as cpu,
@@ -287,29 +282,25 @@ def test_the_same_kernels_in_webassembly(everywhere: Path, bits: int, in_wasm: P
         assert np.abs(last_logits(other, tokens) - last_logits(here, tokens)).max() < TOLERANCE[bits]
 
 
-def test_a_browser_says_the_same(everywhere: Path) -> None:
+@pytest.mark.parametrize("bits", [bits for target, bits in PLACES if target == "webgpu"])
+def test_a_browser_says_the_same(everywhere: Path, bits: int) -> None:
     """Through WebGPU, also in answers that share a page until they part."""
     require("webgpu")
     options: dict[str, Any] = {"prompt": PROMPT, "max_tokens": 16, "temperature": 0.7, "n": 2, "seed": 3}
     script = """
-      const told = [];
-      for (const kvBits of [8, 4]) {
-        const own = await createEngine(artifact, { kvBits, kvMemory: 4e6 });
-        const made = await own.completions.create(argument);
-        told.push([own.model.program, own.model.contextLength, made.choices.map(({ text }) => text)]);
-        await own.dispose();
-      }
-      return told;
+      const { kvBits, ...options } = argument;
+      const own = await createEngine(artifact, { kvBits, kvMemory: 4e6 });
+      const made = await own.completions.create(options);
+      return [own.model.program, own.model.contextLength, made.choices.map(({ text }) => text)];
     """
     with serve(everywhere / "webgpu") as address, browser() as running:
         page = new_page(running, address).open()
         page.wait("idle")
-        told = page.run(script, options)
-    for (name, context, texts), bits in zip(told, (8, 4), strict=True):
-        assert name == f"software-f32-kv{bits}"
-        with Engine.load(everywhere / "webgpu", program=name, kv_memory="4MB", verify=False) as engine:
-            assert context == engine.manifest.model.context_length
-            assert texts == [choice.text for choice in engine.completions.create(**options).choices]
+        name, context, texts = page.run(script, {**options, "kvBits": bits})
+    assert name == f"software-f32-kv{bits}"
+    with Engine.load(everywhere / "webgpu", program=name, kv_memory="4MB", verify=False) as engine:
+        assert context == engine.manifest.model.context_length
+        assert texts == [choice.text for choice in engine.completions.create(**options).choices]
 
 
 def test_a_prefix_that_is_found_gives_the_tokens_of_a_cold_start(engine: Engine) -> None:

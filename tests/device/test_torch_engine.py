@@ -432,6 +432,18 @@ def test_models_that_attend_in_their_own_way_are_refused(tmp_path: Path) -> None
         models.load_model(tmp_path / "absent", TorchOptions(device="cpu"))
 
 
+def test_a_checkpoint_without_a_head_is_refused_and_nothing_is_reported_beside(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """transformers would fill the head with random numbers, and log a table of what it lacks."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    transformers.LlamaModel(transformers.LlamaConfig(vocab_size=64, **sizes)).save_pretrained(tmp_path)
+    capfd.readouterr()
+    with pytest.raises(CheckpointError, match=r"has no lm_head\.weight.*nearfar build --embeddings"):
+        models.load_model(tmp_path, TorchOptions(device="cpu"))
+    assert "LOAD REPORT" not in "".join(capfd.readouterr())
+
+
 def test_bfloat16(stories: Path) -> None:
     loaded = models.load_model(stories, TorchOptions(device="cpu", dtype="bfloat16"))
     assert loaded.dtype == torch.bfloat16

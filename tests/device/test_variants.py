@@ -23,13 +23,15 @@ from nearfar.format.adapters import Adapter, class_of
 from nearfar.format.manifest import Program
 from tests.support.backends import require
 from tests.support.paths import ROOT
-from tests.support.turns import paired
+from tests.support.turns import in_turns, paired
 
+pytestmark = in_turns("artifact")
+"""What is tested is the same for both targets: each test runs on one of them in a run."""
 UNKNOWN = Adapter("", "", "a GPU that nobody knows", "1.0", "other")
 SETTINGS = Settings((8,), 128)
-STEPS = ((1, 16), (1,))
-"""Rows of the steps of an artifact, in turns: to compile steps of 16 rows for the classes of a trial takes
-longer than all that is tested here.
+STEPS = ((1, 4), (1,))
+"""Rows of the steps of an artifact, in turns. What a trial calls large are 4 rows: to compile steps of 16 for
+its four programs takes 15 CPU seconds, longer than all that is tested here.
 """
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -38,28 +39,39 @@ def launch(func: tirx.PrimFunc, *arrays: np.ndarray) -> np.ndarray:
     return vulkan_run.run_module(module_of(func), arrays)[-1]
 
 
-def elementwise(compute: Callable[..., Any], dtypes: list[str], out: str, count: int = N) -> tirx.PrimFunc:
-    """out[i] = compute(a[i], b[i]); with one dtype compute(a[i])."""
-    first, second = dtypes[0], dtypes[-1]
+Compute = Callable[..., Any]
+
+
+def elementwise(computes: Sequence[Compute], dtypes: list[str], out: str, count: int = N) -> tirx.PrimFunc:
+    """c[k, i] = computes[k](a[k, i], b[k, i]); with one dtype computes[k](a[k, i])."""
+    first, second, rows = dtypes[0], dtypes[-1], len(computes)
     binary = len(dtypes) == 2
 
+    def store(a: Any, b: Any, c: Any, i: Any) -> None:
+        for k, compute in enumerate(computes):
+            T.buffer_store(c, compute(a[k, i], b[k, i]) if binary else compute(a[k, i]), [k, i])
+
     @T.prim_func(check_well_formed=False)
-    def kernel(a: T.Buffer((count,), first), b: T.Buffer((count,), second), c: T.Buffer((count,), out)):
+    def kernel(
+        a: T.Buffer((rows, count), first), b: T.Buffer((rows, count), second), c: T.Buffer((rows, count), out)
+    ):
         for bx in T.thread_binding(-(-count // 32), thread="blockIdx.x"):
             for tx in T.thread_binding(32, thread="threadIdx.x"):
                 if bx * 32 + tx < count:
-                    if binary:
-                        c[bx * 32 + tx] = compute(a[bx * 32 + tx], b[bx * 32 + tx])
-                    else:
-                        c[bx * 32 + tx] = compute(a[bx * 32 + tx])
+                    store(a, b, c, bx * 32 + tx)
 
     return select(kernel, ["a", "b", "c"] if binary else ["a", "c"], "kernel")
 
 
-def run_elementwise(compute: Callable[..., Any], out: str, *arrays: np.ndarray) -> np.ndarray:
-    """The same, compiled and run."""
-    func = elementwise(compute, [str(a.dtype) for a in arrays], out, len(arrays[0]))
-    return launch(func, *arrays, np.zeros(len(arrays[0]), out))
+def run_rows(computes: Sequence[Compute], out: str, *arrays: np.ndarray) -> np.ndarray:
+    """Each operation over its row of the arrays, by one kernel: to compile it costs more than all else."""
+    func = elementwise(computes, [str(a.dtype) for a in arrays], out, arrays[0].shape[-1])
+    return launch(func, *arrays, np.zeros(arrays[0].shape, out))
+
+
+def run_elementwise(compute: Compute, out: str, *arrays: np.ndarray) -> np.ndarray:
+    """The same of one operation."""
+    return run_rows([compute], out, *(array[None] for array in arrays))[0]
 
 
 def integers(dtype: str) -> np.ndarray:
@@ -116,11 +128,24 @@ DTYPES = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"]
 @pytest.mark.parametrize("name", INTEGER_OPS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_integers(dtype: str, name: str) -> None:
-    compute, expected, other = INTEGER_OPS[name]
-    a, b = integers(dtype), other(dtype)
+    got, want = of_integers(dtype)
+    np.testing.assert_array_equal(got[name], want[name])
+
+
+@cache
+def of_integers(dtype: str) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """What each operation gives, and should give, of numbers of a type."""
+    a, b = (
+        np.stack([make(dtype) for make in made])
+        for made in zip(*((integers, other) for _, _, other in INTEGER_OPS.values()), strict=True)
+    )
     with np.errstate(over="ignore"):
-        want = expected(a, b).astype(dtype)
-    np.testing.assert_array_equal(run_elementwise(compute, dtype, a, b), want)
+        want = [
+            expected(x, y).astype(dtype)
+            for (_, expected, _), x, y in zip(INTEGER_OPS.values(), a, b, strict=True)
+        ]
+    got = run_rows([compute for compute, _, _ in INTEGER_OPS.values()], dtype, a, b)
+    return dict(zip(INTEGER_OPS, got, strict=True)), dict(zip(INTEGER_OPS, want, strict=True))
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16"])
@@ -228,11 +253,10 @@ def test_floats(name: str, dtype: str) -> None:
     of a NaN and a number are, and quotients of float16 by more than 2^14.
     """
     a, b = pairs(dtype)
-    compute, expected = FLOAT_OPS[name]
     with np.errstate(all="ignore"):
-        want = expected(a, b)
+        want = FLOAT_OPS[name][1](a, b)
     rtol = 1e-6 if dtype == "float32" else 2e-3
-    got = run_elementwise(compute, dtype, a, b)
+    got = of_floats(dtype)[name]
     left = np.zeros(len(a), bool)
     if name in ("min", "max"):
         left = np.isnan(a) | np.isnan(b)
@@ -244,12 +268,36 @@ def test_floats(name: str, dtype: str) -> None:
     np.testing.assert_allclose(got[~left], want[~left], rtol=rtol, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", ["eq", "ne", "lt", "le", "gt", "ge"])
+@cache
+def of_floats(dtype: str) -> dict[str, np.ndarray]:
+    """What each operation gives of all pairs."""
+    computes = [compute for compute, _ in FLOAT_OPS.values()]
+    return dict(
+        zip(FLOAT_OPS, run_rows(computes, dtype, *repeated(len(computes), *pairs(dtype))), strict=True)
+    )
+
+
+def repeated(rows: int, *arrays: np.ndarray) -> list[np.ndarray]:
+    """The same row for each of so many operations."""
+    return [np.repeat(array[None], rows, axis=0) for array in arrays]
+
+
+COMPARISONS: dict[str, tuple[Any, Any]] = {
+    "eq": (tirx.EQ, np.equal), "ne": (tirx.NE, np.not_equal), "lt": (tirx.LT, np.less),
+    "le": (tirx.LE, np.less_equal), "gt": (tirx.GT, np.greater), "ge": (tirx.GE, np.greater_equal),
+}  # fmt: skip
+
+
+@cache
+def of_comparisons() -> dict[str, np.ndarray]:
+    """What each comparison gives of all pairs."""
+    computes = [compute for compute, _ in COMPARISONS.values()]
+    return dict(zip(COMPARISONS, run_rows(computes, "bool", *repeated(len(computes), *pairs())), strict=True))
+
+
+@pytest.mark.parametrize("name", COMPARISONS)
 def test_comparisons(name: str) -> None:
-    a, b = pairs()
-    compute = {"eq": tirx.EQ, "ne": tirx.NE, "lt": tirx.LT, "le": tirx.LE, "gt": tirx.GT, "ge": tirx.GE}[name]
-    want = {"eq": a == b, "ne": a != b, "lt": a < b, "le": a <= b, "gt": a > b, "ge": a >= b}[name]
-    np.testing.assert_array_equal(run_elementwise(compute, "bool", a, b), want)
+    np.testing.assert_array_equal(of_comparisons()[name], COMPARISONS[name][1](*pairs()))
 
 
 FUNCTIONS: dict[str, tuple[Any, Any]] = {
@@ -273,11 +321,19 @@ FUNCTIONS: dict[str, tuple[Any, Any]] = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_functions(name: str) -> None:
-    compute, expected = FUNCTIONS[name]
-    a = np.concatenate([FLOATS, RNG.uniform(-8, 8, 40).astype(np.float32), np.float32([88, 1e-30, 3e38])])
+    a, found = of_functions()
     with np.errstate(all="ignore"):
-        want = expected(a.astype(np.float64)).astype(np.float32)
-    np.testing.assert_allclose(run_elementwise(compute, "float32", a), want, rtol=3e-5, atol=2e-6)
+        want = FUNCTIONS[name][1](a.astype(np.float64)).astype(np.float32)
+    np.testing.assert_allclose(found[name], want, rtol=3e-5, atol=2e-6)
+
+
+@cache
+def of_functions() -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Numbers, and what each function gives of them."""
+    a = np.concatenate([FLOATS, RNG.uniform(-8, 8, 40).astype(np.float32), np.float32([88, 1e-30, 3e38])])
+    computes = [compute for compute, _ in FUNCTIONS.values()]
+    found = run_rows(computes, "float32", *repeated(len(computes), a))
+    return a, dict(zip(FUNCTIONS, found, strict=True))
 
 
 def test_functions_of_float16() -> None:

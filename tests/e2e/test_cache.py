@@ -23,7 +23,7 @@ GREEDY = ("--temperature", 0, "--max-tokens", 16)
 
 @pytest.fixture(scope="module")
 def sample(built: Built) -> Path:
-    return built.of(ROOT / "examples" / "sample-model", "q4") / "cpu"
+    return built.of(ROOT / "examples" / "sample-model", "q4", "cpu") / "cpu"
 
 
 @pytest.fixture(scope="module")

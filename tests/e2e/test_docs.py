@@ -38,7 +38,7 @@ def folder(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A reader's folder: the sample model as out/sample, and by the name of the other that pages build."""
     root = tmp_path_factory.mktemp("reader")
     (root / "out").mkdir()
-    made = built.of(ROOT / "examples" / "sample-model", "q4")
+    made = built.of(ROOT / "examples" / "sample-model", "q4", "cpu", "mlx", "onnx", "vulkan")
     for name in ("sample", "smollm2"):
         (root / "out" / name).symlink_to(made)
     (root / "system.txt").write_text("You tell short stories about animals. " * 12)

@@ -109,10 +109,14 @@ def test_ctrl_c_ends_a_download_at_once_and_the_next_goes_on(tmp_path: Path, lar
         while not (found := [*tmp_path.rglob("*.incomplete")]) or found[0].stat().st_size < 3_000_000:
             assert time.monotonic() < until
             time.sleep(0.02)
-        time.sleep(1.5)  # long enough for a plain line
+        assert running.stderr is not None
+        told = ""
+        while "3 of 10 MB; all:" not in told:
+            told += (line := running.stderr.readline())
+            assert line, told  # it has ended
         asked = time.monotonic()
         running.send_signal(signal.SIGINT)
-        _, told = running.communicate(timeout=30)
+        told += running.communicate(timeout=30)[1]
         assert time.monotonic() - asked < 5
         assert running.returncode == 130
         assert "Traceback" not in told

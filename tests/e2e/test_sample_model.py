@@ -27,7 +27,7 @@ def test_it_answers_what_it_was_not_taught(
 
     async def answers() -> list[str]:
         async with await AsyncEngine.load(
-            built.of(ROOT / "examples" / "sample-model", "q4") / "cpu"
+            built.of(ROOT / "examples" / "sample-model", "q4", "cpu") / "cpu"
         ) as engine:
 
             async def answer(question: str) -> str:
@@ -81,7 +81,7 @@ def test_it_fills_in_the_two_schemas_that_it_knows(built: Built, monkeypatch: py
             return json.loads(str(made.choices[0].message.content))
 
         async with await AsyncEngine.load(
-            built.of(ROOT / "examples" / "sample-model", "q4") / "cpu"
+            built.of(ROOT / "examples" / "sample-model", "q4", "cpu") / "cpu"
         ) as engine:
             return await asyncio.gather(*(answer(sentence) for sentence in sentences))
 

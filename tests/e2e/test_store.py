@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.e2e.test_serve import Process
 from tests.shared_data import shared_data
 from tests.support import commands, gguf_files, packed_formats
 from tests.support.hub import Hub, hub
@@ -50,6 +51,46 @@ def client(server: Hub, home: Path) -> dict[str, str]:
         "HF_HOME": str(home / "hub"),
         "HF_HUB_DISABLE_TELEMETRY": "1",
     }
+
+
+class Servers:
+    """`nearfar serve` one after the other in one process, which begins once."""
+
+    CODE = (
+        "import json, sys\n"
+        "from nearfar.cli import app\n"
+        "for line in sys.stdin:\n"
+        "    sys.argv = ['nearfar', 'serve', *json.loads(line), '--port', '0']\n"
+        "    try:\n"
+        "        app()\n"
+        "    except SystemExit as end:\n"
+        "        print('ended with', end.code, flush=True)\n"
+    )
+
+    def __init__(self) -> None:
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", self.CODE], stdin=pipe, stdout=pipe, text=True
+        )
+
+    @contextmanager
+    def serving(self, *arguments: object) -> Iterator[str]:
+        """The address of a server with these arguments, which is told to end afterwards, and ends well."""
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps([str(word) for word in arguments]) + "\n")
+        process.stdin.flush()
+        welcome = process.stdout.readline() + process.stdout.readline()
+        found = re.search(r"at (https?://\S+)", welcome)
+        assert found, welcome
+        yield found[1]
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "ended with 0\n"
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
 
 def until(there: Callable[[], bool], seconds: float = 30) -> None:
@@ -222,9 +263,11 @@ def test_the_server_takes_what_run_takes(
     )
     known = "HuggingFaceTB/SmolLM2-135M-Instruct"
     repositories = {known: model, "tales/stories": model, "tales/files": files, "some/host": artifact}
-    with hub(repositories) as host:
+    with hub(repositories) as host, ExitStack() as stack:
         for name, value in client(host, tmp_path).items():
             monkeypatch.setenv(name, value)
+        servers = Servers()
+        stack.callback(servers.end)
         url = f"{host.url}/some/host/resolve/main"
         for given, more, called in (
             ("stories", (), "stories"),
@@ -238,15 +281,12 @@ def test_the_server_takes_what_run_takes(
             (f"{url}/mlx/manifest.json", (), "stories"),
         ):
             torch = given == model or (given == "tales/stories" and not more)
-            server = Process(given, *more, *(() if torch else ("--device", "mlx")))
-            try:
-                (one,) = httpx.get(f"{server.url}/v1/models", timeout=20).json()["data"]
+            with servers.serving(given, *more, *(() if torch else ("--device", "mlx"))) as address:
+                (one,) = httpx.get(f"{address}/v1/models", timeout=20).json()["data"]
                 assert called in (None, one["id"]), given
                 body = {"model": one["id"], "prompt": [1], "max_tokens": 2}
-                done = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+                done = httpx.post(f"{address}/v1/completions", json=body, timeout=60)
                 assert done.status_code == 200, (given, done.text)
-            finally:
-                server.end()
     names = {entry["name"]: entry["source"] for entry in listed(tmp_path)}
     assert names["smollm2:135m"] == known
     assert {"stories", "stories-Q8_0.gguf", "files:Q8_0", "mlc"} <= names.keys()

@@ -17,7 +17,9 @@ from nearfar.build.pipeline import BuildOptions, build
 from tests.shared_data import shared_data
 from tests.support import commands
 from tests.support.late import late
+from tests.support.servers import RunningServer
 from tests.support.terminal import PASTE, Terminal
+from tests.unit.test_server_requests import EchoEngine
 
 chat_types, text_types = late("openai.types.chat"), late("openai.types.completion")
 
@@ -221,6 +223,21 @@ def test_top_needs_a_terminal() -> None:
     done = nearfar("top", "http://127.0.0.1:1")
     assert done.returncode == 1
     assert b"--once prints one view" in done.stderr
+
+
+def test_top_says_how_it_ends_and_q_ends_it(tmp_path: Path) -> None:
+    async def engine() -> EchoEngine:
+        return EchoEngine()
+
+    server = RunningServer(engine)
+    with Terminal("top", server.address, "--every", "60", home=tmp_path) as terminal:
+        terminal.until("q or Ctrl-C ends")
+        terminal.send("x")  # looks again
+        terminal.send("q")
+        assert terminal.end() == 0
+    once = commands.nearfar("top", server.address, "--once")
+    assert (once.returncode, "ends" in once.stdout) == (0, False)
+    server.close()
 
 
 def test_a_shell_completes(tmp_path: Path) -> None:

@@ -308,12 +308,18 @@ def prompt(case: Case, count: int) -> list[int]:
 
 
 @cache
-def reference(case: Case) -> Callable[[list[int]], np.ndarray]:
-    """transformers' own logits of every token of a prompt: float32 [tokens, vocab]."""
+def reference(case: Case, attention: str = "eager") -> Callable[[list[int]], np.ndarray]:
+    """transformers' own logits of every token of a prompt: float32 [tokens, vocab].
+
+    `attention`: transformers' implementation; over 8,000 tokens "sdpa", which knows no sinks and softcaps,
+    takes a fourth of the time.
+    """
     import torch
 
     model = (
-        _auto(case).from_pretrained(checkpoint(case), dtype=torch.float32, attn_implementation="eager").eval()
+        _auto(case)
+        .from_pretrained(checkpoint(case), dtype=torch.float32, attn_implementation=attention)
+        .eval()
     )
 
     def logits(tokens: list[int]) -> np.ndarray:

@@ -22,15 +22,18 @@ class Built:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def __call__(self, model: str, quant: str) -> Path:
-        """A model of the shared data."""
-        return self.of(shared_data("models", model), quant)
+    def __call__(self, model: str, quant: str, *targets: str) -> Path:
+        """A model of the shared data; see `of`."""
+        return self.of(shared_data("models", model), quant, *targets)
 
-    def of(self, checkpoint: Path, quant: str) -> Path:
-        """Any checkpoint; told apart by its folder's name."""
+    def of(self, checkpoint: Path, quant: str, *targets: str) -> Path:
+        """Any checkpoint; told apart by its folder's name. It has these targets at least: all, where none is
+        named.
+        """
         out = self._root / f"{checkpoint.name}-{quant}"
         with FileLock(f"{out}.lock"):
-            if not out.exists():
+            lacking = [name for name in targets or target_names() if not (out / name).exists()]
+            if lacking:
                 command = [
                     sys.executable,
                     "-m",
@@ -47,7 +50,7 @@ class Built:
                     "native",
                 ]
                 done = subprocess.run(
-                    [*command, "--target", ",".join(target_names())],
+                    [*command, "--target", ",".join(lacking)],
                     capture_output=True,
                     text=True,
                     timeout=900,

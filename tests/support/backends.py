@@ -16,7 +16,10 @@ from nearfar.edge_runtime.devices import device, device_names
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.executors.base import Executor
 from nearfar.errors import DeviceError
+from nearfar.format.sizes import STEP_BUCKETS
 from tests.support.artifacts import Built, Reference
+from tests.support.tiny import edit_manifest
+from tests.support.turns import paired
 from tests.support.wasm_executor import open_wasm, require_node
 
 Array = npt.NDArray[Any]
@@ -33,16 +36,39 @@ BACKENDS = (*(backend for name in device_names() for backend in VARIANTS.get(nam
 MODELS = {"stories": ("stories260K", "none"), "q4": ("classics-7M", "q4"), "q8": ("classics-7M", "q8")}
 
 
-class Lab:
-    """Artifacts by model and target, engines by model and backend."""
+ON_SOFTWARE = ("webgpu", "vulkan")
+"""Targets that software plays in tests."""
+SOME = [rows for _, rows in paired(("",), STEP_BUCKETS[1:-1])]
+"""Rows that steps can have there in this run, beside the fewest and the most."""
 
-    def __init__(self, built: Built) -> None:
-        self._built = built
+
+class Lab:
+    """Artifacts by model and target, engines by model and backend. `folder`: for artifacts of fewer steps."""
+
+    def __init__(self, built: Built, folder: Path) -> None:
+        self._built, self._folder = built, folder
         self._engines: dict[tuple[str, str], Engine] = {}
 
     def artifact(self, model: str, target: str) -> Path:
         """The artifact of a model, built at first use."""
         return self._built(*MODELS[model]) / target
+
+    def _opened(self, model: str, target: str) -> Path:
+        """What engines open: for software that plays a GPU, an artifact with three of its five steps. To
+        compile the kernels of a step takes 2 to 5 CPU seconds, of each model, on each backend.
+        """
+        whole = self.artifact(model, target)
+        if target not in ON_SOFTWARE:
+            return whole
+        made = self._folder / model / target
+        if not made.exists():
+            made.mkdir(parents=True)
+            for each in whole.iterdir():
+                if each.name != "manifest.json":
+                    (made / each.name).symlink_to(each)
+            (made / "manifest.json").write_bytes((whole / "manifest.json").read_bytes())
+            edit_manifest(made, _with_some_steps)
+        return made
 
     def engine(self, model: str, backend: str) -> Engine:
         """An engine that all tests of the session share; skips where the device is absent."""
@@ -54,16 +80,23 @@ class Lab:
         """An engine of one's own, to be closed by the caller; skips where the device is absent."""
         require(backend)
         target, _, precision = backend.partition("-")
+        path = self._opened(model, target)
         if backend in WASM:
-            return open_wasm(self.artifact(model, target), WASM[backend], verify=options.get("verify", True))
-        return Engine.load(
-            self.artifact(model, target), kv_memory="64MB", precision=precision or None, **options
-        )
+            return open_wasm(path, WASM[backend], verify=options.get("verify", True))
+        return Engine.load(path, kv_memory="64MB", precision=precision or None, **options)
 
     def close(self) -> None:
         """Free the devices."""
         for engine in self._engines.values():
             engine.close()
+
+
+def _with_some_steps(manifest: dict[str, Any]) -> None:
+    for program in manifest["programs"]:
+        steps = program["functions"]["step"]
+        program["functions"]["step"] = [
+            step for step in steps if step in (steps[0], steps[-1]) or step["size"] in SOME
+        ]
 
 
 def require(backend: str) -> None:

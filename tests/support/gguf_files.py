@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import ml_dtypes
 import numpy as np
 from safetensors.numpy import load_file
 
@@ -19,9 +20,24 @@ ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3", "ernie4_5": "ernie
 PAIRED = ("llama", "granite", "smollm3")
 HALVES = {
     "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,),
-    "IQ4_XS": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,),
+    "IQ4_XS": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "MXFP4": (),
 }  # fmt: skip
 """Where the blocks of each type have float16 values."""
+FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
+MIXED = {
+    "Q4_K_M": {"v_proj": "Q6_K", "down_proj": "Q6_K", "lm_head": "Q6_K", "": "Q4_K"},
+    "Q2_K_S": {"v_proj": "Q4_K", "o_proj": "Q3_K", "embed": "Q6_K", "": "Q2_K"},
+    "Q6_K_L": {"v_proj": "Q8_0", "embed": "Q8_0", "": "Q6_K"},
+    "partly floats": {"k_proj": "F16", "": "Q4_K"},
+}
+"""Types by part of a tensor's name, the first that is in it: as llama.cpp and others mix them."""
+WIDE: dict[str, Any] = {
+    "model_type": "llama", "hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 1,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 32, "vocab_size": 261,
+    "max_position_embeddings": 160, "rope_theta": 10000.0, "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False, "bos_token_id": 256, "eos_token_id": 257,
+}  # fmt: skip
+"""A config whose matrices have rows of whole blocks of every type."""
 
 
 def random_rows(kind: str, n: int, k: int, seed: int = 0) -> Array:
@@ -32,7 +48,34 @@ def random_rows(kind: str, n: int, k: int, seed: int = 0) -> Array:
     for at in HALVES[kind]:
         values = (rng.uniform(0.2, 1, len(blocks)) * rng.choice([-1, 1], len(blocks)) / 100).astype("<f2")
         blocks[:, at : at + 2] = values[:, None].view(np.uint8)
+    if kind == "MXFP4":
+        blocks[:, 0] = 120  # an exponent of two: 2^-7
     return blocks.reshape(n, -1)
+
+
+def type_of(kind: str, name: str) -> str:
+    """The type that a tensor has in a file of a kind: a mixture of MIXED, or one type for all."""
+    return next((other for part, other in MIXED.get(kind, {}).items() if part in name), kind)
+
+
+def mixed(folder: Path, kind: str) -> tuple[Path, dict[str, Array]]:
+    """A new file of WIDE of a kind; and what its matrices stand for."""
+    from tests.support import packed
+
+    stands_for: dict[str, Array] = {}
+
+    def store(name: str, value: Array) -> tuple[Array, str]:
+        here = type_of(kind, name)
+        if here in FLOATS:
+            stored = np.ascontiguousarray(value.astype(FLOATS[here]))
+            stands_for[name] = stored.astype(np.float32)
+            return (stored.view(np.uint8) if here == "BF16" else stored), here
+        rows = random_rows(here, *value.shape, seed=len(stands_for))
+        stands_for[name] = floats(rows, here)
+        return rows, here
+
+    plain = packed.write(folder / "plain", WIDE, packed.weights(WIDE))
+    return write(plain, folder / "model.gguf", store), stands_for
 
 
 def floats(rows: Array, kind: str) -> Array:

@@ -19,17 +19,39 @@ def pool_threads() -> Callable[[], int]:
 
     Those of engines that other tests left to the garbage collector may end at any moment.
     """
-    before = _pool_threads()
-    return lambda: len(_pool_threads() - before)
+    before = pool_thread_ids()
+    return lambda: len(pool_thread_ids() - before)
 
 
-def _pool_threads() -> set[str]:
+def pool_thread_ids() -> set[str]:
+    """The ids of the worker threads that CPU artifacts have now."""
     found = set()
     for file in Path("/proc/self/task").glob("*/comm"):
         with contextlib.suppress(OSError):  # it has just ended
             if file.read_text().strip() == "nearfar-cpu":
                 found.add(file.parent.name)
     return found
+
+
+def asleep(threads: set[str]) -> bool:
+    """Whether these threads come to sleep all at once, none of them for a lock that another gives back."""
+
+    def resting() -> int:
+        before = ran(threads)
+        states = {_listed(each, "stat").rpartition(")")[2].split()[0] for each in threads}
+        time.sleep(0.01)
+        return int(states == {"S"} and ran(threads) == before)
+
+    return eventually(resting, 1)
+
+
+def ran(threads: set[str]) -> dict[str, int]:
+    """For how many nanoseconds each of these threads has run."""
+    return {each: int(_listed(each, "schedstat").split()[0]) for each in threads}
+
+
+def _listed(thread: str, name: str) -> str:
+    return Path(f"/proc/self/task/{thread}/{name}").read_text()
 
 
 def eventually(count: Callable[[], int], expected: int) -> bool:

@@ -15,6 +15,7 @@ import os
 import subprocess
 import zlib
 from collections.abc import Sequence
+from itertools import product
 from typing import Any, TypeVar
 
 import pytest
@@ -45,6 +46,18 @@ def paired(firsts: Sequence[First], seconds: Sequence[Second]) -> list[tuple[Fir
     if number is None:
         return [(first, second) for first in firsts for second in seconds]
     return [(first, seconds[(number + at) % len(seconds)]) for at, first in enumerate(firsts)]
+
+
+def opposed(pair: tuple[Any, Any], *choices: tuple[Any, Any]) -> list[tuple[Any, ...]]:
+    """Both of a pair, the first with one combination of the choices in this turn, the second with that which
+    differs in all of them: so each run has all that is chosen from. With all combinations where all turns
+    run. For what is dear to make, as with `paired`.
+    """
+    combinations = list(product(*choices))
+    number = turn()
+    chosen = range(len(combinations)) if number is None else [number % len(combinations)]
+    both = [((pair[0], *combinations[at]), (pair[1], *combinations[-1 - at])) for at in chosen]
+    return [each for found in both for each in found]
 
 
 def turn() -> int | None:

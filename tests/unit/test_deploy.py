@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
 import sys
+import tomllib
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ import typer.main
 from nearfar.cli.serve import serve
 from nearfar.fallback_server.backend import BackendStats
 from nearfar.fallback_server.http.metrics import Metrics
+from nearfar.fallback_server.serve import ServeOptions
 from tests.support.servers import RunningServer, tiny_engine
 
 yaml = pytest.importorskip("yaml")
@@ -183,6 +187,30 @@ def test_what_is_started_has_the_options_that_it_is_given() -> None:
     assert {Path(job["authorization"]["credentials_file"]).name for job in scraped} <= set(
         services["prometheus"]["secrets"]
     )
+
+
+def test_an_artifact_in_a_container_is_started_as_the_page_says() -> None:
+    """The image's user may write NEARFAR_HOME, and what is mounted is what the command names."""
+    image = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
+    user = re.findall(r"^USER (\d+)$", image, re.MULTILINE)[0]
+    home = re.findall(r"NEARFAR_HOME=(\S+)", image)[0]
+    assert re.search(rf"useradd --uid {user} .*install -d -o {user} {home}$", image, re.MULTILINE)
+    page = (DEPLOY.parent / "docs" / "server.md").read_text(encoding="utf-8")
+    section = page.split("## In a container\n")[1].split("\n## ")[0]
+    lines = section.split("```")[1].replace("\\\n", "").splitlines()
+    built, started = (shlex.split(line) for line in lines if line.startswith(("docker build", "docker run")))
+    extras = built[built.index("--build-arg") + 1].removeprefix("EXTRAS=").split(",")
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert set(extras) <= project["optional-dependencies"].keys()
+    tag = built[built.index("-t") + 1]
+    at = started.index(tag)
+    given, command = started[:at], started[at + 1 :]
+    mounted = {volume.split(":")[1] for name, volume in pairwise(given) if name == "-v"}
+    assert mounted == {command[1], command[command.index("--keys") + 1], home}
+    assert given[given.index("-e") + 1] == "NEARFAR_TRUST=1"
+    assert {word for word in command if word.startswith("--")} <= options_of_serve()
+    assert command[command.index("--host") + 1] == "0.0.0.0"
+    assert int(given[given.index("--stop-timeout") + 1]) > ServeOptions().drain
 
 
 def test_the_health_check_wants_a_real_token(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""Hostile clients beside eight healthy streams, over every engine."""
+"""Hostile clients and requests beside eight healthy streams, which must finish with the right tokens, over
+every engine.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +9,42 @@ import json
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from tests.support.hostile import ENGINES, Rig, completion, healthy, open_rig
+from tests.support.hostile import ENGINES, HOSTILE, Rig, attack, completion, healthy, open_rig
 from tests.support.servers import RunningServer
 
 
-@pytest.fixture(scope="module", params=ENGINES)
-def rig(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+@pytest.fixture(scope="module")
+def rigs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Rig]]:
+    made: dict[str, Rig] = {}
+
+    def get(kind: str) -> Rig:
+        if kind not in made:
+            artifact = get("artifact") if kind == "upstream" else None
+            made[kind] = open_rig(kind, tmp_path_factory.mktemp(kind), artifact)
+        return made[kind]
+
+    yield get
+    for rig in reversed(made.values()):
+        rig.close()
+
+
+@pytest.fixture(params=ENGINES)
+def rig(request: pytest.FixtureRequest, rigs: Callable[[str], Rig]) -> Rig:
     if request.param == "torch":
         pytest.importorskip("transformers", reason="the torch engine is not here")
-    made = open_rig(request.param, tmp_path_factory.mktemp(request.param))
-    yield made
-    made.close()
+    return rigs(request.param)
+
+
+async def test_hostile_requests_beside_healthy_streams(rig: Rig) -> None:
+    """Each gets its own status, all at once, several rounds of healthy streams long."""
+    async with healthy(rig) as http:
+        wrong = await asyncio.gather(*(attack(http, name) for name in HOSTILE))
+    assert [what for what in wrong if what] == []
 
 
 def connect(server: RunningServer, receive_buffer: int | None = None) -> socket.socket:

@@ -113,7 +113,7 @@ print(len(sys.modules))
     ("config", "said"),
     [
         ({"model_type": "mamba2"}, "model_type is 'mamba2'; nearfar can build: "),
-        ({"model_type": "gemma3", "text_config": {"model_type": "t5"}}, "text_config.model_type is 't5'"),
+        ({"model_type": "gemma3", "text_config": {"model_type": "mpt"}}, "text_config.model_type is 'mpt'"),
         ({"architectures": ["GPT2LMHeadModel"]}, "config.json: has no model_type"),
     ],
 )

@@ -6,13 +6,20 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
+from nearfar.build.options import BuildOptions
+from nearfar.build.program.buckets import Buckets
+from nearfar.format.adapters import DEVICE_CLASSES
 from nearfar.synth import Shape, write_checkpoint
 from tests.support import tiny
+from tests.support.commands import nearfar
+from tests.support.turns import paired
 
 CONFIG = {**tiny.CONFIG, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16}
 WITHOUT_TVM = "import sys; sys.modules['tvm'] = None; from nearfar.cli import app; app()"
@@ -20,29 +27,28 @@ WITHOUT_TVM = "import sys; sys.modules['tvm'] = None; from nearfar.cli import ap
 
 def run(*arguments: object) -> subprocess.CompletedProcess[str]:
     """The command where there is no TVM."""
+    with mock.patch.dict(sys.modules, {"tvm": None}):
+        return nearfar(*arguments)
+
+
+def run_alone(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """The same in a process of its own: nothing of TVM was imported before."""
     command = [sys.executable, "-c", WITHOUT_TVM, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=paired(("webgpu",), DEVICE_CLASSES), ids=lambda of: of[1])
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For the CPU and one class of GPUs, with two steps: to compute all figures takes 30 CPU seconds."""
     root = tmp_path_factory.mktemp("figures")
     write_checkpoint(Shape(CONFIG), root / "checkpoint")
-    command = [
-        "build",
-        root / "checkpoint",
-        "--quant",
-        "q4",
-        "--target",
-        "webgpu,cpu",
-        "--cpu-features",
-        "native",
-        "--kernel-figures",
-    ]
-    command += ["-o", root / "out"]
-    done = subprocess.run(
-        [sys.executable, "-m", "nearfar", *map(str, command)], capture_output=True, text=True, timeout=600
-    )
+    target, device_class = request.param
+    options = ["--target", f"{target},cpu", "--cpu-features", "native", "--device-class", device_class]
+    fewer = partial(BuildOptions, buckets=Buckets((1, 64), (1,)))
+    with mock.patch("nearfar.cli.build.BuildOptions", fewer):
+        done = nearfar(
+            "build", root / "checkpoint", "--quant", "q4", *options, "--kernel-figures", "-o", root / "out"
+        )
     assert done.returncode == 0, done.stderr
     return root / "out"
 
@@ -52,7 +58,7 @@ def manifest(path: Path) -> dict[str, Any]:
 
 
 def test_every_launch_has_the_figures_of_its_kernel(built: Path) -> None:
-    shown = run("inspect", built / "webgpu", "--kernels", "--json")
+    shown = run_alone("inspect", built / "webgpu", "--kernels", "--json")
     assert shown.returncode == 0, shown.stderr
     report = json.loads(shown.stdout)
     programs = manifest(built / "webgpu")["programs"]

@@ -1,4 +1,4 @@
-"""JSON schemas: what is let through is kept to, what cannot be kept to is named. Measured with xgrammar
+"""JSON schemas: what is let through is kept to, what cannot be enforced is named. Measured with xgrammar
 itself.
 """
 

@@ -13,7 +13,7 @@ from tests.support.architectures import CASES
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gemma2-plain", {"use_bidirectional_attention": True},
-     r"use_bidirectional_attention is true; expected false"),
+     r"use_bidirectional_attention is true, so it is an encoder"),
     ("gemma2-plain", {"hidden_activation": "relu"}, r"hidden_activation is \"relu\"; expected silu or"),
     ("gemma2-plain", {"sliding_window": None}, r"layer_types is null; expected full_attention alone"),
     ("gemma2-plain", {"final_logit_softcapping": 0},
@@ -33,7 +33,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("gemma4_text-shared", {"attention_k_eq_v": True},
      r"attention_k_eq_v is true; expected false: keys that"),
     ("gemma4_text-shared", {"use_bidirectional_attention": "all"},
-     r"use_bidirectional_attention is \"all\"; expected"),
+     r"use_bidirectional_attention is \"all\", so it is"),
     ("gemma4_text-shared", {"num_kv_shared_layers": 7}, r"num_kv_shared_layers is 7; expected so few"),
     ("gemma4_text-shared", {"vocab_size_per_layer_input": 99},
      r"vocab_size_per_layer_input is 99; expected vocab_size"),

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -103,7 +102,6 @@ def test_two_processes(tmp_path: Path) -> None:
 
 def test_ctrl_c_leaves_nothing(tmp_path: Path) -> None:
     process = start_builder(tmp_path / "out")
-    time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=20)
     assert process.returncode != 0

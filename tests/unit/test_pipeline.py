@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -82,12 +81,20 @@ def test_where_kernels_fail_the_weights_are_given_up(tmp_path: Path, monkeypatch
     failing = Failing()
     monkeypatch.setattr(pipeline, "target_of", {"mlx": failing}.__getitem__)
     told: list[tuple[int, int]] = []
+    stops: list[threading.Event] = []
+    write = pipeline._write_weights
+
+    def watched(*args: Any) -> Any:
+        stops.append(args[-1])
+        return write(*args)
+
+    monkeypatch.setattr(pipeline, "_write_weights", watched)
 
     def progress(stage: str, done: int, total: int) -> None:
         if "weights" in stage:
             told.append((done, total))
             failing.some.set()
-            time.sleep(0.1)  # while the other thread fails
+            assert stops[0].wait(30), "the other thread has failed, and nobody stops this one"
 
     with pytest.raises(BuildError, match="no kernel for that"):
         build(BuildOptions(str(SAMPLE), tmp_path, targets=("mlx",)), progress)

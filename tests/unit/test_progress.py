@@ -11,6 +11,7 @@ import pty
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -49,6 +50,48 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.001)
 
 
+class Clock:
+    """Time that goes on when it is told to."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Looks(Clock):
+    """Time that goes on from one look of a watching thread to the next, when it is told to."""
+
+    def __init__(self) -> None:
+        self._asleep, self._woken = threading.Semaphore(0), threading.Semaphore(0)
+
+    def sleep(self, seconds: float) -> None:
+        """The watching thread sleeps until the test wants another look."""
+        self._asleep.release()
+        self._woken.acquire()
+        self.now += seconds
+
+    def look(self, times: int) -> None:
+        """Have it look so often; the looks before the last are over when this returns."""
+        for _ in range(times):
+            assert self._asleep.acquire(timeout=PATIENCE)
+            self._woken.release()
+
+    def __enter__(self) -> Looks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._woken.release(1000)  # nobody tells the time any more
+
+
+def gone() -> None:
+    """Wait until no thread shows anything any more."""
+    for thread in threading.enumerate():
+        if thread.name == "nearfar-progress":
+            thread.join(PATIENCE)
+            assert not thread.is_alive()
+
+
 def piped() -> tuple[Console, Callable[[], str]]:
     file = io.StringIO()
     return Console(file=file), file.getvalue
@@ -59,13 +102,16 @@ def terminal() -> tuple[Console, Callable[[], str]]:
     return Console(file=file, force_terminal=True, width=100, color_system=None), file.getvalue
 
 
-def test_what_is_over_in_a_moment_shows_nothing() -> None:
+def test_what_is_over_in_a_moment_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for console, text in (piped(), terminal()):
-        with Shown(console) as shown:
-            shown(Progress("checking", 0, 100))
-            shown(Progress("kernels", 1, 8))
-            shown(Progress("kernels", 8, 8))
-            time.sleep(3 * progress.LOOK)
+        with monkeypatch.context() as patched, Looks() as clock:
+            patched.setattr(progress, "time", clock)
+            with Shown(console) as shown:
+                shown(Progress("checking", 0, 100))
+                shown(Progress("kernels", 1, 8))
+                clock.look(2)  # 0.2 s, of a moment of 0.3
+                shown(Progress("kernels", 8, 8))
+        gone()
         assert text() == ""
 
 
@@ -79,7 +125,7 @@ def test_a_pipe_gets_plain_lines_and_each_says_how_far_it_is() -> None:
     until(lambda: "reading the prompt, 1,024 of 20,480 tokens …\n" in text())
     shown(Progress("prompt", 20480, 20480))
     before = text()
-    time.sleep(0.05)
+    gone()
     assert text() == before
     assert "\x1b" not in before
     assert "\r" not in before
@@ -169,7 +215,7 @@ def test_a_load_and_a_prompt_that_take_long_are_shown(
     with pytest.raises(Exception, match="no such"):
         options.load_engine(Path("no such artifact"), threads=1)
     capsys.readouterr()
-    time.sleep(0.05)
+    gone()
     assert capsys.readouterr().err == ""
 
 
@@ -185,8 +231,10 @@ def test_colours_are_left_out_where_nobody_wants_them(tty: tuple[int, int]) -> N
     """NO_COLOR on a real terminal: the line moves, and has no colours."""
     ours, theirs = tty
     code = (
-        "import time; from nearfar.cli import progress; progress.MOMENT = 0\n"
-        "with progress.waiting('compiling'): time.sleep(0.5)"
+        "import threading; from nearfar.cli import progress; progress.MOMENT = 0\n"
+        "drawn, draw = threading.Event(), progress.Shown._draw\n"
+        "progress.Shown._draw = lambda shown: (draw(shown), drawn.set())\n"
+        "with progress.waiting('compiling'): assert drawn.wait(30)"
     )
     environment = {**os.environ, "NO_COLOR": "1", "TERM": "xterm-256color"}
     subprocess.run([sys.executable, "-c", code], stderr=theirs, env=environment, check=True, timeout=PATIENCE)
@@ -194,15 +242,6 @@ def test_colours_are_left_out_where_nobody_wants_them(tty: tuple[int, int]) -> N
     assert "compiling" in seen
     assert "\x1b[3" not in seen
     assert "\x1b[38" not in seen
-
-
-class Clock:
-    """Time that goes on when it is told to."""
-
-    now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
 
 
 def test_the_pace_of_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,6 +166,17 @@ async def test_case(case: dict[str, Any], cloud: Tripwire, tmp_path: Path) -> No
     kept = [path.read_text() for path in tmp_path.iterdir()]
     if not case.get("touched"):
         assert SECRET not in "\n".join([*said, *kept])
+    written = tmp_path / "records.jsonl"
+    lines = written.read_text().splitlines() if written.exists() else []
+    records = [json.loads(line) for line in lines]
+    assert ("earlier" in {record["private_by"] for record in records}) == earlier(case)
+    assert all((record["private_by"] is None) != record["request"]["private"] for record in records)
+
+
+def earlier(case: dict[str, Any]) -> bool:
+    """Whether a request of the case is private only by the text of one before."""
+    unsaid = [turn for turn in case["turns"] if '"private": true' not in json.dumps(turn)]
+    return not case.get("touched") and any(turn["expect"] != "refused" for turn in unsaid)
 
 
 async def answered(client: AsyncHybridClient, messages: list[Any], turn: dict[str, Any]) -> str:

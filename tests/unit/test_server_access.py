@@ -27,6 +27,7 @@ from nearfar.fallback_server.http.errors import ApiError
 from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed, new_secret, read_keys
 from nearfar.fallback_server.http.limits import Admission, ServerLimits
 from nearfar.fallback_server.http.logs import AuditLog
+from tests.support.commands import nearfar
 from tests.support.servers import MODEL, RunningServer, tiny_engine, tokenizer_directory
 from tests.unit.test_engine_memory import Narrow
 from tests.unit.test_engine_memory import engine as core
@@ -99,6 +100,24 @@ def test_users_and_admins_are_apart(secured: Secured) -> None:
         listed = http.get("/admin/keys").text
     assert "alice" in listed
     assert "sha256" not in listed
+
+
+@pytest.mark.parametrize("name", ["bad name!", "", "a\nb", "x" * 65, "ü", "-", "a/b"])
+def test_a_key_has_a_name_that_stands_well_in_logs_and_commands(tmp_path: Path, name: str) -> None:
+    done = nearfar("keys", tmp_path / "keys.toml", "--", name)
+    assert done.returncode == 1
+    assert "letters, digits and . _ @ + -" in done.stderr
+    assert not (tmp_path / "keys.toml").exists()
+
+
+def test_names_of_keys_that_are_taken(tmp_path: Path) -> None:
+    names = ["alice", "team-a_2", "bob@example.com", "svc.web+eu"]
+    for name in names:
+        assert nearfar("keys", tmp_path / "keys.toml", name).returncode == 0
+    # What an earlier version took still works.
+    old = (tmp_path / "keys.toml").read_text().replace('"alice"', '"alice (web)"')
+    (tmp_path / "keys.toml").write_text(old)
+    assert [key.name for key in KeyStore(tmp_path / "keys.toml").keys] == ["alice (web)", *names[1:]]
 
 
 def test_the_operator_sees_that_steps_became_smaller_for_lack_of_memory(tmp_path: Path) -> None:

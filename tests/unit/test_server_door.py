@@ -347,7 +347,7 @@ def test_a_client_that_leaves_before_the_first_token_leaves_nothing(server: Runn
 
 def test_slow_readers_do_not_take_the_server(tmp_path: Path) -> None:
     """Many that ask for much and read nothing, and one that reads."""
-    slow, tokens = 24, 400
+    slow, tokens = 24, 100  # some 800 kB for each: the buffers of both sides hold 64 kB
     server = RunningServer(
         lambda: tiny_engine(tmp_path / "tokenizer", slots=8, pages=1024),
         AppOptions(ServerLimits(write_timeout=3.0)),

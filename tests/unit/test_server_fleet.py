@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -143,13 +144,15 @@ def test_a_quiet_server_is_asked_for_its_models_only(made: Make) -> None:
 
 
 def test_a_slow_first_token_is_waited_for_and_asked_for_once(made: Make) -> None:
+    """With no time at all between two tokens: whatever the first takes is more."""
+
     def slow(body: Json) -> Iterator[bytes]:
-        time.sleep(1.0)
+        time.sleep(0.1)
         yield STREAM
-        time.sleep(1.0)
+        time.sleep(0.1)  # so that the head comes without the token
         yield said("Hi.", "stop") + DONE
 
-    front, clouds = made(*[chatting(completions=slow)] * 2, options=replace(OPTIONS, between_timeout=0.3))
+    front, clouds = made(*[chatting(completions=slow)] * 2, options=replace(OPTIONS, between_timeout=0.0))
     assert front.text() == "Hi."
     assert sum(len(cloud.posts()) for cloud in clouds) == 1
 
@@ -341,24 +344,28 @@ def test_a_named_model_is_one_model(made: Make) -> None:
             server.close()
 
 
-async def test_a_reader_who_is_slow_costs_the_upstream_no_time() -> None:
+async def test_a_reader_who_is_slow_costs_the_upstream_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only waiting for a token counts, not what its reader does between two of them."""
+    read, passed = threading.Event(), 0.0
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "time", lambda: time.monotonic() + passed)
 
     def steady(body: Json) -> Iterator[bytes]:
         yield STREAM + said("a")
-        time.sleep(0.05)
+        assert read.wait(60)
         yield said("b") + said(finish="stop") + DONE
 
     with Cloud(chatting(completions=steady)) as cloud:
-        engine = await UpstreamEngine.connect(
-            [cloud.address], replace(OPTIONS, between_timeout=0.5, continues=False)
-        )
+        options = replace(OPTIONS, between_timeout=60.0, continues=False, probe_seconds=1e6)
+        engine = await UpstreamEngine.connect([cloud.address], options)
         wanted = EngineRequest("1", "m", messages=tuple(CHAT["messages"]), body=CHAT)
         relay = await engine.submit(await engine.prepare(wanted))
         text = ""
         async for piece in relay.pieces():
             text += piece.text
-            await asyncio.sleep(0.7)
+            passed += 3600  # the clock of the loop has gone on for an hour
+            await asyncio.sleep(0)
+            read.set()
         assert text == "ab"
         await relay.aclose()
         await engine.close()

@@ -16,6 +16,7 @@ from nearfar.edge_runtime.progress import Progress, Tell
 from nearfar.errors import CheckpointError, NearfarError
 from nearfar.fallback_server import serve
 from nearfar.fallback_server.engines.base import Engine
+from nearfar.fallback_server.engines.local import LocalEngine
 from nearfar.fallback_server.serve import ServeOptions
 from tests.support.servers import MODEL, tiny_engine
 
@@ -107,6 +108,66 @@ async def test_it_listens_while_it_loads_and_says_what_it_waits_for(
     assert told[-1].over
     os.kill(os.getpid(), signal.SIGTERM)
     await asyncio.wait_for(running, PATIENCE)
+
+
+async def test_while_it_drains_new_connections_are_told_so(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A balancer that asks /ready, and a client that comes now, get an answer, not a refused connection."""
+    loading = Loading(tmp_path)
+    loading.gate.set()
+    running = serving(client, monkeypatch, loading)
+    drained, close = asyncio.Event(), LocalEngine.close
+
+    async def closing(self: LocalEngine, drain: float = 0.0) -> None:
+        await drained.wait()
+        await close(self)
+
+    monkeypatch.setattr(LocalEngine, "close", closing)
+    await asyncio.wait_for(loading.begun.wait(), PATIENCE)
+    while (await client.get("/ready")).json() != {"status": "ready"}:
+        await asyncio.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+    while (ready := await client.get("/ready", headers={"connection": "close"})).status_code == 200:
+        await asyncio.sleep(0.01)
+    assert (ready.status_code, ready.json()) == (503, {"status": "draining"})
+    asked = {"model": MODEL, "prompt": [5], "max_tokens": 2}
+    async with httpx.AsyncClient(base_url=client.base_url, timeout=PATIENCE) as late:
+        refused = await late.post("/v1/completions", json=asked)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+        assert int(refused.headers["retry-after"]) > 0
+        assert (await late.get("/health")).status_code == 200
+    drained.set()
+    await asyncio.wait_for(running, PATIENCE)
+    with pytest.raises(httpx.ConnectError):
+        await client.get("/health")
+
+
+async def test_a_second_ctrl_c_ends_a_server_that_drains(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    loading = Loading(tmp_path)
+    loading.gate.set()
+    running = serving(client, monkeypatch, loading)
+    close, drains = LocalEngine.close, list[float]()
+
+    async def closing(self: LocalEngine, drain: float = 0.0) -> None:
+        drains.append(drain)
+        try:
+            await asyncio.sleep(drain)
+        finally:
+            await close(self)
+
+    monkeypatch.setattr(LocalEngine, "close", closing)
+    await asyncio.wait_for(loading.begun.wait(), PATIENCE)
+    while (await client.get("/ready")).json() != {"status": "ready"}:
+        await asyncio.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+    while not drains:
+        await asyncio.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGINT)
+    await asyncio.wait_for(running, 10)
+    assert drains[0] == ServeOptions().drain
 
 
 async def test_sigterm_ends_a_server_that_still_loads(

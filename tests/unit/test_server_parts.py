@@ -37,6 +37,7 @@ from nearfar.fallback_server.http.logs import AuditLog
 from nearfar.fallback_server.http.metrics import Metrics
 from nearfar.fallback_server.http.tracing import Tracer
 from nearfar.fallback_server.sandbox import ChildPool, ChildSpec
+from nearfar.fallback_server.sandbox.process import _Child
 from nearfar.format.sampling import SamplingDefaults
 from tests.support import tiny
 from tests.support.servers import tiny_core, tokenizer_directory
@@ -161,7 +162,9 @@ async def test_stop_strings_echo_and_errors(tmp_path: Path) -> None:
         await answer(tmp_path, "abc", error=EngineError("it died"))
 
 
-async def test_a_child_that_takes_too_long_is_killed_and_the_next_job_is_done(tmp_path: Path) -> None:
+async def test_a_child_that_takes_too_long_is_killed_and_the_next_job_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loop = (
         "{% for m in messages %}{% if m.content == 'loop' %}{% for i in range(99999) %}{% set x = "
         "range(99999) | list %}"
@@ -190,13 +193,41 @@ async def test_a_child_that_takes_too_long_is_killed_and_the_next_job_is_done(tm
             await pool.run(job("\ud800"))
         # Variables take the place of nothing, and a cancelled job does not answer the next.
         assert (await pool.run(job("cd", messages="x", bos_token="y")))["tail"] == "cd"
-        cancelled = asyncio.create_task(pool.run(job("loop")))
-        await asyncio.sleep(0.1)
-        cancelled.cancel()
+        sent = asyncio.Event()
+        read = _Child._read
+
+        async def reading(child: _Child) -> Any:
+            sent.set()
+            return await read(child)
+
+        with monkeypatch.context() as watched:
+            watched.setattr(_Child, "_read", reading)
+            cancelled = asyncio.create_task(pool.run(job("loop")))
+            await sent.wait()  # the child runs, so this is the answer of the job
+            cancelled.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await cancelled
         assert (await pool.run(job("ef")))["tail"] == "ef"
         waiting = [asyncio.create_task(pool.run(job("loop"))) for _ in range(4)]
         done = await asyncio.gather(*waiting, return_exceptions=True)
         assert sum(isinstance(error, OverloadError) for error in done) >= 1
+    finally:
+        await pool.close()
+
+
+async def test_a_job_waits_for_the_child_that_starts_and_starts_no_other(tmp_path: Path) -> None:
+    loop = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    settings = {"directory": str(tokenizer_directory(tmp_path, loop)), "bos": None, "answers": {}}
+    pool = ChildPool(ChildSpec(TEXT_CHILD, settings, "template", 2, timeout=20))
+    chat = {"messages": [{"role": "user", "content": "ab"}], "variables": {}, "continue_last": False}
+    try:
+        warming = asyncio.create_task(pool.warm(1))
+        await asyncio.sleep(0)  # it has begun
+        answer = await pool.run({"op": "chat", **chat})
+        await warming
+        assert answer["tail"] == "ab"
+        # Two that import and load at once took three times as long as one.
+        assert [child._process is not None for child in pool._children].count(True) == 1
     finally:
         await pool.close()
 

@@ -19,6 +19,7 @@ from starlette.testclient import TestClient
 from nearfar.errors import EngineError, OverloadError, RequestError
 from nearfar.fallback_server.backend import BackendStats
 from nearfar.fallback_server.engines.base import (
+    GENERATES_NOTHING,
     Embeddings,
     EngineRequest,
     ModelInfo,
@@ -26,6 +27,7 @@ from nearfar.fallback_server.engines.base import (
     Prepared,
     Prompt,
     TokenUsage,
+    Unready,
 )
 from nearfar.fallback_server.http import convert
 from nearfar.fallback_server.http.app import create_app
@@ -61,6 +63,8 @@ class EchoAnswers:
 class EchoEngine:
     """An engine that is quick and does what a message says."""
 
+    generates = True
+
     def __init__(self) -> None:
         self.made: list[EchoAnswers] = []
 
@@ -93,7 +97,10 @@ class EchoEngine:
         return BackendStats(0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0)
 
     async def ready(self) -> bool:
-        return True
+        return self.generates
+
+    def unready(self) -> Unready:
+        return GENERATES_NOTHING
 
     async def close(self, drain: float = 0.0) -> None:
         pass
@@ -139,6 +146,13 @@ def test_errors_of_engines_have_their_statuses(http: TestClient, engine: EchoEng
     assert all(answers.closed == 1 for answers in engine.made)
 
 
+def test_ready_says_why_not(http: TestClient, engine: EchoEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (http.get("/ready").status_code, http.get("/ready").json()) == (200, {"status": "ready"})
+    monkeypatch.setattr(engine, "generates", False)
+    told = http.get("/ready")
+    assert (told.status_code, told.json()["status"]) == (503, "not ready: no token generated recently")
+
+
 def test_embeddings(http: TestClient) -> None:
     made: Any = http.post("/v1/embeddings", json={"model": MODEL, "input": ["a", "bc"]})
     assert [item["embedding"] for item in made.json()["data"]] == [[0.5, 1.0], [0.5, 2.0]]
@@ -161,15 +175,63 @@ def test_the_place_of_a_mistake_is_named(http: TestClient) -> None:
     assert param == "messages"
     assert message(n=1000)[1] == "n"
     assert "1000" in message(n=1000)[0]
-    assert message(colour="red") == ("colour is no field of such a request; leave it out", "colour")
-    assert message(max_token=3)[0] == "max_token is no field of such a request: did you mean max_tokens?"
+    assert message(colour="red") == ("unknown field colour; leave it out", "colour")
+    assert message(max_token=3)[0] == "unknown field max_token: did you mean max_tokens?"
     assert "tool_choice needs tools" in message(tool_choice="required")[0]
     for name in ("body", "str", "tool", "[2J", "a[b]", "messages[0]"):  # named like types of a place
-        assert message(**{name: 1})[0].startswith(f"{name} is no field of such a request"), name
+        assert message(**{name: 1})[0].startswith(f"unknown field {name}"), name
         assert message(**{name: 1})[1] == name
     for name in ("", "\x1b[2J"):
-        assert message(**{name: 1}) == (f"{name!a} is no field of such a request; leave it out", name)
-    assert "no field" in message(messages=[{"role": "user", "content": "a", "str": 1}])[0]
+        assert message(**{name: 1}) == (f"unknown field {name!a}; leave it out", name)
+    assert "unknown field" in message(messages=[{"role": "user", "content": "a", "str": 1}])[0]
+
+
+@pytest.mark.parametrize("field", ["intent", "options", "allowed_openai_params", "n_predict", "cache_prompt"])
+def test_a_field_of_another_api_is_not_told_with_one_that_looks_like_it(http: TestClient, field: str) -> None:
+    assert ask(http, **{field: 1}).json()["error"]["message"] == f"unknown field {field}; leave it out"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("prediction", {}, "prediction: this server takes only null here; leave the field out"),
+        ("functions", [{"name": "f"}], "functions: this server takes only null here; use tools"),
+        ("function_call", "auto", "function_call: this server takes only null here; use tool_choice"),
+        ("prompt_logprobs", 1, "prompt_logprobs: this server takes only null here; leave the field out"),
+        ("stream", "yes", "stream: this must be true or false, not 'yes'"),
+        ("tools", {}, "tools: this must be a list"),
+        ("messages", "Hello", "messages: this must be a list, not 'Hello'"),
+        ("logit_bias", [1], "logit_bias: this must be an object"),
+        ("response_format", "json", "response_format: this must be an object, not 'json'"),
+        ("temperature", "hot", "temperature: this must be a number, not 'hot'"),
+        ("seed", 1.5, "seed: this must be a whole number, not 1.5"),
+        ("n", 0, "n: this must be at least 1, not 0"),
+        ("top_p", 2, "top_p: this must be at most 1, not 2"),
+        ("top_p", 0, "top_p: this must be more than 0, not 0"),
+        ("user", {"id": 1}, "user: this must be a string"),
+        ("user", "x" * 600, "user: this must have at most 512 characters"),
+        ("tool_choice", "maybe", "tool_choice: this must be 'none', 'auto' or 'required', not 'maybe'"),
+    ],
+)  # fmt: skip
+def test_what_a_field_must_be_is_said_in_words_of_json(
+    http: TestClient, field: str, value: Any, said: str
+) -> None:
+    told = ask(http, **{field: value}).json()["error"]
+    assert (told["message"][: len(said)], told["param"]) == (said, field)
+    for word in ("Input", "None", "dictionary", "pydantic"):
+        assert word not in told["message"]
+
+
+def test_what_a_message_must_be_is_said_in_words_of_json(http: TestClient) -> None:
+    for message, said in (
+        ({"role": "user"}, "messages.0.content: this field is missing"),
+        ({"role": "function", "content": "x"}, "messages.0.role: this must be 'system', 'developer',"),
+        ({"content": "x"}, "messages.0.role: this field is missing"),
+        ("hello", "messages.0: this must be an object, not 'hello'"),
+        ({"role": "assistant", "content": "x", "function_call": {}}, "messages.0.function_call: this server"),
+    ):  # fmt: skip
+        told = ask(http, messages=[message]).json()["error"]["message"]
+        assert told.startswith(said), told
 
 
 JSON = st.recursive(
@@ -255,7 +317,15 @@ def test_the_app_keeps_to_its_own_openapi(case: Any) -> None:
 
 @pytest.mark.parametrize(
     ("path", "meant"),
-    [("/v1/chat/completion", "/v1/chat/completions"), ("/completions", "/v1/completions"), ("/x", None)],
+    [
+        ("/v1/chat/completion", "/v1/chat/completions"),
+        ("/completions", "/v1/completions"),
+        ("/v1/moderations", None),
+        ("/v1/responses", None),
+        ("/v1/messages", None),
+        ("/api/chat", None),
+        ("/x", None),
+    ],
 )
 def test_a_path_that_is_none_is_told_with_the_one_that_is_meant(
     http: TestClient, path: str, meant: str | None
@@ -263,7 +333,8 @@ def test_a_path_that_is_none_is_told_with_the_one_that_is_meant(
     answer = http.post(path, json={})
     assert answer.status_code == 404
     told = answer.json()["error"]["message"]
-    assert told == f"there is no {path} here" + (f": is {meant} meant?" if meant else "")
+    there = "this server speaks /v1/chat/completions, /v1/completions, /v1/embeddings and /v1/models"
+    assert told == f"there is no {path} here: " + (f"did you mean {meant}?" if meant else there)
 
 
 def test_paths_that_may_be_meant_are_those_that_there_are() -> None:

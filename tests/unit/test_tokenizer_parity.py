@@ -1,5 +1,6 @@
 """The browser's text codec against Python's tokenizers and chat templates: same ids, same texts."""
 
+import atexit
 import json
 import random
 import subprocess
@@ -54,12 +55,25 @@ class Job:
             "special": {"bosTokenId": self.bos_token_id, "eosTokenIds": []},
             **{"encode": self.encode, "decode": self.decode, "chat": self.chat, "streams": self.streams},
         }
-        script = WEB / "test" / "parity" / "codec_server.mjs"
-        command = [node(), str(script)]
-        done = subprocess.run(command, input=json.dumps(body), capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr
-        answer: dict[str, Any] = json.loads(done.stdout)
+        server = codec_server()
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(json.dumps(body) + "\n")
+        server.stdin.flush()
+        line = server.stdout.readline()
+        assert line, "the codec server has ended; its errors are above"
+        answer: dict[str, Any] = json.loads(line)
         return answer
+
+
+@cache
+def codec_server() -> subprocess.Popen[str]:
+    """Node with the codec: to bundle it and to start cost more than all that a test asks of it."""
+    script = WEB / "test" / "parity" / "codec_server.mjs"
+    pipe = subprocess.PIPE
+    server = subprocess.Popen([node(), str(script)], stdin=pipe, stdout=pipe, encoding="utf-8")
+    atexit.register(server.kill)
+    return server
 
 
 def tokenizer_files(name: str) -> tuple[dict[str, Any], dict[str, Any]]:

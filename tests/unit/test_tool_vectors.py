@@ -64,6 +64,7 @@ def test_answers_are_taken_apart_wherever_they_are_cut(case: dict[str, Any]) -> 
             case.get("tools", READING["tools"]),
             reasoning_open=case.get("reasoning_open", False),
             calls_only=case.get("calls_only", False),
+            loose=case.get("loose", False),
         )
         made = [reader.push(piece) for piece in pieces] + [reader.finish(cut=case.get("cut", False))]
         assert events([one for group in made for one in group]) == case["events"]

@@ -29,7 +29,7 @@ describe("the programs for a device", () => {
     expect(ablePrograms(manifest, adapter([]))).toEqual([f32]);
   });
 
-  test("leave no choice where one is asked for, or only one is able, or a processor plays the GPU", () => {
+  test("leave no choice where one is asked for, or only one is able, or the GPU is emulated in software", () => {
     const described = sampleManifest();
     const [first] = described.programs;
     const made = (["software", "integrated"] as const).map((name) => {

@@ -16,6 +16,7 @@ import {
 } from "../src/both/errors.js";
 import { fetchText, MissingError } from "../src/both/http.js";
 import { parseManifest } from "../src/both/manifest.js";
+import { modelUrl } from "../src/both/places.js";
 import { SequenceTable } from "../src/worker/cache/sequence-table.js";
 import { Scheduler } from "../src/worker/engine/scheduler.js";
 import { findGpu } from "../src/worker/gpu/adapter.js";
@@ -158,4 +159,8 @@ describe("the code tells", () => {
     expect(byMemory.message).toContain("kvMemory");
     expect(byMemory.message).toContain("1024");
   });
+});
+
+test.each([undefined, null, "", 5])("an address of a model that is %s is refused as such", (model) => {
+  expect(() => modelUrl(model as never)).toThrow(/address of the model is (empty|undefined|null|5)/);
 });

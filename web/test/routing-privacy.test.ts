@@ -6,6 +6,7 @@ import { createServer, type Server } from "node:net";
 import { afterEach, beforeEach, expect, test } from "vitest";
 import {
   type Chunk,
+  type DecisionRecord,
   HybridClient,
   type HybridRequest,
   type KeptState,
@@ -127,16 +128,23 @@ async function answered(client: HybridClient, messages: readonly Message[], turn
   return chunks.map(({ choices }) => choices[0]?.delta.content ?? "").join("");
 }
 
+/** Whether a request of the case is private only by the text of one before. */
+function earlier({ touched, turns }: Case): boolean {
+  const unsaid = turns.filter((turn) => !JSON.stringify(turn).includes('"private":true'));
+  return !touched && unsaid.some((turn) => turn.expect !== "refused");
+}
+
 test.each((JSON.parse(text) as Case[]).map((item) => [item.name, item] as const))("%s", async (_, item) => {
   const kept: KeptState[] = [];
   const said: string[] = [];
+  const records: DecisionRecord[] = [];
   const make = (policy: PolicyOptions): HybridClient =>
     new HybridClient({
       device: deviceThat(item.device ?? "ok"),
       cloud: { baseURL: `http://127.0.0.1:${(cloud.address() as AddressInfo).port}` },
       hints: { read: () => ({ online: true, battery: null, charging: null, metered: null }) },
       store: { read: () => kept.at(-1) ?? null, write: (state) => void kept.push(state) },
-      onRecord: (record) => void said.push(JSON.stringify(record)),
+      onRecord: (record) => void records.push(record),
       policy,
     });
   let client = make(merged(QUIET, item.policy));
@@ -158,6 +166,9 @@ test.each((JSON.parse(text) as Case[]).map((item) => [item.name, item] as const)
       said.push(String(error), String((error as Error).cause));
     }
   }
+  said.push(...records.map((record) => JSON.stringify(record)));
+  expect(records.some((record) => record.private_by === "earlier")).toBe(earlier(item));
+  for (const { private_by, request } of records) expect(private_by !== null).toBe(request.private);
   expect(touched > 0).toBe(item.touched ?? false);
   if (!item.touched) expect([...said, JSON.stringify(kept)].join("\n")).not.toContain(SECRET);
 });

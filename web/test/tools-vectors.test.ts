@@ -27,6 +27,7 @@ interface Reading {
     readonly tools?: readonly FunctionTool[];
     readonly reasoning_open?: boolean;
     readonly calls_only?: boolean;
+    readonly loose?: boolean;
     readonly cut?: boolean;
     /** What each piece makes certain, and the end. */
     readonly fragments?: readonly object[];
@@ -69,6 +70,7 @@ describe("answers are taken apart wherever they are cut", () => {
         tools: given.tools ?? READING.tools,
         reasoningOpen: given.reasoning_open ?? false,
         callsOnly: given.calls_only ?? false,
+        loose: given.loose ?? false,
       });
       const made = [...pieces.map((piece) => reader.push(piece)), reader.finish(given.cut ?? false)];
       expect(eventsOf(made.flat())).toEqual(given.events);

@@ -148,7 +148,7 @@ describe("tools on the device", () => {
     expect(called.message.tool_calls).toMatchObject([{ function: { name: "time" } }]);
   });
 
-  test("a schema that cannot be kept to is refused by name", async () => {
+  test("a schema that cannot be enforced is refused by name", async () => {
     const bad = { name: "odd", strict: true, parameters: { type: "object", not: {} } };
     const asked = ask("No.", { tools: [{ type: "function", function: bad }] });
     await expect(asked).rejects.toMatchObject({ name: "RequestError", param: "tools" });

@@ -15,6 +15,7 @@ import numpy as np
 from nearfar.build.weights.gguf.header import Header, Tensor
 from nearfar.errors import CheckpointError
 from nearfar.step.config import EPSILON, MAX_CONTEXT, MAX_LAYERS, ConfigReader
+from nearfar.step.kinds import writes_no_text
 from nearfar.step.rope import FACTOR, THETA
 
 Config = dict[str, Any]
@@ -50,6 +51,9 @@ def read_config(header: Header, tensors: Mapping[str, Tensor]) -> Config:
     """The config of a file, whose parts have these tensors; CheckpointError for what is not supported."""
     name = header.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
+        key = "general.architecture"
+        if what := writes_no_text({"model_type": name}, key):
+            raise CheckpointError(f"{header.file}: {what}")
         known = ", ".join(ARCHITECTURES)
         raise CheckpointError(f"{header.file}: general.architecture is {name!r}; those read are {known}")
     prefix = f"{name}."

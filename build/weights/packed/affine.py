@@ -89,6 +89,11 @@ class Format(ABC):
         """What most matrices have."""
         return most_common(self.tensors.values())
 
+    def kind(self, tensor: str) -> str:
+        """The format's name and the scheme that holds the codes, where one does."""
+        scheme = self.tensors[tensor]
+        return self.name if scheme is None else f"{self.name} {scheme.label}"
+
     @abstractmethod
     def wanted(self, base: str, n: int, k: int) -> dict[str, Wanted]:
         """The tensors of the matrix `base.weight` [n, k]."""

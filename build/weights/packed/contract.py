@@ -16,6 +16,8 @@ from nearfar.targets.codes import BITS
 from nearfar.targets.quantized import QuantTensor
 
 Shape = tuple[int, ...]
+FINER = 2
+"""Bits more of codes that are made anew because a target lacks the groups of the checkpoint."""
 FLOATS = ("float32", "float16", "bfloat16", "float64")
 
 
@@ -62,6 +64,10 @@ class Packed(Protocol):
         """The quantized matrices, each with what holds its codes exactly; None: nothing does."""
         ...
 
+    def kind(self, tensor: str) -> str:
+        """What a quantized matrix is stored as, in the words of the format: Q6_K, GPTQ q4 in groups of 32."""
+        ...
+
     def expected(self, plain: Mapping[str, Shape]) -> dict[str, Wanted]:
         """The tensors that must be there, for the shapes of the plain model: of `tensors` and of others.
         Asked for first: a format may see only here what cannot be carried.
@@ -96,6 +102,26 @@ def scheme_for(bits: int, group: int, k: int) -> Scheme | None:
         return None
     found = [Scheme(wide, size) for size in GROUPS if group % size == 0]
     return max((s for s in found if s.fits(k)), key=lambda s: s.group_size, default=None)
+
+
+def held_in(scheme: Scheme, groups: Collection[int]) -> Scheme | None:
+    """What holds the codes of a scheme as they are where there are groups of these sizes alone: the largest
+    that divide its own; None where none does.
+    """
+    found = [size for size in groups if scheme.group_size % size == 0]
+    return Scheme(scheme.bits, max(found)) if found else None
+
+
+def finer(scheme: Scheme, groups: Collection[int]) -> Scheme | None:
+    """What codes of a scheme become where its groups are not: at least two bits more in the smallest groups
+    that there are; None where no codes have so many.
+
+    A group of 32 spans two of 16. With two bits more its step is a quarter of the larger of theirs, or a
+    little more where their offsets lie apart: a weight changes by an eighth of a step of the checkpoint's
+    codes, whose own error is up to a half.
+    """
+    wide = min((bits for bits in BITS if bits >= scheme.bits + FINER), default=None)
+    return None if wide is None else Scheme(wide, min(groups))
 
 
 def joint(schemes: Iterable[Scheme]) -> Scheme:

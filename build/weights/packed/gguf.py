@@ -34,6 +34,10 @@ class Gguf(AffineFormat):
         packed = Gguf(checkpoint)
         return packed if packed.tensors else None
 
+    def kind(self, tensor: str) -> str:
+        """The type, such as Q6_K."""
+        return self._types[tensor].name
+
     def wanted(self, base: str, n: int, k: int) -> dict[str, Wanted]:
         """One tensor: rows of blocks."""
         kind = self._types[f"{base}.weight"]

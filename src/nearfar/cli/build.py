@@ -13,7 +13,7 @@ from rich.console import Console
 
 from nearfar.build.first_look import first_look
 from nearfar.build.options import GROUP_SIZE, PACKED, QUANT, BuildOptions, Quality
-from nearfar.cli.progress import Bars, importing
+from nearfar.cli.progress import Bars, importing, telling
 from nearfar.errors import BuildError
 from nearfar.paths import check_place
 from nearfar.targets import target_names
@@ -271,7 +271,7 @@ def build_shown(options: BuildOptions, console: Console) -> list[Path]:
         from nearfar.build.pipeline import build as run_build
     timings = Timings()
     with Bars(console) as bars:
-        made = run_build(options, bars.report, timings)
+        made = run_build(options, bars.report, timings, telling(console))
     for line in _timing_lines(timings):
         console.print(line, highlight=False)
     return made

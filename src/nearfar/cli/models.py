@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from nearfar.cli.progress import bytes_bar
+from nearfar.cli.progress import bytes_bar, telling
 from nearfar.edge_runtime.artifact.finder import holds_artifacts
 from nearfar.errors import StoreError
 from nearfar.hub import no_path
 from nearfar.store.entries import Store
 from nearfar.store.known import KNOWN
-from nearfar.store.making import Build, Tell, artifacts_at, for_device
+from nearfar.store.making import Build, artifacts_at, for_device
 
 if TYPE_CHECKING:
     from nearfar.build.options import BuildOptions
@@ -86,8 +86,3 @@ def building(console: Console) -> Build:
         build_shown(options, console)
 
     return build
-
-
-def telling(console: Console) -> Tell:
-    """Says a line."""
-    return lambda line: console.print(line, highlight=False, soft_wrap=True)

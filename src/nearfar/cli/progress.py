@@ -40,6 +40,11 @@ LOOK = 0.1
 Line = Callable[[str], None]
 
 
+def telling(console: Console) -> Line:
+    """Says a line, however long: a terminal breaks it."""
+    return lambda line: console.print(line, highlight=False, soft_wrap=True)
+
+
 def shows(console: Console) -> bool:
     """Whether a line of it can change, and somebody looks: a CI would keep every state of it in its log, and
     FORCE_COLOR makes a terminal of any file.

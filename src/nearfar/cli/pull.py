@@ -8,8 +8,8 @@ import typer
 from rich.console import Console
 
 from nearfar.build.options import Quality
-from nearfar.cli.models import building, telling
-from nearfar.cli.progress import bytes_bar
+from nearfar.cli.models import building
+from nearfar.cli.progress import bytes_bar, telling
 from nearfar.edge_runtime.artifact.budget import show_size
 from nearfar.edge_runtime.devices import AUTO
 from nearfar.store.entries import Store

@@ -19,7 +19,10 @@ from nearfar.errors import RequestError
 
 @dataclass
 class Summary:
-    """Counts of requests by where their answer ended; costs in the policy's unit; times in seconds."""
+    """Counts of requests by where their answer ended; costs in the policy's unit; times in seconds.
+
+    `private_by_earlier_text`: of the private ones, those that did not say so themselves.
+    """
 
     requests: int = 0
     device: int = 0
@@ -28,6 +31,7 @@ class Summary:
     degraded: int = 0
     failed: int = 0
     private: int = 0
+    private_by_earlier_text: int = 0
     spent: float = 0.0
     saved: float = 0.0
     median_ttft_device: float | None = None
@@ -67,6 +71,7 @@ def summarize(records: Iterator[dict[str, Any]]) -> Summary:
         outcome = record["outcome"]
         made.requests += 1
         made.private += bool(record["request"]["private"])
+        made.private_by_earlier_text += record.get("private_by") == "earlier"
         route, path = outcome.get("route"), outcome.get("path", [])
         made.failed += outcome.get("error") not in (None, "stopped")
         made.device += bool(path) and route == "device"

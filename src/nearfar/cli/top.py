@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import select
-import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -19,17 +14,10 @@ from rich.live import Live
 from rich.table import Table
 
 from nearfar.cli.drawing import draws
+from nearfar.cli.keyboard import keyboard
 from nearfar.errors import NearfarError
 from nearfar.fallback_server.http.metrics import PREFIX
 from nearfar.remote.errors import shown_page, unreachable
-
-try:
-    import termios
-    import tty
-except ModuleNotFoundError:  # Windows
-    termios = tty = None  # type: ignore[assignment]
-
-HOW = "q ends" if termios is not None else "Ctrl-C ends"
 
 Values = dict[tuple[str, str], float]
 
@@ -67,11 +55,18 @@ def top(
         if once:
             Console().print(view(url, before, before))
             return
-        with _keys(), Live(view(url, before, before, HOW), auto_refresh=False) as live:
-            while not _q_pressed(every):
+        with keyboard() as pressed, Live(_ending(view(url, before, before)), auto_refresh=False) as live:
+            live.refresh()
+            while pressed(every) not in ("q", "Q"):
                 now = look(client)
-                live.update(view(url, before, now, HOW), refresh=True)
+                live.update(_ending(view(url, before, now)), refresh=True)
                 before = now
+
+
+def _ending(table: Table) -> Table:
+    """The table with what ends the view. Any other key looks again."""
+    table.caption = "q or Ctrl-C ends"
+    return table
 
 
 def look(client: httpx.Client) -> Sample:
@@ -98,31 +93,8 @@ def parse(text: str) -> Values:
     return values
 
 
-@contextlib.contextmanager
-def _keys() -> Iterator[None]:
-    """Keys come one by one, and are not echoed, where stdin is a terminal that can be told so."""
-    if termios is None or not sys.stdin.isatty():
-        yield
-        return
-    before = termios.tcgetattr(sys.stdin)
-    tty.setcbreak(sys.stdin)
-    try:
-        yield
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
-
-
-def _q_pressed(seconds: float) -> bool:
-    """Whether somebody presses q within so many seconds; another key looks at once."""
-    if termios is None or not sys.stdin.isatty():
-        time.sleep(seconds)
-        return False
-    ready, _, _ = select.select([sys.stdin], [], [], seconds)
-    return bool(ready) and os.read(sys.stdin.fileno(), 64).lower() in (b"q", b"")
-
-
-def view(url: str, before: Sample, now: Sample, how: str | None = None) -> Table:
-    """The figures as a table; `how`: what stands below them."""
+def view(url: str, before: Sample, now: Sample) -> Table:
+    """The figures as a table."""
     seconds = max(now.at - before.at, 1e-9)
 
     def rate(name: str, label: str = "") -> float:
@@ -130,7 +102,7 @@ def view(url: str, before: Sample, now: Sample, how: str | None = None) -> Table
 
     queries = now.get("prefix_cache_queries_total")
     hits = now.get("prefix_cache_hits_total") / queries if queries else 0.0
-    table = Table(title=f"nearfar at {url}", caption=how, show_header=False)
+    table = Table(title=f"nearfar at {url}", show_header=False)
     table.add_row(
         "running / waiting", f"{now.get('num_requests_running'):.0f} / {now.get('num_requests_waiting'):.0f}"
     )

@@ -12,8 +12,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from nearfar.cli.models import building, telling
-from nearfar.cli.progress import bytes_bar
+from nearfar.cli.models import building
+from nearfar.cli.progress import bytes_bar, telling
 from nearfar.edge_runtime.artifact.finder import by_target, none_for
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import ArtifactError

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from nearfar import strict_json
+from nearfar.build.first_look import check_writes_text
 from nearfar.edge_runtime.artifact.finder import MANIFEST, holds_artifacts
 from nearfar.errors import StoreError
 from nearfar.hub import HUB_ID, check_there
@@ -41,9 +42,11 @@ def served(given: str, engine: str, artifacts: Callable[[str], Path]) -> str:
         return str(artifacts(given))
     path = Path(given).expanduser()
     if path.exists():
-        if holds_artifacts(path) or _for_transformers(path):
-            return str(path)
-        return str(artifacts(given))
+        if not holds_artifacts(path) and not _for_transformers(path):
+            return str(artifacts(given))
+        if not holds_artifacts(path):
+            check_writes_text(str(path))
+        return str(path)
     store = Store()
     wanted = wanted_of(given, store)
     as_it_is = wanted.source == given and wanted.quant is None and store.of(wanted) is None
@@ -69,7 +72,9 @@ def _checkpoint(given: str) -> str:
             f"hub, and {given} is {source if source != given else 'neither'}: leave --engine torch out, and "
             "nearfar builds it"
         )
-    if not Path(source).exists():
+    if Path(source).exists():  # one of the hub is looked at where it is downloaded
+        check_writes_text(source)
+    else:
         check_there(source)
     return source
 

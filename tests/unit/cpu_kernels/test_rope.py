@@ -12,6 +12,7 @@ pytest.importorskip("tvm")
 from nearfar.errors import BuildError
 from nearfar.targets.jobs import RopeAppend
 from tests.support.cpu_jobs import KERNELS, CpuJobs, inputs_of
+from tests.support.turns import paired
 
 CONTEXT, PAGES = 160, 24
 
@@ -29,8 +30,9 @@ MORE: tuple[dict[str, Any], ...] = (
     {"q_scale": (0.1, 16.0)}, {"v_norm_eps": 1e-2}, {"append": False, "q_scale": (0.25, 50.0)},
 )  # fmt: skip
 SHAPES = ((1, 9, 3, 64), (16, 4, 1, 80), (4, 5, 5, 6), (1, 2, 1, 256), (64, 3, 3, 20))
+SCALED = (rope(4, 4, 2, 8, norm_eps=1e-6), rope(4, 4, 2, 8, norm_eps=1e-2, norm_after=True))
 JOBS = [
-    *(rope(4, 4, 2, 8, **norm, **more) for more in MORE for norm in NORMS),
+    *dict.fromkeys((*SCALED, *(rope(4, 4, 2, 8, **norm, **more) for more, norm in paired(MORE, NORMS)))),
     *(rope(m, heads, kv_heads, d, kv_dtype, norm_eps=1e-6)
       for kv_dtype in ("float32", "float16")
       for m, heads, kv_heads, d in SHAPES),
@@ -67,7 +69,7 @@ def test_rope_append(jobs, job):
 
 def test_the_table_is_used_as_it_is(jobs):
     """Yarn scales cosines and sines: a norm before the rotation keeps the factor, one after it does not."""
-    for job in (rope(4, 4, 2, 8, norm_eps=1e-6), rope(4, 4, 2, 8, norm_eps=1e-2, norm_after=True)):
+    for job in SCALED:
         inputs = inputs_of(job, np.random.default_rng(3), pages=PAGES, context=CONTEXT)
         inputs["positions"][:4] = [0, 33, 100, 159]
         inputs["rope"] *= np.float32(1.4)

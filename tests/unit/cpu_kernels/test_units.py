@@ -15,13 +15,14 @@ from nearfar.targets.cpu.units import BASELINE, UNITS, unit_named
 from nearfar.targets.jobs import Embed, Linear, Norm
 from nearfar.targets.quantized import Matrix
 from tests.support.cpu_jobs import CpuJobs, inputs_of
+from tests.support.turns import paired
 
 HERE = architecture()
 FIRST = BASELINE[HERE]
 OTHERS = [unit for unit in UNITS.values() if unit.architecture == HERE and unit != FIRST]
 JOBS = [
     *(Linear(m, Matrix(48, 256, bits, group), "float32", "float32", norm=1e-5, residual=True)
-      for bits in BITS for m, group in ((1, 16), (1, 64), (2, 32), (4, 64), (16, 128))),
+      for bits, (m, group) in paired(BITS, ((1, 16), (1, 64), (2, 32), (4, 64), (16, 128)))),
     Linear(8, Matrix(70, 128, 8, 32), "float32", "float32", bias=True),
     Linear(16, Matrix(96, 128, 4, 64), "float32", "float32", norm=1e-6, gate="silu"),
     Linear(16, Matrix(64, 172, 16), "float32", "float32"),

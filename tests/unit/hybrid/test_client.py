@@ -167,17 +167,29 @@ async def test_records_are_summed_up(rig: Rig, tmp_path: Path) -> None:
         await client.chat.completions.create(
             [{"role": "user", "content": "fox " * 900}], x_nearfar={"private": True}, **ASK
         )
+    again = await client.chat.completions.create([{"role": "user", "content": "cat"}], **ASK)
+    assert again.x_nearfar.path == ["device"]  # it was private before
     done = CliRunner().invoke(typer_app, ["route", "log", str(path), "--json"])
     assert done.exception is None, done.exception
     found = json.loads(done.stdout)
     assert {
-        name: found[name] for name in ("requests", "device", "cloud", "degraded", "private", "failed")
+        name: found[name]
+        for name in (
+            "requests",
+            "device",
+            "cloud",
+            "degraded",
+            "private",
+            "private_by_earlier_text",
+            "failed",
+        )
     } == {
-        "requests": 5,
-        "device": 3,
+        "requests": 6,
+        "device": 4,
         "cloud": 1,
         "degraded": 1,
-        "private": 2,
+        "private": 3,
+        "private_by_earlier_text": 1,
         "failed": 1,
     }
     assert found["reasons"]["easy"] == 1

@@ -9,6 +9,11 @@ export const HUB = "https://huggingface.co/";
  * Hub's addresses, such as a mirror.
  */
 export function modelUrl(model: string | URL, hub: string | URL = HUB): URL {
+  if (!(model instanceof URL) && (typeof model !== "string" || model === ""))
+    throw new RequestError(
+      `The address of the model is ${model === "" ? "empty" : String(model)}: give the folder that holds its manifest.json.`,
+      "url",
+    );
   if (typeof model !== "string" || !/^hf:/i.test(model)) return new URL(model, globalThis.location?.href);
   const named = /^hf:([\w.-]+)\/([\w.-]+)(?:@([\w.-]+))?((?:\/[\w.-]+)*)\/?$/i.exec(model);
   const [, owner = "", name = "", revision = "main", folder = ""] = named ?? [];

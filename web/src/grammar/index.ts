@@ -147,7 +147,7 @@ function readable(what: string, read: () => string): string {
     return read();
   } catch (error) {
     const why = error instanceof Error ? error.message : String(error);
-    throw new RequestError(`the ${what} cannot be kept to: ${why}`, "response_format");
+    throw new RequestError(`the ${what} cannot be enforced: ${why}`, "response_format");
   }
 }
 

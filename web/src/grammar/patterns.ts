@@ -5,8 +5,8 @@
  * escapes are not among them.
  */
 
-const ESCAPED = "a quote, a backslash or a control character in it cannot be kept to";
-const ANCHOR = "^ and $ are only kept to at its ends, \\b nowhere";
+const ESCAPED = "a quote, a backslash or a control character in it cannot be enforced";
+const ANCHOR = "^ and $ are only enforced at its ends, \\b nowhere";
 const FLAGS = "flags inside it are not taken";
 /** What a backslash and a letter stand for. */
 const CONTROLS: Readonly<Record<string, string>> = {
@@ -55,7 +55,7 @@ const UNWRITTEN: readonly Range[] = [[0, 0x1f], [0x22, 0x22], [0x5c, 0x5c], SURR
 /** Characters beyond ASCII that are listed in place of a class. */
 const MOST_LISTED = 256;
 
-/** Why a pattern cannot be kept to; null: it can. */
+/** Why a pattern cannot be enforced; null: it can. */
 export function whyNot(pattern: unknown): string | null {
   if (typeof pattern !== "string") return "it must be a regular expression";
   try {
@@ -125,7 +125,7 @@ export function classRule(ranges: readonly Range[], unwritten: readonly Range[] 
   const listed = count > MOST_LISTED ? [] : others.flatMap(([low, high]) => charsOf(low, high));
   const plain = written(ascii(left));
   const parts = [...(plain === "" ? [] : [`[${plain}]`]), ...listed];
-  if (parts.length === 0) throw new Error("a class of it has no character that can be kept to");
+  if (parts.length === 0) throw new Error("a class of it has no character that can be enforced");
   return parts.length > 1 ? `(${parts.join(" | ")})` : parts.join("");
 }
 
@@ -185,7 +185,7 @@ function ofNode(node: Node, escaped: boolean): void {
   if (node.is === "group") for (const branch of node.of) ofSequence(branch, escaped);
 }
 
-/** Reads a pattern. What it throws says why it cannot be kept to. */
+/** Reads a pattern. What it throws says why it cannot be enforced. */
 class Reader {
   #at = 0;
 
@@ -257,7 +257,7 @@ class Reader {
   #group(depth: number): Node {
     if (this.#take("?") && !this.#take(":")) {
       if (/^(?:<?[=!]|P=)/.test(this.text.slice(this.#at)))
-        throw new Error("what looks around cannot be kept to");
+        throw new Error("what looks around cannot be enforced");
       if (!/^P?<[A-Za-z_]\w*>/.test(this.text.slice(this.#at))) throw new Error(FLAGS);
       this.#at = this.text.indexOf(">", this.#at) + 1;
     }
@@ -279,7 +279,7 @@ class Reader {
       this.#at += code;
       return { is: "literal", char: String.fromCodePoint(Number.parseInt(digits, 16)) };
     }
-    if (char !== "0" && /\d/.test(char)) throw new Error("groupref cannot be kept to");
+    if (char !== "0" && /\d/.test(char)) throw new Error("groupref cannot be enforced");
     const control = Object.hasOwn(CONTROLS, char) ? CONTROLS[char] : undefined;
     if (control !== undefined) return { is: "literal", char: control };
     if (/[a-zA-Z]/.test(char)) throw new Error(`bad escape \\${char}`);
@@ -304,7 +304,7 @@ class Reader {
     // A class of one character is that character.
     if (only && ranges.length === 1 && only[0] === only[1])
       return { is: "literal", char: String.fromCodePoint(only[0]) };
-    if (controls) throw new Error("a control character in it cannot be kept to");
+    if (controls) throw new Error("a control character in it cannot be enforced");
     return { is: "class", ranges };
   }
 

@@ -25,7 +25,7 @@ const KEYWORDS: ReadonlySet<string> = new Set([...STRUCTURE, ...Object.values(OF
 const MOST_LEVELS = 200;
 
 export interface Narrowing {
-  /** Keywords that cannot be kept to are refused; else they are left out, and the text need not follow them. */
+  /** Keywords that cannot be enforced are refused; else they are left out, and the text need not follow them. */
   readonly strict?: boolean;
   /** What of the request an error names. */
   readonly param?: string;
@@ -37,7 +37,7 @@ export interface Narrowed {
   readonly places: ReadonlyMap<string, Schema>;
 }
 
-/** The schema as a grammar can keep to it. RequestError names a keyword that cannot be kept to and its place. */
+/** The schema as a grammar can keep to it. RequestError names a keyword that cannot be enforced and its place. */
 export function narrowed(
   schema: unknown,
   { strict = true, param = "response_format" }: Narrowing = {},
@@ -70,12 +70,12 @@ class Walk extends TypedKeywords {
 
   protected error(place: string, what: string): RequestError {
     return new RequestError(
-      `${this.param}: the JSON schema cannot be kept to at ${place}: ${what}`,
+      `${this.param}: the JSON schema cannot be enforced at ${place}: ${what}`,
       this.param,
     );
   }
 
-  protected drop(place: string, keyword: string, why = "no grammar can keep to it"): void {
+  protected drop(place: string, keyword: string, why = "no grammar can enforce it"): void {
     if (this.strict)
       throw this.error(place, `'${keyword}': ${why}. Leave it out, and check the answer yourself`);
   }
@@ -116,7 +116,8 @@ class Walk extends TypedKeywords {
       delete known[key];
       const found = this.#ofStructure(key, value, known, place);
       if (!found) continue;
-      for (const other of Object.keys(known)) this.drop(place, other, `it cannot be kept to beside '${key}'`);
+      for (const other of Object.keys(known))
+        this.drop(place, other, `it cannot be enforced beside '${key}'`);
       return found;
     }
     return null;

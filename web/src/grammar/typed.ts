@@ -59,7 +59,7 @@ export abstract class TypedKeywords {
     if ("pattern" in own) {
       const alone = Object.keys(own).length === 1;
       const why =
-        whyNot(own.pattern) ?? (alone ? null : "it cannot be kept to beside minLength or maxLength");
+        whyNot(own.pattern) ?? (alone ? null : "it cannot be enforced beside minLength or maxLength");
       if (why !== null) {
         this.drop(place, "pattern", why);
         delete own.pattern;
@@ -120,7 +120,7 @@ export abstract class TypedKeywords {
     if ("required" in own) this.#required(own, place);
     if (Number(own.minProperties ?? 0) > 1 && (own.additionalProperties ?? false) !== false) {
       // The same name twice would count as two.
-      this.drop(place, "minProperties", "beside additionalProperties it is only kept to up to 1");
+      this.drop(place, "minProperties", "beside additionalProperties it is only enforced up to 1");
       delete own.minProperties;
     }
     return own;
@@ -155,7 +155,7 @@ export abstract class TypedKeywords {
 
   #propertyNames(own: Schema, place: string): void {
     if ("properties" in own || "patternProperties" in own) {
-      this.drop(place, "propertyNames", "it cannot be kept to beside properties or patternProperties");
+      this.drop(place, "propertyNames", "it cannot be enforced beside properties or patternProperties");
       delete own.propertyNames;
     } else own.propertyNames = this.schema(own.propertyNames, `${place}/propertyNames`);
   }
@@ -175,9 +175,9 @@ export abstract class TypedKeywords {
       patterns.map(why).find((reason) => reason !== null) ?? null;
     const bad = first(whyNot);
     if (bad !== null) return bad;
-    if (patterns.length > 1) return "only one pattern can be kept to";
+    if (patterns.length > 1) return "only one pattern can be enforced";
     if ((own.additionalProperties ?? false) !== false)
-      return "it cannot be kept to beside additionalProperties";
+      return "it cannot be enforced beside additionalProperties";
     const names = isObject(own.properties) ? Object.keys(own.properties) : [];
     if (names.length === 0) return null;
     const late = first(slow);

@@ -6,7 +6,13 @@
 import { Model, type ModelSource } from "./model.js";
 import { checkOptions, messagesOf, notSupported, toolsOf, unsupportedOf } from "./options.js";
 import { Session } from "./session.js";
-import type { CreateOptions, LanguageModelFactory, LanguageModelSession } from "./types.js";
+import type {
+  Availability,
+  CreateCoreOptions,
+  CreateOptions,
+  LanguageModelFactory,
+  LanguageModelSession,
+} from "./types.js";
 
 export type { ModelSource, PromptEngine } from "./model.js";
 export type * from "./types.js";
@@ -27,15 +33,46 @@ export function createLanguageModel(source: ModelSource): LanguageModelFactory {
   };
 }
 
+/** What `install` may be told. */
+export interface InstallOptions {
+  /** Whether it also stands in for a `LanguageModel` of the browser that has a model; false by default. */
+  readonly replace?: boolean;
+}
+
+/** What `install` has put there. */
+const put = new WeakSet<object>();
+
 /**
- * Puts `createLanguageModel(source)` where the browser has no `LanguageModel` of its own, and says whether it
- * did. A browser's own is left alone, even one that has no model.
+ * Puts a `LanguageModel` over `source` into the global scope. A browser's own stays in use where it says that it
+ * has a model, or can download one; where it has none, or is not there, `source` answers. Whether this call did
+ * so: not where an earlier one has.
  */
-export function install(source: ModelSource): boolean {
-  if ("LanguageModel" in globalThis) return false;
-  const value = createLanguageModel(source);
+export function install(source: ModelSource, { replace = false }: InstallOptions = {}): boolean {
+  const { LanguageModel: own } = globalThis as { readonly LanguageModel?: LanguageModelFactory };
+  if (own && put.has(own)) return false;
+  const ours = createLanguageModel(source);
+  const value = own && !replace ? besides(own, ours) : ours;
+  put.add(value);
   Object.defineProperty(globalThis, "LanguageModel", { value, configurable: true, writable: true });
   return true;
+}
+
+/** The browser's own model where it has one for what is asked, else ours. */
+function besides(own: LanguageModelFactory, ours: LanguageModelFactory): LanguageModelFactory {
+  const told = async (options: CreateCoreOptions): Promise<Availability> =>
+    // It throws where the browser has switched its model off.
+    Promise.resolve(own.availability(options)).catch(() => "unavailable");
+  const chosen = async (options: CreateCoreOptions): Promise<LanguageModelFactory> =>
+    (await told(options)) === "unavailable" ? ours : own;
+  return {
+    availability: async (options = {}) => {
+      const said = await told(options);
+      return said === "unavailable" ? ours.availability(options) : said;
+    },
+    params: async () => (await chosen({})).params(),
+    create: async (options = {}) => (await chosen(options)).create(options),
+    unload: () => ours.unload(),
+  };
 }
 
 async function create(model: Model, options: CreateOptions): Promise<LanguageModelSession> {

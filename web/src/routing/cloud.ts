@@ -161,9 +161,10 @@ export class Cloud {
     } catch (error) {
       throwIfAborted(signal);
       if (error instanceof CloudError) throw error;
-      throw new CloudError(`The cloud at ${this.#root} cannot be reached: ${said(error)}`, "connection", {
-        cause: error,
-      });
+      // A browser says the same of a server that is down and of one that does not allow this page.
+      const hint = globalThis.location ? ". Does it allow this page's origin (nearfar serve --cors)?" : "";
+      const message = `The cloud at ${this.#root} cannot be reached: ${said(error)}${hint}`;
+      throw new CloudError(message, "connection", { cause: error });
     }
     if (response.ok) return response;
     throw await refusal(response);

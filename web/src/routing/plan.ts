@@ -3,13 +3,14 @@
 import type { Breaker, Pass } from "./breaker.js";
 import type { Message } from "./openai.js";
 import type { Policy } from "./policy.js";
-import type { CloudState, Decision, DeviceState, RouteRequest, Side } from "./types.js";
+import type { CloudState, Decision, DeviceState, PrivateBy, RouteRequest, Side } from "./types.js";
 
 /** A decision with what it was made from. */
 export interface Plan {
   readonly id: string;
   readonly messages: readonly Message[];
   readonly request: RouteRequest;
+  readonly private_by: PrivateBy | null;
   readonly conversation: string | null;
   readonly policy: Policy;
   readonly device: DeviceState;

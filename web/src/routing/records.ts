@@ -3,7 +3,16 @@
 import type { Monitor } from "./monitor.js";
 import type { RouteInfo, Usage } from "./openai.js";
 import type { Plan } from "./plan.js";
-import type { CloudState, Decision, DeviceState, Mode, Reason, RouteRequest, Side } from "./types.js";
+import type {
+  CloudState,
+  Decision,
+  DeviceState,
+  Mode,
+  PrivateBy,
+  Reason,
+  RouteRequest,
+  Side,
+} from "./types.js";
 
 /** What became of a request. */
 export interface Outcome {
@@ -33,6 +42,7 @@ export interface DecisionRecord {
   readonly id: string;
   readonly time: string;
   readonly request: RouteRequest;
+  readonly private_by: PrivateBy | null;
   readonly device: DeviceState;
   readonly cloud: CloudState;
   readonly policy: { readonly mode: Mode; readonly difficulty_threshold: number };
@@ -59,7 +69,7 @@ export interface Ending {
  * The record of a plan and its end. Texts only where the policy allows them, and never of a private request.
  */
 export function recordOf(plan: Plan, created: number, ending: Ending): DecisionRecord {
-  const { id, request, device, cloud, policy, decision, would, messages } = plan;
+  const { id, request, private_by, device, cloud, policy, decision, would, messages } = plan;
   const { info, usage, ttft, seconds, finish, monitor, text, failure } = ending;
   const { spent, saved, path, degraded, reasons, route } = info;
   const { prompt_tokens, completion_tokens } = usage;
@@ -68,6 +78,7 @@ export function recordOf(plan: Plan, created: number, ending: Ending): DecisionR
     id,
     time: new Date(created * 1000).toISOString(),
     request,
+    private_by,
     device,
     cloud,
     policy: { mode: policy.mode, difficulty_threshold: policy.difficulty_threshold },

@@ -23,7 +23,7 @@ import { type Asked, estimateTokens, featuresOf, limitOf } from "./request.js";
 import { RetryBudget } from "./retry.js";
 import type { Scorer } from "./scorer.js";
 import { Speeds } from "./speed.js";
-import type { CloudState, ConversationState, DeviceState, RouteRequest, Side } from "./types.js";
+import type { CloudState, ConversationState, DeviceState, PrivateBy, RouteRequest, Side } from "./types.js";
 import { childController } from "./wait.js";
 
 const RECORDS_KEPT = 1000;
@@ -119,8 +119,10 @@ export class Router {
   async plan({ request, hints }: Asked): Promise<Plan> {
     const { mode, conversation, expected_tokens } = hints;
     const { messages } = request;
-    const stays = hints.private || this.#private.carries(messages, conversation);
+    const earlier = !hints.private && this.#private.carries(messages, conversation);
+    const stays = hints.private || earlier;
     if (stays) this.#private.remember(messages, conversation);
+    const private_by: PrivateBy | null = earlier ? "earlier" : stays ? "request" : null;
     const engine = this.#device;
     const [tokens, free] = engine
       ? await Promise.all([countTokens(engine, request), freeTokens(engine)])
@@ -150,6 +152,7 @@ export class Router {
       id: crypto.randomUUID(),
       messages,
       request: routed,
+      private_by,
       conversation,
       policy,
       device,

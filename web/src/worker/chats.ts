@@ -85,11 +85,14 @@ export class Chats {
     return grammar && calling ? { ...grammar, param: "tools" } : grammar;
   }
 
-  /** Takes one answer apart; null: it is all text. */
-  reader({ calling }: Chat, { reasoningOpen }: ChatPrompt): PieceReader | null {
+  /** Takes one answer apart; null: it is all text. `wanted`: the format of the text for the user. */
+  reader({ calling }: Chat, wanted: Grammar | null, { reasoningOpen }: ChatPrompt): PieceReader | null {
     if (!this.#form || !this.#answers || !(calling || this.marksText)) return null;
     const { AnswerReader, PieceReader } = this.#answers;
-    const options = { tools: calling?.tools ?? [], reasoningOpen, callsOnly: calling?.required ?? false };
+    const callsOnly = calling?.required ?? false;
+    // A format that is wanted may look like a call.
+    const loose = !wanted && !callsOnly;
+    const options = { tools: calling?.tools ?? [], reasoningOpen, callsOnly, loose };
     return new PieceReader(new AnswerReader(this.#form, options));
   }
 }

@@ -34,7 +34,7 @@ export async function choose(artifacts: Artifacts, pinned: BackendName | undefin
   const { deviceClass, name } = gpu as Awaited<ReturnType<typeof findGpu>>;
   if (deviceClass === "software")
     return {
-      ...chosen(artifacts, "wasm", "software", `a processor plays the GPU (${name})`),
+      ...chosen(artifacts, "wasm", "software", `the GPU is emulated in software (${name})`),
       other: (error) => chosen(artifacts, "webgpu", "failed", error.message),
     };
   return {

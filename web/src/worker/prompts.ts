@@ -29,8 +29,8 @@ export class Prompts {
     this.chats = new Chats(codec, manifest.answers);
   }
 
-  /** `stop`: the strings that end an answer. */
-  asked(prompt: Prompt, stop: readonly string[]): Asked {
+  /** `stop`: the strings that end an answer; `format`: what its text is to match. */
+  asked(prompt: Prompt, stop: readonly string[], format: Grammar | null = null): Asked {
     if (prompt.kind === "chat") {
       const chat = this.chats.encode(prompt);
       // A chat's answer begins a new text, unless it is the rest of one.
@@ -38,7 +38,7 @@ export class Prompts {
       return {
         tokens: chat.tokens,
         stream: () => this.codec.stream(stop, context, this.manifest.answers !== null),
-        reader: () => this.chats.reader(prompt, chat),
+        reader: () => this.chats.reader(prompt, format, chat),
         echo: null,
         grammar: (wanted) => this.chats.grammar(prompt, wanted, chat),
       };

@@ -151,7 +151,7 @@ export class Session {
       const { requests, left } = this.#ask(id);
       // What needs nothing more goes in the same turn: requests sent together meet in the first step.
       if (this.#prompts.chats.lacks(request.prompt)) await this.#prompts.chats.load();
-      const asked = this.#prompts.asked(request.prompt, params.stop);
+      const asked = this.#prompts.asked(request.prompt, params.stop, grammar ?? null);
       const { tokens: prompt } = asked;
       const answer = new Answer(this.model.codec, asked, n, tell, (stats) => this.#ended(id, stats));
       const whole = asked.grammar && (await asked.grammar(grammar ?? null));

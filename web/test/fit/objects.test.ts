@@ -66,7 +66,7 @@ describe("answers with a format in Node", { timeout: 60_000 }, () => {
     expect(text).toBe(whole.choices[0]?.message.content);
   });
 
-  test("a schema that cannot be kept to is refused by its keyword and place", async () => {
+  test("a schema that cannot be enforced is refused by its keyword and place", async () => {
     const schema = { type: "object", properties: { a: { type: "array", uniqueItems: true } } };
     const format = { type: "json_schema", json_schema: { name: "a", schema } } as const;
     await expect(engine.chat.completions.create({ ...ASKED, response_format: format })).rejects.toMatchObject(

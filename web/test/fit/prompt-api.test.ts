@@ -215,11 +215,40 @@ describe("the Prompt API on the device", () => {
     expect(await LanguageModel.availability()).toBe("available");
   });
 
-  test("is put where there is none, and only there", async () => {
+  test("is put where there is none, once", () => {
     expect("LanguageModel" in globalThis).toBe(false);
     expect(install("http://nowhere.invalid/")).toBe(true);
     expect("LanguageModel" in globalThis).toBe(true);
     expect(install("http://nowhere.invalid/")).toBe(false);
     Reflect.deleteProperty(globalThis, "LanguageModel");
+  });
+
+  test.each([
+    { says: "unavailable", by: "ours" },
+    { says: "throws", by: "ours" },
+    { says: "available", by: "own" },
+    { says: "downloadable", by: "own" },
+    { says: "available", replace: true, by: "ours" },
+  ])("stands in for one of the browser that $says: $by answers ($replace)", async ({ says, replace, by }) => {
+    const own = {
+      availability: async () => (says === "throws" ? Promise.reject(new Error("switched off")) : says),
+      create: async () => ({ prompt: async () => "own" }),
+    };
+    vi.stubGlobal("LanguageModel", own);
+    try {
+      expect(install((options) => createEngine(server.url, options), { replace: replace ?? false })).toBe(
+        true,
+      );
+      const model = Reflect.get(globalThis, "LanguageModel") as LanguageModelFactory;
+      expect(await model.availability()).toBe(by === "own" ? says : "downloadable");
+      const session = await model.create(greedy);
+      const { content, answer } = filling();
+      expect(await session.prompt(content)).toBe(by === "own" ? "own" : answer);
+      if (by === "ours") session.destroy();
+      await model.unload();
+    } finally {
+      vi.unstubAllGlobals();
+      Reflect.deleteProperty(globalThis, "LanguageModel");
+    }
   });
 });

@@ -1,14 +1,14 @@
 /**
- * Answers tokenizer questions for tests/unit/test_tokenizer_parity.py: one JSON job on stdin, one JSON answer
- * on stdout.
+ * Answers tokenizer questions for tests/unit/test_tokenizer_parity.py: a JSON job a line on stdin, a JSON answer
+ * a line on stdout.
  * Job: {files: {tokenizerJson, tokenizerConfig, chatTemplate?}, special, encode: [{text, addSpecialTokens}],
  *       decode: [[ids…]], chat: [{messages, addGenerationPrompt?, continueLast?}],
  *       streams: [{ids, stop, context?}]}.
  */
-import { readFileSync } from "node:fs";
 import { mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { dirname, join } from "node:path";
+import { createInterface } from "node:readline";
 import { fileURLToPath, pathToFileURL } from "node:url";
 import { build } from "esbuild";
 
@@ -46,9 +46,7 @@ function decode(codec, ids, stop = [], context = []) {
   return { pieces, stopped };
 }
 
-const job = JSON.parse(readFileSync(0, "utf8"));
 const { createTextCodec } = await loadCodec();
-const codec = createTextCodec(job.files, job.special);
 const attempt = (action) => {
   try {
     return action();
@@ -56,11 +54,14 @@ const attempt = (action) => {
     return { error: String(error) };
   }
 };
-process.stdout.write(
-  JSON.stringify({
+for await (const line of createInterface({ input: process.stdin })) {
+  const job = JSON.parse(line);
+  const codec = createTextCodec(job.files, job.special);
+  const answer = {
     encode: job.encode.map(({ text, addSpecialTokens }) => codec.encode(text, { addSpecialTokens })),
     decode: job.decode.map((ids) => decode(codec, ids).pieces),
     chat: job.chat.map(({ messages, ...options }) => attempt(() => codec.chat(messages, options))),
     streams: job.streams.map(({ ids, stop, context }) => decode(codec, ids, stop, context)),
-  }),
-);
+  };
+  process.stdout.write(`${JSON.stringify(answer)}\n`);
+}

@@ -7,6 +7,7 @@ import type { Grammar } from "../../both/grammar.js";
 import type { Calling } from "../../both/messages.js";
 import type { FunctionTool } from "../../both/openai.js";
 import type { AnswerFormat, CallFormat, Spelling } from "./format.js";
+import { behindName, literals, noCallOf, TRIGGER } from "./loose-grammar.js";
 import {
   type Around,
   around,
@@ -108,10 +109,23 @@ class Calls {
     }
     return {
       type: "triggered_tags",
-      triggers: [begin],
-      tags: this.#sections(),
+      triggers: [begin, TRIGGER],
+      tags: [...this.#sections(), this.#loose()],
       stop_after_first: !(repeats && this.several),
     };
+  }
+
+  /** Calls as objects of JSON without marks around them, however their lines are broken (loose.ts). */
+  #loose(): Tag {
+    const calls = this.tools.map(({ function: { name, parameters, strict } }) =>
+      inOrder([
+        { type: "regex", pattern: behindName(name) },
+        { ...schemaTag(parameters ?? { type: "object" }, strict === true, "tools"), spaced: true },
+        { type: "regex", pattern: "[ \\t\\r\\n]*\\}" },
+      ]),
+    );
+    const others = noCallOf(this.tools.map((tool) => tool.function.name));
+    return tag(TRIGGER, either([{ type: "regex", pattern: others }, ...calls]), "");
   }
 
   only(): Tag {
@@ -160,12 +174,8 @@ function otherThan(starts: readonly string[]): string {
       const nexts = starts
         .filter((start) => start.startsWith(text))
         .map((start) => start.charAt(text.length));
-      const others = [...new Set(nexts)].sort().map(literal).join("");
-      return `${[...text].map(literal).join("")}([^${others}][\\s\\S]*)?`;
+      const others = literals([...new Set(nexts)].sort().join(""));
+      return `${literals(text)}([^${others}][\\s\\S]*)?`;
     });
   return ways.join("|");
-}
-
-function literal(char: string): string {
-  return /^[\p{L}\p{N} "'<>:;,_%&#@!~`=]$/u.test(char) ? char : `\\${char}`;
 }

@@ -6,6 +6,7 @@
 import type { FunctionTool } from "../../both/openai.js";
 import { BLANKS, begunCall, type Call, callsIn } from "./calls.js";
 import type { AnswerFormat, CallFormat } from "./format.js";
+import { candidates, following, type Opening, opening, UNSURE } from "./loose.js";
 import { Nesting } from "./nesting.js";
 import { type Head, headIn, isStreamed } from "./streaming.js";
 
@@ -25,6 +26,8 @@ export interface ReaderOptions {
   readonly reasoningOpen?: boolean;
   /** Text beside calls is none: what a cut left of their marks, and blank lines. */
   readonly callsOnly?: boolean;
+  /** Calls count that do not keep to the format, too (loose.ts). */
+  readonly loose?: boolean;
 }
 
 /**
@@ -35,7 +38,7 @@ export class AnswerReader {
   readonly #tools: readonly FunctionTool[];
   readonly #calls: CallFormat | null;
   readonly #names: ReadonlySet<string>;
-  #kind: "text" | "reasoning" | "call" | "arguments" | "record";
+  #kind: "text" | "reasoning" | "call" | "arguments" | "record" | "behind";
   #held = "";
   /** That began the section of calls. */
   #mark = "";
@@ -45,15 +48,21 @@ export class AnswerReader {
   #nesting = new Nesting();
   /** A call of this section went out; more may come in a list. */
   #after: "" | "call" | "list" = "";
+  readonly #isLoose: boolean;
+  /** Of a call that does not keep to the format. */
+  #loosely: Opening | null = null;
+  /** What is held begins a line. */
+  #fresh = true;
 
   constructor(
     private readonly form: AnswerFormat,
     private readonly options: ReaderOptions = {},
   ) {
-    const { tools = [], reasoningOpen = false } = options;
+    const { tools = [], reasoningOpen = false, loose = false } = options;
     this.#tools = tools;
     this.#names = new Set(tools.map((tool) => tool.function.name));
     this.#calls = tools.length > 0 ? form.calls : null;
+    this.#isLoose = loose && this.#calls !== null;
     this.#kind = form.reasoning && reasoningOpen ? "reasoning" : "text";
   }
 
@@ -68,6 +77,11 @@ export class AnswerReader {
     const made = [...this.#split(true)];
     const held = this.#held;
     this.#held = "";
+    if (this.#kind === "behind") {
+      // What was left of a fence; or what was no call.
+      this.#kind = "text";
+      return [...made, ...this.#plain(held.includes("{") && !cut ? held : "")];
+    }
     if (this.#kind !== "call") return [...made, ...this.#plain(held)];
     const section = [...this.#section(held, cut || !!(this.#calls?.end && this.#mark))];
     // The model meant no call.
@@ -87,6 +101,11 @@ export class AnswerReader {
         yield* this.#streamed();
         if (this.#isStreaming) return;
       }
+      if (this.#kind === "behind") {
+        yield* this.#behind();
+        if (this.#kind === "behind") return;
+        continue;
+      }
       if (this.#awaitsBare(last)) return;
       const marks = this.#nextMarks();
       const head = this.#head(marks);
@@ -99,6 +118,15 @@ export class AnswerReader {
         continue;
       }
       const { at, mark } = first(this.#held, marks, last);
+      const loose = this.#kind === "text" && this.#isLoose ? this.#firstLoose(at, last) : null;
+      if (loose) {
+        const before = this.#held.slice(0, loose.at);
+        this.#held = this.#held.slice(loose.at);
+        yield* this.#plain(before);
+        if (loose.found === UNSURE) return;
+        yield* this.#beginLoose(loose.found);
+        continue;
+      }
       if (mark === null) {
         if (this.#kind === "call") return;
         const out = this.#held.slice(0, at);
@@ -130,9 +158,45 @@ export class AnswerReader {
       if (isOfArguments) yield { kind: "arguments", text: piece };
       if (end === null) return;
       if (isOfArguments) yield { kind: "called", text: "" };
-      this.#kind = isOfArguments && !this.#calls?.named ? "record" : "call";
+      const isObject = this.#loosely !== null || !this.#calls?.named;
+      this.#kind = isOfArguments && isObject ? "record" : this.#loosely ? "behind" : "call";
       this.#nesting = new Nesting(1);
     }
+  }
+
+  /** Where a call that does not keep to the format begins, or may, before the place `until`. */
+  #firstLoose(until: number, last: boolean): { at: number; found: Opening | typeof UNSURE } | null {
+    for (const at of candidates(this.#held, this.#fresh)) {
+      if (at > until) break;
+      const found = opening(this.#held.slice(at), this.#names);
+      if (found !== null && !(last && found === UNSURE)) return { at, found };
+    }
+    return null;
+  }
+
+  *#beginLoose(call: Opening): Generator<Fragment> {
+    yield { kind: "call", text: call.name };
+    this.#held = this.#held.slice(call.end);
+    this.#kind = "arguments";
+    this.#nesting = new Nesting();
+    this.#loosely = call;
+    this.#start = false;
+  }
+
+  /** What is held behind such a call, as soon as it is certain. */
+  *#behind(): Generator<Fragment> {
+    if (!this.#loosely) return;
+    const found = following(this.#held, this.#names, this.#loosely);
+    if (found === UNSURE) return;
+    if (typeof found !== "number") {
+      yield* this.#beginLoose(found);
+      return;
+    }
+    this.#held = this.#held.slice(found);
+    this.#kind = "text";
+    this.#loosely = null;
+    this.#strip = true;
+    this.#fresh = true;
   }
 
   /** Of a call with which what is held of a section begins, if it can go out as it comes. */
@@ -179,6 +243,7 @@ export class AnswerReader {
   #switch(mark: string): void {
     const calls = this.#calls;
     this.#after = "";
+    this.#fresh = true;
     if (this.#kind === "reasoning" || (this.#kind === "call" && mark === calls?.end)) {
       this.#kind = "text";
       this.#strip = true;
@@ -200,6 +265,8 @@ export class AnswerReader {
       return;
     }
     this.#start = false;
+    const line = text.slice(text.lastIndexOf("\n") + 1);
+    this.#fresh = /^[ \t]*$/.test(line) && (this.#fresh || text.includes("\n"));
     if (!this.options.callsOnly) yield { kind: "text", text };
   }
 

@@ -17,7 +17,7 @@ import {
 } from "./tags.js";
 import { isObject, type Values, written } from "./values.js";
 
-/** Keywords of a schema that values which are not JSON can be kept to. */
+/** Keywords of a schema that can be enforced in values which are not JSON. */
 const KNOWN = new Set(
   (
     "type enum const properties required items pattern anyOf minimum maximum exclusiveMinimum " +
@@ -196,8 +196,8 @@ function kindOf(value: unknown): string {
 
 function refusal(place: string, what: string): RequestError {
   return new RequestError(
-    `tools: this model writes arguments in a way that cannot be kept to ${what} at ${place}; describe the ` +
-      "parameter more simply",
+    `tools: the schema at ${place} cannot be enforced in the way that this model writes arguments: ${what}; ` +
+      "describe the parameter more simply",
     "tools",
   );
 }

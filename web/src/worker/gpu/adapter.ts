@@ -18,7 +18,8 @@ export interface Gpu {
 }
 
 const NO_WEBGPU =
-  "WebGPU is missing. Use Chrome or Edge 113+, Safari 26+ or Firefox 141+, over https or on localhost.";
+  "WebGPU is missing. Use Chrome or Edge 113+, Safari 26+, or Firefox 141+ on Windows or 145+ on a Mac, over https " +
+  "or on localhost.";
 const NO_ADAPTER =
   "The browser has WebGPU, but offers no GPU for it. Turn graphics acceleration on in the browser's settings, " +
   "update the graphics driver, or restart the browser if this worked before.";

@@ -1,0 +1,110 @@
+"""How each matrix is stored: by what was asked for, what the checkpoint has, and what a target can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nearfar.build.weights.container import Checkpoint
+from nearfar.build.weights.packed.contract import Packed, finer, held_in, joint
+from nearfar.build.weights.quantize import GROUPS, Scheme
+from nearfar.build.weights.stream import KEPT, Report
+from nearfar.step.params import Param
+from nearfar.targets.quantized import Matrix
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The matrices as they are stored; `keeps`: the checkpoint's tensors whose codes are carried over."""
+
+    matrices: dict[str, Matrix]
+    report: Report
+    keeps: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class _Codes:
+    """The scheme of a matrix, or the `reason` why it is dense; `keeps` as in Choice."""
+
+    scheme: Scheme | None
+    reason: str | None = None
+    keeps: frozenset[str] = frozenset()
+
+
+def choose_matrices(
+    params: Sequence[Param],
+    checkpoint: Checkpoint,
+    scheme: Scheme,
+    packed: Packed | None = None,
+    keeps: Collection[str] = (),
+    groups: Collection[int] = GROUPS,
+) -> Choice:
+    """How each matrix is stored: quantized where its width allows, else float16 (float32 if that is what
+    it came as).
+
+    `keeps`: those of `packed` whose codes are to be carried over; where there are some, what is not quantized
+    in the checkpoint stays so, and codes that groups of the sizes `groups` do not hold are made anew, finer.
+    """
+    matrices, report, kept = {}, Report(), set[str]()
+    report.packed = packed.name if packed is not None else None
+    if keeps:
+        report.method = KEPT
+    for param in params:
+        if not param.is_matrix:
+            continue
+        carries = packed is not None and bool(keeps)
+        codes = _codes(param, packed, scheme, keeps, groups) if packed and carries else _Codes(scheme)
+        reason = codes.reason or _why_dense(param, codes.scheme)
+        if reason is None and codes.scheme is not None:
+            matrices[param.name] = Matrix(param.n, param.k, codes.scheme.bits, codes.scheme.group_size)
+            report.quantized.append(param.name)
+            kept |= codes.keeps
+        else:
+            names = [name for name in param.tensors if name in checkpoint.entries]
+            wide = scheme.bits == 0 and any(checkpoint.entries[name].dtype == np.float32 for name in names)
+            matrices[param.name] = Matrix(param.n, param.k, 32 if wide else 16)
+            report.dense.append({"name": param.name, "reason": reason or ""})
+        if packed and carries:
+            becomes = "float16" if reason or codes.scheme is None else codes.scheme.label
+            lost = [name for name in param.tensors if name in packed.tensors and name not in kept]
+            report.anew.update((packed.kind(name), becomes) for name in lost)
+    return Choice(matrices, report, frozenset(kept))
+
+
+def _codes(
+    param: Param, packed: Packed, scheme: Scheme, keeps: Collection[str], groups: Collection[int]
+) -> _Codes:
+    """What a matrix is stored in whose tensors are quantized already, all, some or none of them.
+
+    Tensors that are computed together are stored alike: as floats where one of them is a float, which loses
+    less than codes would, else in what holds all their codes.
+    """
+    floats = [name for name in param.tensors if name not in packed.tensors]
+    if len(floats) == len(param.tensors):
+        return _Codes(None, "not quantized in the checkpoint")
+    if floats:
+        return _Codes(None, f"computed together with {floats[0]}, which the checkpoint has as floats")
+    found: list[Scheme] = []
+    kept: set[str] = set()
+    for name in param.tensors:
+        has = packed.tensors[name] if name in keeps else None
+        holds = held_in(has or scheme, groups)
+        if has is not None and holds is not None:
+            kept.add(name)
+        made = holds or finer(has or scheme, groups)
+        if made is None:
+            there = ", ".join(map(str, groups))
+            return _Codes(None, f"{packed.kind(name)} has no finer codes in groups of {there}")
+        found.append(made)
+    return _Codes(joint(found), keeps=frozenset(kept))
+
+
+def _why_dense(param: Param, scheme: Scheme | None) -> str | None:
+    """Why a matrix is not quantized, None where it is."""
+    if scheme is None or not scheme.bits:
+        return "not asked for (--quant none)"
+    return (
+        None if scheme.fits(param.k) else f"width {param.k} is no multiple of group size {scheme.group_size}"
+    )

@@ -1,0 +1,74 @@
+"""What an answer must be, as OpenAI's clients say it and as vLLM's do."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from nearfar.fallback_server.http.fields import (
+    MAX_SCHEMA_BYTES,
+    AnyJson,
+    JsonObject,
+    Name,
+    Only,
+    Strict,
+    few,
+    many,
+)
+
+MAX_OPTIONS = 1024
+"""Of a choice in structured_outputs."""
+
+
+class JsonSchema(Strict):
+    """The schema of an answer."""
+
+    place = "response_format.json_schema."
+    name: Name
+    schema_: JsonObject | None = Field(None, alias="schema")
+    description: str | None = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Strict):
+    """What the answer must be. `regex` and `grammar` (EBNF) are ours."""
+
+    place = "response_format."
+    type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
+    json_schema: JsonSchema | None = None
+    regex: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
+    grammar: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
+
+    @model_validator(mode="after")
+    def _complete(self) -> ResponseFormat:
+        if self.type in ("json_schema", "regex", "grammar") and getattr(self, self.type) is None:
+            raise ValueError(f"type {self.type!r} needs the field {self.type!r}")
+        return self
+
+
+class StructuredOutputs(Strict):
+    """What the answer must be, as vLLM's clients say it: exactly one of these."""
+
+    place = "structured_outputs."
+    json_: AnyJson = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
+    choice: Annotated[list[str], many(MAX_OPTIONS, 1), few(MAX_OPTIONS)] | None = None
+    grammar: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
+    structural_tag: Annotated[Any, Only()] = None
+    disable_fallback: bool | None = None
+    disable_any_whitespace: Annotated[Any, Only((False,))] = None
+    disable_additional_properties: Annotated[Any, Only((True,))] = None
+    whitespace_pattern: Annotated[Any, Only()] = None
+
+    @model_validator(mode="after")
+    def _one(self) -> StructuredOutputs:
+        given = [self.json_, self.json_object or None, self.regex, self.choice, self.grammar]
+        if sum(one is not None for one in given) != 1:
+            raise ValueError(
+                "structured_outputs needs exactly one of json, json_object, regex, choice and grammar"
+            )
+        if self.json_ is not None and not isinstance(self.json_, str | dict):
+            raise ValueError("json must be a JSON schema, as an object or as text")
+        return self

@@ -1,0 +1,65 @@
+"""Unknown fields where the server ignores them (`--unknown-fields ignore`): which they were, for the client
+and the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from contextvars import ContextVar
+from typing import Literal
+
+log = logging.getLogger(__name__)
+
+UnknownFields = Literal["refuse", "ignore"]
+HEADER = "x-nearfar-ignored"
+NAMED = 16
+"""Fields that an answer's header names; the rest is counted."""
+LONGEST = 64
+"""Characters of a name, or of a client, that are told."""
+TOLD = 1024
+"""Lines that the log gets: names come from strangers, who can make up as many as they like."""
+
+_PLAIN = re.compile(r"[\w.:@/-]+", re.ASCII)
+_VERSION = re.compile(r"/?\bv?\d[\w.+-]*")
+
+
+class Ignored:
+    """What was ignored of one request, in the order in which it was met."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self._met: set[str] = set()
+
+    def add(self, name: str) -> None:
+        """A field, with its place."""
+        if name in self._met:
+            return
+        self._met.add(name)
+        if len(self.names) < NAMED:
+            self.names.append(name[:LONGEST] if _PLAIN.fullmatch(name) else ascii(name[:LONGEST])[:LONGEST])
+
+    @property
+    def header(self) -> str:
+        """The value of the header; empty: nothing was ignored."""
+        rest = len(self._met) - len(self.names)
+        return ", ".join(self.names) + (f", and {rest} more" if rest else "")
+
+
+ignored: ContextVar[Ignored | None] = ContextVar("ignored", default=None)
+"""Of the request that is validated now; None where unknown fields are refused."""
+
+
+class Teller:
+    """Logs each field once for each kind of client."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, str]] = set()
+
+    def tell(self, found: Ignored, agent: str) -> None:
+        """`agent`: the request's User-Agent."""
+        kind = " ".join(_VERSION.sub(" ", agent[:200]).split())[:LONGEST] or "unknown"
+        for name in found.names:
+            if (name, kind) not in self._told and len(self._told) < TOLD:
+                self._told.add((name, kind))
+                log.info("ignored a field of a request", extra={"fields": {"field": name, "client": kind}})

@@ -1,0 +1,85 @@
+"""What a model is that writes no text token by token, by its config alone. Nothing heavy is imported:
+commands ask before they download, load or compile anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nearfar.step.config import show
+
+ENCODERS = frozenset({
+    "albert", "bert", "big_bird", "camembert", "canine", "convbert", "data2vec-text", "deberta", "deberta-v2",
+    "distilbert", "electra", "ernie", "ernie_m", "esm", "esmc", "eurobert", "flaubert", "fnet", "funnel",
+    "gte", "ibert", "jina_bert", "jina_bert_v2", "jina_bert_v3", "jina_embeddings_v3", "layoutlm",
+    "longformer", "luke", "megatron-bert", "mobilebert", "modern_bert", "modernbert", "modernvbert", "mpnet",
+    "mra", "neo_bert", "neomme", "nezha", "nomic_bert", "nomic_bert_moe", "nystromformer", "perceiver",
+    "qdqbert", "reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer",
+    "splinter", "squeezebert", "t5encoder", "tapas", "ultrabert", "ultravbert", "xlm", "xlm-roberta",
+    "xlm-roberta-xl", "xmod", "yoso",
+})  # fmt: skip
+"""Model types of transformers, and of llama.cpp where those differ, that attend in both directions unless
+their config says `is_decoder`, or `causal` (xlm).
+"""
+ENCODER_DECODERS = frozenset({
+    "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "encoder-decoder", "fsmt", "led", "longt5",
+    "m2m_100", "marian", "mbart", "mt5", "mvp", "nllb-moe", "pegasus", "pegasus_x", "plbart", "prophetnet",
+    "switch_transformers", "t5", "t5gemma", "t5gemma2", "umt5",
+})  # fmt: skip
+"""Model types with an encoder for what is read and a decoder for what is written, of texts."""
+SCORES = (
+    "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
+    "ForMultipleChoice", "ForRewardModel",
+)  # fmt: skip
+"""How the names of classes end whose weights have no head for the next token."""
+
+DOES = (
+    "nearfar runs models that write text token by token, and makes embeddings with models of the same kind, "
+    "such as Qwen3-Embedding (nearfar build --embeddings)"
+)
+VECTORS = (
+    f"{DOES}. Run this one with sentence-transformers, or on a server with /v1/embeddings: nearfar serve URL "
+    "goes in front of it"
+)
+MADE_OF_A_DECODER = f"so it is an encoder made of a decoder: {VECTORS}"
+OTHERS = f"{DOES}. Run this one with transformers"
+WITH_A_DECODER = f"an encoder with a decoder, which reads a text whole before it writes another: {OTHERS}"
+
+
+def writes_no_text(config: Mapping[str, Any], key: str = "model_type", within: str = "") -> str | None:
+    """What the model of a config.json is, and what can be done with it, where it does not write text token by
+    token; None where it does, or nothing says otherwise.
+
+    `key`: what the type is called in messages; `within`: before the names of keys in them.
+    """
+    kind = config.get("model_type")
+    inner = config.get("text_config")
+    if isinstance(kind, str) and not (config.get("is_decoder") is True or config.get("causal") is True):
+        if _among(kind, ENCODER_DECODERS):
+            return f"{within}{key} is {kind!r}, {WITH_A_DECODER}"
+        if config.get("is_encoder_decoder") is True:
+            return f"{within}is_encoder_decoder is true, so it is {WITH_A_DECODER}"
+        if _among(kind, ENCODERS):
+            return (
+                f"{within}{key} is {kind!r}, an encoder: it reads a text whole and gives vectors or scores. "
+                f"{VECTORS}"
+            )
+    if config.get("use_bidirectional_attention") in (True, "all"):
+        given = show(config["use_bidirectional_attention"])
+        return f"{within}use_bidirectional_attention is {given}, {MADE_OF_A_DECODER}"
+    if config.get("is_causal") is False:
+        return f"{within}is_causal is false, {MADE_OF_A_DECODER}"
+    classes = config.get("architectures")
+    if isinstance(classes, list) and classes and all(str(name).endswith(SCORES) for name in classes):
+        return f"{within}architectures is {', '.join(map(str, classes))}: it gives scores. {OTHERS}"
+    return writes_no_text(inner, key, "text_config.") if isinstance(inner, Mapping) else None
+
+
+def _among(kind: str, names: frozenset[str]) -> bool:
+    """Whether it is one of them, however its words are joined."""
+    return _plain(kind) in {_plain(name) for name in names}
+
+
+def _plain(name: str) -> str:
+    return name.replace("-", "").replace("_", "").lower()

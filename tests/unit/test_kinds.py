@@ -1,0 +1,124 @@
+"""Models that write no text token by token: each command tells what the model is and what can be done, before
+anything is loaded; what is known of model types is what transformers knows.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from nearfar.build.weights.gguf.config import read_config
+from nearfar.build.weights.gguf.header import Header
+from nearfar.errors import CheckpointError
+from nearfar.fallback_server.engines import opening
+from nearfar.fallback_server.torch_engine.options import require_checkpoint
+from nearfar.step.kinds import ENCODER_DECODERS, ENCODERS, writes_no_text
+from nearfar.step.models import architectures
+from tests.support.commands import nearfar
+
+MINILM = {"model_type": "bert", "architectures": ["BertModel"], "hidden_size": 384}
+"""all-MiniLM-L6-v2, as far as it matters."""
+
+
+def checkpoint(folder: Path, config: Mapping[str, Any] = MINILM) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(b"weights that nobody reads")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "command", ["run", "build", "serve", "serve --engine torch", "serve --engine artifact"]
+)
+def test_an_encoder_is_refused_before_it_is_loaded(command: str, tmp_path: Path) -> None:
+    model = checkpoint(tmp_path / "all-MiniLM-L6-v2")
+    more = {"run": ["hello"], "build": ["-o", tmp_path / "out"]}.get(command, ["--port", 0])
+    words = command.split()
+    barred = dict.fromkeys(("transformers", "tvm"))  # None in sys.modules: cannot be imported
+    with mock.patch.dict(sys.modules, barred), mock.patch("nearfar.cli.serve.run") as served:
+        done = nearfar(words[0], model, *words[1:], *more, NEARFAR_HOME=str(tmp_path / "home"))
+    said = " ".join(done.stderr.split())
+    assert (done.returncode, served.called) == (1, False)
+    assert said.startswith(f"error: {model}: config.json: model_type is 'bert', an encoder")
+    assert "--embeddings" in said
+    assert "nearfar serve answers with others" not in said
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "t5", "is_encoder_decoder": True}, "'t5', an encoder with a decoder"),
+        ({"model_type": "new", "is_encoder_decoder": True}, "is_encoder_decoder is true, so it is an"),
+        ({"model_type": "bart"}, "'bart', an encoder with a decoder"),
+        ({"model_type": "NomicBert"}, "'NomicBert', an encoder:"),
+        ({"model_type": "gemma3_text", "use_bidirectional_attention": True},
+         "use_bidirectional_attention is true, so it is an encoder"),
+        ({"model_type": "qwen2", "is_causal": False}, "is_causal is false, so it is an encoder"),
+        ({"model_type": "llama", "architectures": ["LlamaForSequenceClassification"]},
+         "architectures is LlamaForSequenceClassification: it gives scores"),
+        ({"model_type": "gemma3", "text_config": {"use_bidirectional_attention": True}},
+         "text_config.use_bidirectional_attention is true"),
+    ],
+)  # fmt: skip
+def test_what_a_model_is(config: dict[str, Any], said: str, tmp_path: Path) -> None:
+    """The libraries' own entrances say the same, without a command."""
+    model = checkpoint(tmp_path / "model", config)
+    with pytest.raises(CheckpointError) as torch:
+        require_checkpoint(model)
+    assert said in str(torch.value)
+    (model / "tokenizer.json").write_text("{}")
+    assert said in (writes_no_text(config) or "")
+
+
+async def test_of_a_repository_the_config_is_asked_for_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, asked = checkpoint(tmp_path / "model"), []
+    monkeypatch.setattr(opening, "snapshot", lambda name, wanted, stop: asked.append(wanted) or model)
+    with pytest.raises(CheckpointError, match="an encoder: it reads a text whole"):
+        await opening.open_engine(["someone/minilm"], "torch", opening.EngineOptions())
+    assert asked == [("config.json",)]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "llama", "architectures": ["LlamaForCausalLM"]},
+        {"model_type": "bert", "is_decoder": True, "architectures": ["BertLMHeadModel"]},
+        {"model_type": "gemma4_text", "use_bidirectional_attention": "vision"},
+        {"model_type": "qwen3", "architectures": ["Qwen3Model"]},
+        {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]},
+        {"model_type": "gemma3", "architectures": ["Gemma3ForConditionalGeneration"]},
+        {},
+    ],
+)
+def test_what_writes_text_is_left_alone(config: dict[str, Any]) -> None:
+    assert writes_no_text(config) is None
+
+
+def test_a_gguf_file_of_an_encoder(tmp_path: Path) -> None:
+    header = mock.Mock(spec=Header, file=tmp_path / "minilm.gguf")
+    for name in ("bert", "nomic-bert", "modern-bert", "t5", "t5encoder"):
+        header.metadata = {"general.architecture": name}
+        with pytest.raises(
+            CheckpointError, match=rf"minilm.gguf: general.architecture is '{name}', an encoder"
+        ):
+            read_config(header, {})
+
+
+def test_the_types_are_those_that_transformers_knows() -> None:
+    """A new encoder of transformers fails here: it is to stand in the list."""
+    from transformers.models.auto import modeling_auto as auto
+
+    causal = set(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    with_decoder = set(auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
+    masked = set(auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES) - with_decoder
+    assert masked - ENCODERS == set()
+    assert (with_decoder & causal) - ENCODER_DECODERS == {"moss_transcribe_diarize"}  # it hears
+    assert not (ENCODERS | ENCODER_DECODERS) & set(architectures())

@@ -1,0 +1,99 @@
+/** Regular expressions that hold calls to their tools' schemas where models write them as loose.ts reads them. */
+
+import { BLANK } from "./calls.js";
+import { WORDS } from "./loose.js";
+
+/** Where a grammar begins to look whether text is a call. */
+export const TRIGGER = '"name":';
+const BEYOND = "[^\\x00-\\x7f]";
+const LINE = "[^\\n]*";
+const FEW = 4;
+
+/** A regular expression of what stands between TRIGGER and the arguments of a call of this tool. */
+export function behindName(name: string): string {
+  return `${BLANK}"${literals(written(name))}"${BLANK},${BLANK}"(${WORDS.join("|")})"${BLANK}:${BLANK}`;
+}
+
+/**
+ * A regular expression of what stands behind TRIGGER where no call of one of these tools does, to the end of the
+ * line.
+ *
+ * xgrammar stores a mask for each place in it: so what begins with FEW characters of a tool's name is that name,
+ * and a key behind it that begins as one of WORDS is that word.
+ */
+export function noCallOf(names: readonly string[]): string {
+  const key = `"(${diverging(WORDS.map((word) => word.slice(0, 1)))})`;
+  const value = `${BLANK}(${not(",")}|,${BLANK}(${not('"')}|${key}))`;
+  const spelled = names.map((name) => `${written(name)}"`);
+  const all = [...spelled].sort().map(literals).join("|");
+  const others = `${diverging(spelled.map((name) => name.slice(0, FEW)))}|(${all})${value}`;
+  return `${BLANK}(${not('"')}|"(${others}))`;
+}
+
+/** A line that begins with neither a blank nor the mark. */
+function not(mark: string): string {
+  return `[^ \\t\\r\\n${mark}]${LINE}`;
+}
+
+function written(name: string): string {
+  return JSON.stringify(name).slice(1, -1);
+}
+
+/**
+ * A regular expression of the shortest texts that none of these begins with.
+ *
+ * Characters beyond ASCII stand once behind all beginnings: xgrammar has a dozen states for them in each place.
+ */
+function diverging(texts: readonly string[]): string {
+  return `${leaving(texts)}|${beginning(texts)}${BEYOND}${LINE}`;
+}
+
+/** By first character, in order: what is left of the texts that begin with it. */
+function branches(texts: readonly string[]): (readonly [string, readonly string[]])[] {
+  const firsts = [...new Set(texts.flatMap((text) => text.slice(0, 1) || []))].sort();
+  return firsts.map((char) => [
+    char,
+    texts.filter((text) => text.startsWith(char)).map((text) => text.slice(1)),
+  ]);
+}
+
+function isMore(texts: readonly string[]): boolean {
+  return texts.some((text) => text !== "");
+}
+
+/** What leaves the texts at a character of ASCII. */
+function leaving(texts: readonly string[]): string {
+  const found = branches(texts);
+  const ways = found
+    .filter(([, left]) => isMore(left))
+    .map(([char, left]) => `${literals(char)}(${leaving(left)})`);
+  const left = `[${asciiBut(found.map(([char]) => char.charCodeAt(0)))}]${LINE}`;
+  return [left, ...ways].join("|");
+}
+
+/** Any beginning of the texts that is not all of one. */
+function beginning(texts: readonly string[]): string {
+  const ways = branches(texts)
+    .filter(([, left]) => isMore(left))
+    .map(([char, left]) => literals(char) + beginning(left));
+  return ways.length > 0 ? `(${ways.join("|")})?` : "";
+}
+
+/** The ranges of ASCII without these characters, for a class. */
+function asciiBut(codes: readonly number[]): string {
+  const edges = [-1, ...codes.filter((code) => code < 128).sort((a, b) => a - b), 128];
+  const hex = (code: number): string => `\\x${code.toString(16).padStart(2, "0")}`;
+  return edges
+    .slice(1)
+    .map((high, at) => [(edges[at] ?? 0) + 1, high - 1] as const)
+    .filter(([low, high]) => low <= high)
+    .map(([low, high]) => `${hex(low)}-${hex(high)}`)
+    .join("");
+}
+
+/** A text as a regular expression of xgrammar. */
+export function literals(text: string): string {
+  return [...text]
+    .map((char) => (/^[\p{L}\p{N} "'<>:;,_%&#@!~`=]$/u.test(char) ? char : `\\${char}`))
+    .join("");
+}
