@@ -6,6 +6,7 @@ is not found: 31 seconds before the first word.
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -14,6 +15,10 @@ from urllib.request import getproxies, proxy_bypass
 
 from nearfar.interruptible import Stopped, interruptible
 
+PATIENCE = 2.0
+"""Seconds for a connection, unless HF_HUB_ETAG_TIMEOUT is set: a network that drops what goes to the hub is
+none.
+"""
 REMEMBERED = 60.0
 """Seconds for which an answer holds: a command asks several times, a server may find its network again."""
 
@@ -42,7 +47,8 @@ def unreachable() -> str | None:
     at = parts.hostname, parts.port or (80 if parts.scheme == "http" else 443)
     asked, reason = _known.get(constants.ENDPOINT, (float("-inf"), None))
     if time.monotonic() - asked > REMEMBERED:
-        reason = _trouble(at, constants.HF_HUB_ETAG_TIMEOUT)
+        asked_for = "HF_HUB_ETAG_TIMEOUT" in os.environ
+        reason = _trouble(at, constants.HF_HUB_ETAG_TIMEOUT if asked_for else PATIENCE)
         _known[constants.ENDPOINT] = time.monotonic(), reason
     return None if reason is None else f"{host()} cannot be reached from here ({reason})"
 
@@ -54,9 +60,7 @@ def _has_proxy(scheme: str, name: str) -> bool:
 
 
 def _trouble(at: tuple[str, int], patience: float) -> str | None:
-    """What keeps a connection from being made; None where it is made. A host that is silent is waited for as
-    long as the hub's client waits for one answer (HF_HUB_ETAG_TIMEOUT, 10 seconds): networks may be slow.
-    """
+    """What keeps a connection from being made within so many seconds; None where it is made."""
     late = threading.Event()
     timer = threading.Timer(patience, late.set)
     timer.daemon = True

@@ -138,7 +138,7 @@ def test_a_host_that_is_silent_is_waited_for_as_long_as_the_client_would(
         raise AssertionError
 
     monkeypatch.setattr(socket, "create_connection", silent)
-    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 0.1)
+    monkeypatch.setattr(hub_reach, "PATIENCE", 0.1)
     assert hub_reach.unreachable() == f"{HOST} cannot be reached from here (no answer in 0.1 s)"
 
 
