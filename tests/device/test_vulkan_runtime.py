@@ -74,6 +74,34 @@ def test_a_fetch_that_is_read_twice_lends_its_memory_once(plain: VulkanExecutor)
     assert [read().tolist() for read in reads] == [[1] * 4, [2] * 4]
 
 
+def test_where_little_can_be_mapped_the_rest_is_staged(
+    artifact: Artifact, plain: VulkanExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A card of 85 GB in a virtual machine let itself be mapped for 42."""
+    take = Memory._block
+
+    def block(memory: Memory, group: Any, size: int, kind: int, mapped: bool) -> Any:
+        if (
+            mapped
+            and kind == memory.kinds.large
+            and memory.kinds.large_mapped
+            and memory.held + size > 1 << 20
+        ):
+            fail("the GPU", f"reserving {size} bytes", "VkErrorOutOfDeviceMemory", memory.held)
+        return take(memory, group, size, kind, mapped)
+
+    assert plain._memory.kinds.large_mapped
+    monkeypatch.setattr(Memory, "_block", block)
+    made = open_executor(artifact)
+    try:
+        assert not made._memory.kinds.large_mapped
+        assert made._memory.held > 1 << 20
+        made.write("tokens", np.arange(4, dtype=np.int32))
+        assert made.fetch("tokens", 4)().tolist() == [0, 1, 2, 3]
+    finally:
+        made.close()
+
+
 def test_free_memory_is_asked_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second engine must not be planned with what was free before the first."""
     vk = binding.require_vulkan()

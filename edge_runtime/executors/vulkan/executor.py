@@ -26,7 +26,7 @@ from nearfar.edge_runtime.executors.vulkan.commands import Queue
 from nearfar.edge_runtime.executors.vulkan.device import Device, gpus, open_device, select
 from nearfar.edge_runtime.executors.vulkan.pipelines import Pipelines
 from nearfar.edge_runtime.executors.vulkan.timestamps import Timestamps
-from nearfar.errors import DeviceError
+from nearfar.errors import DeviceError, OutOfMemory
 from nearfar.format.manifest import Program
 
 Array = npt.NDArray[np.generic]
@@ -92,9 +92,8 @@ class VulkanExecutor:
             raise
 
     def _prepare(self, direct: bool) -> None:
-        self._memory = Memory(self._device, direct)
+        self._take_memory(direct)
         self._parts.append(self._memory)
-        self._place()
         self._pipelines = Pipelines(self._device, self._artifact, self._program, self._regions)
         self._parts.append(self._pipelines)
         self._queue = Queue(self._device)
@@ -206,6 +205,25 @@ class VulkanExecutor:
     def waited(self) -> float:
         """Seconds spent waiting for the device so far."""
         return self._queue.waited
+
+    def _take_memory(self, direct: bool) -> None:
+        """Memory for all that plans name; out of the host's reach where less can be mapped than there is.
+
+        A driver may map less than the whole heap that its memory types speak of: of an H100's 85 GB in a
+        virtual machine some 42.
+        """
+        self._memory = Memory(self._device, direct)
+        try:
+            self._place()
+        except OutOfMemory:
+            mapped = self._memory.kinds.large_mapped
+            self._memory.close()
+            if not mapped:
+                raise
+            self._take_memory(direct=False)
+        except BaseException:
+            self._memory.close()
+            raise
 
     def _place(self) -> None:
         """Reserve what plans name: weights, workspace and cache in large blocks, state in mapped memory."""
