@@ -5,6 +5,7 @@
 
 /** What makes a request private: it says so, or it has a text of an earlier one that did. */
 export type PrivateBy = "request" | "earlier";
+/** Who answers. */
 export type Side = "device" | "cloud";
 /** From the device alone to the cloud alone. */
 export const MODES = ["device_only", "prefer_device", "auto", "prefer_cloud", "cloud_only"] as const;
