@@ -137,7 +137,7 @@ def test_missing_and_unreadable_json(model: Path, name: str) -> None:
 
 
 def test_neither_directory_nor_hub_id(tmp_path: Path) -> None:
-    refused(str(tmp_path / "nowhere"), "no such directory")
+    refused(str(tmp_path / "nowhere"), "nowhere is not there")
     (tmp_path / "file").touch()
     refused(tmp_path / "file", "is a file")
 

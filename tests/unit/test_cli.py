@@ -84,7 +84,7 @@ def test_a_command_of_a_group_says_what_it_lacks_and_its_neighbour_works() -> No
             2,
             "Invalid value for '--port': Input should be less than or equal to 65535",
         ),
-        (["keys", "keys.toml", "bad name!"], 1, "'bad name!' is no name for a key, as it stands in logs"),
+        (["keys", "keys.toml", "bad name!"], 1, "'bad name!' is not a name for a key"),
         (["route", "score"], 1, 'give one prompt, as in nearfar route score "Why is the sky blue?"'),
         (["keys", "no/such/folder/keys", "me"], 1, "keys.new: No such file or directory: check the path"),
     ],

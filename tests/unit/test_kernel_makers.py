@@ -40,6 +40,7 @@ NO_MAKERS = {
     "build/program/makers.py": "the key's sources",
     "step/builder.py": "the model that it makes is a value of the key, as with all that reads models",
     "step/decoder.py": "reads models",
+    "step/kinds.py": "refuses models",
     "step/models/*": "reads models",
     "step/reading.py": "reads models",
     "targets/*/target.py": "says which weights, programs and buckets there are: values of the key",
