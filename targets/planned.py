@@ -277,7 +277,7 @@ class Counted:
         self.within(0, 0)
 
     def within(self, done: int, total: int) -> None:
-        """Of the program that is compiled now, so many are made."""
+        """Tell that `done` of the `total` kernels of the program that is compiled now are made."""
         known = [*self._known, *([total] if total else [])]
         left = self._programs - len(known)
         average = round(sum(known) / len(known)) if known else 0

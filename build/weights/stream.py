@@ -100,8 +100,8 @@ class Report:
     steps: dict[str, float] = field(default_factory=dict)
     """By how much of a step its weights changed at most, where its codes were carried and its offsets not."""
     anew: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Of a checkpoint whose codes are kept, the tensors whose codes are not: what they were, what they
-    become, and how many.
+    """Tensors whose codes are made anew in a build that keeps a checkpoint's codes: how many, by what they
+    were and what they become.
     """
     keys: str | None = None
     """The text by which keys of a cache of 4 bits are rounded."""

@@ -16,7 +16,7 @@ TAGS: Final = (
     "tool_call", "tool_calls", "tools", "tool", "function_call", "function_calls", "functions", "function",
     "call", "json", "action",
 )  # fmt: skip
-"""Of the tags that models put around a call."""
+"""The names of tags that models put around a call."""
 WORDS: Final = ("arguments", "parameters")
 """The keys that arguments stand under."""
 _BLANKS = " \t\r\n"

@@ -114,7 +114,7 @@ class TextSource:
     bos: int | None
     answers: AnswerFormat | None = None
     model: Model | None = None
-    """Of an artifact's manifest."""
+    """What an artifact's manifest says of its model; None for a checkpoint."""
 
 
 def text_source(model: str, kind: Kind, options: EngineOptions) -> TextSource:

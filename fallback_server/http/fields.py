@@ -84,7 +84,9 @@ def _or_ignored(value: Any, handler: ValidatorFunctionWrapHandler, info: Validat
 
 
 SILENT = WrapValidator(_or_ignored)
-"""Of a field that says nothing of the answer: a value of another type is ignored where unknown fields are."""
+"""Marks a field that says nothing of the answer: where unknown fields are ignored, so is a value of another
+type in this one.
+"""
 
 
 def few(most: int) -> BeforeValidator:

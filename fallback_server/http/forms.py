@@ -18,7 +18,7 @@ from nearfar.fallback_server.http.fields import (
 )
 
 MAX_OPTIONS = 1024
-"""Of a choice in structured_outputs."""
+"""How many texts `choice` of structured_outputs may offer."""
 
 
 class JsonSchema(Strict):

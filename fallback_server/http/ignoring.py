@@ -47,7 +47,7 @@ class Ignored:
 
 
 ignored: ContextVar[Ignored | None] = ContextVar("ignored", default=None)
-"""Of the request that is validated now; None where unknown fields are refused."""
+"""What is ignored of the request that is validated now; None where unknown fields are refused."""
 
 
 class Teller:

@@ -113,7 +113,7 @@ class Store:
         return sorted((entry for entry in found if entry), key=lambda entry: entry.used, reverse=True)
 
     def unfinished(self) -> list[Entry]:
-        """Those whose build or download has not ended; by their folders' names where no more is known."""
+        """Models whose build or download has not ended, named by their folders where no more is known."""
         folders = [path for path in self.root.glob("[!.]*") if path.is_dir() and not (path / ENTRY).exists()]
         named = [(path, self._read(path / BEGUN)) for path in sorted(folders)]
         return [
