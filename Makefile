@@ -21,9 +21,12 @@ NPM_READY  := $(if $(WEB),web/node_modules/.ready)
 NPM_DEV_READY := $(if $(WEB),web/node_modules/.dev-ready)
 WEB_READY  := $(if $(WEB),web/dist/.ready)
 
-.NOTPARALLEL: # npm and pip each have one folder
+# npm and the Python environment have one folder each. Only the linters, which change nothing, run beside each other.
+ifndef SIDE_BY_SIDE
+.NOTPARALLEL:
+endif
 
-.PHONY: help setup setup-dev system system-demo system-dev demo test test-all test-times mutations lint fuzz bench docs dist clean
+.PHONY: help setup setup-dev system system-demo system-dev demo test test-all test-times mutations lint lint-python lint-web fuzz bench docs dist clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -42,21 +45,23 @@ system-demo:
 system-dev:
 	@scripts/check_system.sh dev
 
-$(USER_READY): pyproject.toml hatch_build.py | system
+INSTALL := $(BIN)/python scripts/install.py
+
+$(BIN)/python: | system
 	@scripts/check_python.sh "$(PYTHON)"
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet -e ".[$(USER_EXTRAS)]"
+	$(PYTHON) -m venv $(VENV)
+
+$(USER_READY): pyproject.toml hatch_build.py scripts/install.py | $(BIN)/python
+	$(INSTALL) -e ".[$(USER_EXTRAS)]"
 	@touch $@
 
 $(DEMO_READY): $(USER_READY)
-	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet -e ".[demo]"
+	$(INSTALL) "$(TORCH)" -e ".[demo]"
 	@touch $@
 
-$(DEV_READY): $(USER_READY)
-	$(BIN)/python -m pip install --quiet "$(TORCH)"
-	$(BIN)/python -m pip install --quiet -e ".[$(DEV_EXTRAS)]"
-	@touch $(DEMO_READY) $@
+$(DEV_READY): pyproject.toml hatch_build.py scripts/install.py | $(BIN)/python
+	$(INSTALL) "$(TORCH)" -e ".[$(DEV_EXTRAS)]"
+	@touch $(USER_READY) $(DEMO_READY) $@
 
 # What the tests need is a workspace of its own, web/test, whose packages lie in the same folder.
 NPM_CI := cd web && npm ci --ignore-scripts --no-audit --no-fund
@@ -77,12 +82,15 @@ demo: system-demo setup $(DEMO_READY) ## build the sample model, ask it in Pytho
 	$(BIN)/python examples/demo.py
 
 lint: setup-dev ## ruff, mypy --strict, tsc, biome; whether what is generated is up to date
+	@$(MAKE) --no-print-directory --output-sync=target -j2 SIDE_BY_SIDE=1 lint-python $(if $(WEB),lint-web)
+
+lint-python:
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-ifneq ($(WEB),)
+
+lint-web:
 	$(BIN)/python -m nearfar.format.generate --check
 	cd web && npm run --silent check && npm run --silent lint
-endif
 
 # Most tests run side by side; those that take the whole machine (tests/conftest.py) one by one. Both share what they
 # build. Each run writes how many CPU seconds its tests took; the last line compares them with tests/budgets.json.

@@ -24,8 +24,10 @@ from tests.support.wasm_executor import open_wasm, require_node
 
 Array = npt.NDArray[Any]
 
-VARIANTS = {"vulkan": ("vulkan-f32", "vulkan-f16")}
-"""Devices of which more is run than the program that they would choose."""
+VARIANTS = {"vulkan": tuple(of[1] for of in paired(("vulkan",), ("vulkan-f32", "vulkan-f16")))}
+"""Devices of which more is run than the program that they would choose, in turns: software compiles the shaders of
+each precision for 60 CPU seconds. Kernels of both precisions run in each turn (test_gpu_kernels).
+"""
 
 WASM = {"wasm": 1, "wasm-threads": 3}
 """The target wasm, which Python does not run: it runs in Node, on so many threads."""
