@@ -18,12 +18,12 @@ from pathlib import Path
 
 import tvm
 
+from nearfar.kernels.jobs import Linear
+from nearfar.kernels.quantized import Matrix
 from nearfar.targets.cpu import CpuKernels
 from nearfar.targets.cpu.codegen import compile_objects
 from nearfar.targets.cpu.platforms import PLATFORMS
 from nearfar.targets.cpu.units import UNITS
-from nearfar.targets.jobs import Linear
-from nearfar.targets.quantized import Matrix
 
 PLATFORM = PLATFORMS["aarch64-linux"]
 JOB = Linear(m=1, matrix=Matrix(2048, 2048, 4, 64), x_dtype="float32", out_dtype="float32")

@@ -10,13 +10,17 @@ In brackets stands what the class wants of it, where it has a wish.
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from nearfar.targets.gpu.classes import CLASSES, DeviceClass
-from nearfar.targets.gpu.figures.published import Measured, compiled
-from nearfar.targets.gpu.figures.wanted import Kind, kind_of, wanted
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from tests.support.published_kernels import Measured, compiled
+from tests.support.wanted_kernels import Kind, kind_of, wanted
 
 SHAPES = ("smollm2-135m", "llama-3.2-1b", "qwen3-4b")
 

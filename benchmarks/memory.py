@@ -27,7 +27,7 @@ def build(shape: str, folder: Path) -> Path:
     """The q4 artifact of a shape, for the CPU."""
     from nearfar.build.pipeline import BuildOptions
     from nearfar.build.pipeline import build as run
-    from nearfar.build.program.buckets import Buckets
+    from nearfar.kernels.buckets import Buckets
     from nearfar.synth import synth_checkpoint
 
     checkpoint = folder / "checkpoint"

@@ -24,8 +24,8 @@ from nearfar.format.manifest import (
 )
 from nearfar.format.manifest import Model as ModelRecord
 from nearfar.format.sizes import MAX_ROWS, PAGE_SIZE
+from nearfar.kernels.quantized import Matrix
 from nearfar.step.model import Model, Step, op_record, param_record
-from nearfar.targets.quantized import Matrix
 
 CACHE = Cache(page_size=PAGE_SIZE, slots=MAX_ROWS)
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nearfar.build.program.buckets import Buckets
 from nearfar.format.adapters import DEVICE_CLASSES
 from nearfar.format.kv import OF_BITS, ROUNDED
+from nearfar.kernels.buckets import Buckets
 
 PACKED = ("MLX", "AWQ", "GPTQ", "compressed-tensors", "fp8", "bitsandbytes", "GGUF", "MLC")
 """Formats of quantized checkpoints, in the order in which they are looked for."""

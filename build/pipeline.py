@@ -17,6 +17,8 @@ from nearfar.build.meanwhile import Progress, Stages, meanwhile
 from nearfar.build.output import output_directory
 from nearfar.build.packs import write_packs
 from nearfar.build.source import BuildOptions, Source, open_source
+from nearfar.build.targets import target_names, target_of
+from nearfar.build.targets.target import Made, Target
 from nearfar.build.timings import Timings
 from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.solved import Solved
@@ -30,10 +32,8 @@ from nearfar.format.kv import OF_BITS
 from nearfar.format.manifest import FORMAT, VERSION, File, Manifest, TokenizerFiles, Weights, document
 from nearfar.format.seal import seal
 from nearfar.interruptible import Stopped
+from nearfar.kernels.contract import PRODUCTS
 from nearfar.room import lacking
-from nearfar.targets import target_names, target_of
-from nearfar.targets.kernels import PRODUCTS
-from nearfar.targets.target import Made, Target
 
 __all__ = ["BuildOptions", "Progress", "Timings", "build"]
 

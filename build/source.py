@@ -27,11 +27,11 @@ from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import ArtifactError, BuildError, CheckpointError
 from nearfar.format.answers import AnswerFormat
 from nearfar.format.sampling import NOTHING, SamplingDefaults
+from nearfar.kernels.quantized import Matrix
 from nearfar.step.config import ConfigReader
 from nearfar.step.model import Model
 from nearfar.step.params import Param
 from nearfar.step.reading import read_model, without_prefix
-from nearfar.targets.quantized import Matrix
 
 __all__ = ["GROUP_SIZE", "QUALITIES", "QUANT", "BuildOptions", "Quality", "Source", "open_source"]
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from nearfar.targets.target import KernelCounts
+from nearfar.build.targets.target import KernelCounts
 
 PHASES = ("open", "calibrate", "weights", "kernels", "check")
 

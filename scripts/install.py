@@ -1,8 +1,8 @@
-"""Installs packages into the environment of the Python that runs this script: with uv where uv can, otherwise with pip.
+"""Installs packages into the environment of the Python that runs this script: with uv, or with pip.
 
 uv installs the development environment in half a minute, where pip takes two to four. uv does not read pip's
-configuration, so this script passes it on: indexes, folders of wheels, constraints and certificates. Where uv cannot be
-installed, or fails for any reason, pip installs the same packages and tells its own errors.
+configuration, so this script passes it on: indexes, folders of wheels, constraints and certificates. Where uv
+cannot be installed, or fails for any reason, pip installs the same packages and tells its own errors.
 
 Usage: python scripts/install.py REQUIREMENT [-e PATH] ...
 """
@@ -21,13 +21,16 @@ NAMES = {
     "constraint": "UV_CONSTRAINT",
     "cert": "SSL_CERT_FILE",
 }
-# Values of which uv's environment takes a list with commas; the others are lists with blanks, as pip has them.
+# Values of which uv's environment takes a list with commas; the others are lists with blanks, as in pip.
 COMMAS = {"UV_FIND_LINKS"}
 
 
 def configured() -> dict[str, str]:
-    """What pip's configuration files and PIP_ variables say, as variables of uv. `pip config list` prints one line
-    `section.name='value'` each; variables of the environment (section `:env:`) win over files, as in pip."""
+    """What pip's configuration files and PIP_ variables say, as variables of uv.
+
+    `pip config list` prints a line `section.name='value'` for each; variables of the environment (section
+    `:env:`) win over files, as in pip.
+    """
     listed = subprocess.run([*PIP, "config", "list"], capture_output=True, text=True, check=True)
     found: dict[str, tuple[bool, str]] = {}
     for line in listed.stdout.splitlines():
@@ -46,8 +49,8 @@ def with_uv(wanted: list[str]) -> bool:
     try:
         if subprocess.run([*PIP, "install", "--quiet", "uv>=0.9,<1"], check=False).returncode:
             return False
-        # Of several indexes the best version counts, wherever it lies, as in pip. Byte code as pip makes it: the first
-        # start of each command would otherwise take seconds longer.
+        # Of several indexes the best version counts, wherever it lies, as in pip. Byte code as pip makes it:
+        # the first start of each command would otherwise take seconds longer.
         uv = [sys.executable, "-m", "uv", "pip", "install", "--quiet", "--python", sys.executable]
         uv += ["--index-strategy", "unsafe-best-match", "--compile-bytecode"]
         return not subprocess.run([*uv, *wanted], env={**configured(), **os.environ}, check=False).returncode

@@ -25,10 +25,10 @@ from nearfar.build.source import Source
 from nearfar.build.weights.quantize import Scheme, dequantize, quantize, to_float32
 from nearfar.edge_runtime.artifact.budget import show_size
 from nearfar.errors import BuildError
+from nearfar.kernels.codes import BITS
+from nearfar.kernels.quantized import Matrix
 from nearfar.step import ops
 from nearfar.step.params import Param
-from nearfar.targets.codes import BITS
-from nearfar.targets.quantized import Matrix
 
 PROBE = 3
 """Bits that a sensitivity is measured at: enough that the rest of the model still works."""

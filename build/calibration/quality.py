@@ -12,7 +12,7 @@ from nearfar.build.weights.quantize import METHOD
 from nearfar.build.weights.solved import Solved
 from nearfar.edge_runtime.artifact.budget import show_size
 from nearfar.errors import BuildError
-from nearfar.targets.codes import BITS
+from nearfar.kernels.codes import BITS
 
 METHODS = {
     "good": f"{METHOD}, weighted by the moments of the inputs",

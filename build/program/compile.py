@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,18 +11,21 @@ from pathlib import Path
 import tvm
 from tvm import tirx
 
-from nearfar.build.program.buckets import Buckets
-from nearfar.build.program.lowering import Precisions, identifier, lower_step
+from nearfar.build.program.compiled import Compiled
+from nearfar.build.program.lowering import identifier, lower_step
 from nearfar.build.program.passes import compile_flow, run_flow
-from nearfar.build.program.plan import Plan, plan_of, share_workspace, staged_plan
+from nearfar.build.program.plan import plan_of, share_workspace, staged_plan
 from nearfar.format.buffers import SAMPLER_BUFFERS
 from nearfar.format.kv import ROUNDED, KvDtype
 from nearfar.format.manifest import Cache
 from nearfar.format.sizes import MAX_ROWS
+from nearfar.kernels.buckets import Buckets
+from nearfar.kernels.contract import Variant
+from nearfar.kernels.emission import Emit, EmitContext
+from nearfar.kernels.jobs import Greedy, Logprobs, Sample, SamplerJob
+from nearfar.kernels.program import Plan, Precisions, Program
+from nearfar.kernels.quantized import Matrix
 from nearfar.step.model import Model
-from nearfar.targets.jobs import Greedy, Logprobs, Sample, SamplerJob
-from nearfar.targets.kernels import Variant
-from nearfar.targets.quantized import Matrix
 
 
 @dataclass(frozen=True)
@@ -31,22 +36,6 @@ class Job:
     matrices: dict[str, Matrix]
     cache: Cache
     buckets: Buckets
-
-
-@dataclass(frozen=True)
-class Program:
-    """Plans in the order of the manifest, the kernels they launch, and the bytes of the shared workspace."""
-
-    variant: Variant
-    dtypes: Precisions
-    plans: list[Plan]
-    kernels: dict[str, tirx.PrimFunc]
-    workspace: list[int]
-
-    @property
-    def name(self) -> str:
-        """The variant's, one of its own in the artifact."""
-        return self.variant.name
 
 
 def compile_program(
@@ -86,6 +75,25 @@ def compile_program(
     workspace = share_workspace(plans)
     used = dict.fromkeys(launch.kernel for plan in plans for launch in plan.launches)
     return Program(variant, dtypes, plans, {name: functions[name] for name in used}, workspace)
+
+
+def compiled(
+    job: Job,
+    variant: Variant,
+    target: tvm.target.Target,
+    emit: Emit,
+    context: EmitContext,
+    dump: Path | None = None,
+) -> Compiled:
+    """A variant's program, whatever the folder of `context` is: nothing is written to the artifact.
+
+    All code that decides what is in a program is imported, in the end, by this module and by those of `emit`
+    and of the variant's classes: the kernel cache goes by that (build/program/makers.py).
+    """
+    program = compile_program(job, variant, target, dump)
+    with tempfile.TemporaryDirectory(prefix="nearfar-program-") as folder:
+        record = emit(program, dataclasses.replace(context, root=Path(folder)))
+        return Compiled.of(dataclasses.replace(record, device_class=variant.device_class), Path(folder))
 
 
 def _samplers(job: Job) -> Iterator[SamplerJob]:

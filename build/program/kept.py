@@ -14,8 +14,8 @@ import warnings
 from pathlib import Path
 
 from nearfar.build.program.compiled import Compiled
-from nearfar.edge_runtime.artifact.folders import cache_folder, read_cache, trim_cache, write_cache
 from nearfar.errors import NearfarWarning
+from nearfar.folders import cache_folder, read_cache, trim_cache, write_cache
 
 FOLDER = "NEARFAR_KERNEL_CACHE"
 """The environment's variable that names another folder."""

@@ -10,23 +10,16 @@ from tvm import relax, tirx
 
 from nearfar.build.program import operators
 from nearfar.format import buffers
-from nearfar.format.kv import Float, KvDtype, rounding, rows_of
+from nearfar.format.kv import rounding, rows_of
 from nearfar.format.manifest import Cache
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP, pages_for
+from nearfar.kernels import jobs
+from nearfar.kernels.contract import Kernels
+from nearfar.kernels.program import Precisions
+from nearfar.kernels.quantized import Matrix
 from nearfar.step import ops
 from nearfar.step.model import Model
 from nearfar.step.ops import Op, reads
-from nearfar.targets import jobs
-from nearfar.targets.kernels import Kernels
-from nearfar.targets.quantized import Matrix
-
-
-@dataclass(frozen=True)
-class Precisions:
-    """Dtypes of a program: of activations (the residual stream is float32 always) and of the cache."""
-
-    activations: Float
-    kv: KvDtype
 
 
 @dataclass(frozen=True)

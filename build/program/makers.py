@@ -18,7 +18,7 @@ import nearfar
 ROOT = Path(nearfar.__file__).parent
 IDLE = {
     "nearfar": "names the two halves of the project",
-    "nearfar.edge_runtime.artifact.folders": "says where zig keeps what it made",
+    "nearfar.folders": "says where zig keeps what it made",
 }
 """Modules that are imported by what compiles and have no part in what comes out, and why: neither they nor
 what they import count.

@@ -1,7 +1,7 @@
 """The project's own operators in Relax.
 
 An operator is `R.call_dps_packed("nearfar.<kind>", (*tensors, R.str(<job as JSON>)), out)`: the job is a
-record of `nearfar.targets.jobs`, so a dumped module can be read, and a pass edits the record and the tensors
+record of `nearfar.kernels.jobs`, so a dumped module can be read, and a pass edits the record and the tensors
 together.
 """
 
@@ -14,8 +14,8 @@ from typing import Any
 
 from tvm import ir, relax
 
-from nearfar.targets.jobs import Attend, Embed, GraphJob, Linear, Norm, Project, RopeAppend, Rows, Split
-from nearfar.targets.quantized import Matrix
+from nearfar.kernels.jobs import Attend, Embed, GraphJob, Linear, Norm, Project, RopeAppend, Rows, Split
+from nearfar.kernels.quantized import Matrix
 
 _RECORDS: dict[str, type[GraphJob]] = {
     kind.kind: kind for kind in (Embed, Norm, Linear, RopeAppend, Rows, Project, Attend)

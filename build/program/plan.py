@@ -3,36 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import tvm
 from tvm import relax
 
-from nearfar.targets.kernels import Staged
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One kernel and its arguments, `space:name` each (docs/artifact.md, Plans)."""
-
-    kernel: str
-    args: tuple[str, ...]
-
-
-@dataclass
-class Plan:
-    """One function for one bucket; `storage` is the bytes of each workspace buffer it uses, before
-    sharing, `tensors` how many tensors each holds, one after the other.
-    """
-
-    function: str
-    size: int
-    rows: int
-    launches: list[Launch] = field(default_factory=list)
-    storage: list[int] = field(default_factory=list)
-    tensors: dict[str, int] = field(default_factory=dict)
+from nearfar.kernels.contract import Staged
+from nearfar.kernels.program import Launch, Plan
 
 
 def plan_of(func: relax.Function, plan: Plan, names: Mapping[str, str], output: str) -> Plan:

@@ -20,7 +20,7 @@ from nearfar.build.weights.checks import some
 from nearfar.build.weights.foreign import folder_is
 from nearfar.build.weights.headers import Entry, read_header
 from nearfar.errors import CheckpointError
-from nearfar.targets.quantized import Array
+from nearfar.kernels.quantized import Array
 
 INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")

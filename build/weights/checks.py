@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from nearfar.build.weights.container import Checkpoint
 from nearfar.errors import CheckpointError
-from nearfar.targets.quantized import Array
+from nearfar.kernels.quantized import Array
 
 if TYPE_CHECKING:  # formats import containers, which import this
     from nearfar.build.weights.packed.contract import Wanted

@@ -9,10 +9,10 @@ import numpy as np
 
 from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.packed.contract import Packed, finer, held_in, joint
-from nearfar.build.weights.quantize import GROUPS, Scheme
+from nearfar.build.weights.quantize import Scheme
 from nearfar.build.weights.stream import KEPT, Report
+from nearfar.kernels.quantized import GROUPS, Matrix
 from nearfar.step.params import Param
-from nearfar.targets.quantized import Matrix
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from nearfar.targets.quantized import Array
+from nearfar.kernels.quantized import Array
 
 
 class Stored(Protocol):

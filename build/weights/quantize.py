@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from nearfar.build.weights.slab import LANES, LARGEST, PARAMS, WORD, aligned_empty
 from nearfar.errors import BuildError, CheckpointError
-from nearfar.targets.codes import BITS
-from nearfar.targets.quantized import Array, QuantTensor
+from nearfar.kernels.codes import BITS
+from nearfar.kernels.quantized import GROUPS, Array, QuantTensor
 
 F32 = npt.NDArray[np.float32]
 
@@ -43,7 +43,6 @@ __all__ = [
     "to_float32",
 ]
 
-GROUPS = (16, 32, 64, 128)
 LEAST_IMPORTANCE = 1e-3  # of the mean of a group: inputs that a calibration text never moved still count
 METHOD = "alternating least squares from clipped ranges, float16 scale and bias inside the search"
 

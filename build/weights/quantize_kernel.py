@@ -19,9 +19,9 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from nearfar.build.weights.slab import LANES, LARGEST, PARAMS, WORD
+from nearfar.kernels.quantized import Array
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.tir_passes import PIPELINE
-from nearfar.targets.quantized import Array
 
 HALVES = tuple(range(LANES // v.LANES))
 SMALLEST = 2.0**-14  # the smallest normal float16

@@ -22,7 +22,7 @@ import numpy as np
 from nearfar.build.weights.shards import disk_error
 from nearfar.errors import BuildError
 from nearfar.format.manifest import File
-from nearfar.targets.quantized import Array
+from nearfar.kernels.quantized import Array
 
 FILE_BYTES = 5_000_000_000  # of a file, as mlx_lm.convert and transformers cut them
 DTYPES = {"float32": "F32", "float16": "F16", "uint32": "U32"}

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from nearfar.build.weights.quantize import F32, Scheme, quantize
 from nearfar.build.weights.slab import LARGEST
-from nearfar.targets.codes import pack_codes
-from nearfar.targets.quantized import Array, QuantTensor
+from nearfar.kernels.codes import pack_codes
+from nearfar.kernels.quantized import Array, QuantTensor
 
 F64 = npt.NDArray[np.float64]
 DAMPING = 0.01

@@ -17,7 +17,7 @@ import numpy as np
 
 from nearfar.errors import BuildError
 from nearfar.format.manifest import File, Tensor
-from nearfar.targets.quantized import Array
+from nearfar.kernels.quantized import Array
 
 ALIGNMENT = 256
 SHARD_BYTES = 32 << 20

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from nearfar.targets.quantized import QuantTensor
+from nearfar.kernels.quantized import QuantTensor
 
 
 class Solved:

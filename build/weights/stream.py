@@ -34,8 +34,8 @@ from nearfar.build.weights.quantize import (
 from nearfar.build.weights.solved import Solved
 from nearfar.errors import CheckpointError
 from nearfar.format.manifest import CARRIED, Carriage, Weights
+from nearfar.kernels.quantized import Array, Matrix, QuantTensor
 from nearfar.step.params import Param
-from nearfar.targets.quantized import Array, Matrix, QuantTensor
 
 KEPT = "as in the checkpoint"
 """The report's method where codes are carried over."""

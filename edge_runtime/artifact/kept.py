@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from nearfar import strict_json
-from nearfar.edge_runtime.artifact.folders import cache_folder, read_cache, write_cache
+from nearfar.folders import cache_folder, read_cache, write_cache
 from nearfar.format.adapters import Adapter
 
 

@@ -12,10 +12,10 @@ import warnings
 from pathlib import Path
 
 from nearfar.edge_runtime.artifact.finder import MANIFEST
-from nearfar.edge_runtime.artifact.folders import HOME, data_folder
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import device, device_names
 from nearfar.errors import ArtifactError, NearfarWarning
+from nearfar.folders import HOME, data_folder
 
 VARIABLE = "NEARFAR_TRUST"
 """Set to 1: every artifact is trusted, as in a container whose image has them."""

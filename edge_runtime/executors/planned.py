@@ -18,6 +18,7 @@ from nearfar.errors import ArtifactError
 from nearfar.format import buffers as names
 from nearfar.format.manifest import Dim, Program, Tensor
 from nearfar.format.plans import Launch
+from nearfar.format.rotations import rope_table
 
 Array = npt.NDArray[np.generic]
 Bytes = npt.NDArray[np.uint8]
@@ -189,16 +190,6 @@ def check_pages(
         raise ValueError(
             f"pages do not fit the cache: {wrong[0]} is {given.get(wrong[0])}, not {expected.get(wrong[0])}"
         )
-
-
-def rope_table(inv_freq: Array, scale: float, context: int) -> npt.NDArray[np.float32]:
-    """Cosines, then sines, of every position, float32 [context, head_dim]: the buffers `rope.<name>`.
-
-    `scale` applies to what turns: a frequency of 0 leaves a pair as it is.
-    """
-    angle = np.arange(context, dtype=np.float64)[:, None] * inv_freq.astype(np.float64)
-    factor = np.where(inv_freq == 0, 1.0, scale)
-    return np.concatenate([np.cos(angle) * factor, np.sin(angle) * factor], axis=1).astype(np.float32)
 
 
 def pieces(artifact: Artifact, tensor: Tensor, most: int) -> Iterator[tuple[int, Bytes]]:

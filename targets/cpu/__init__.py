@@ -8,10 +8,8 @@ from typing import Any
 
 from nearfar.errors import BuildError
 from nearfar.format.kv import Float
-from nearfar.targets.cpu import packing
-from nearfar.targets.cpu.kernels import attention, embed, greedy, linear, norm, rope, sample
-from nearfar.targets.cpu.units import Unit
-from nearfar.targets.jobs import (
+from nearfar.kernels.contract import Staged
+from nearfar.kernels.jobs import (
     Attend,
     Embed,
     Greedy,
@@ -24,7 +22,9 @@ from nearfar.targets.jobs import (
     Sample,
     Split,
 )
-from nearfar.targets.kernels import Staged
+from nearfar.targets.cpu import packing
+from nearfar.targets.cpu.kernels import attention, embed, greedy, linear, norm, rope, sample
+from nearfar.targets.cpu.units import Unit
 
 __all__ = ["CpuKernels"]
 
@@ -47,7 +47,7 @@ def _made(job: Job, unit: Unit) -> Staged:
 
 
 class CpuKernels:
-    """nearfar.targets.kernels.Kernels for CPUs with a vector unit; float32 activations throughout."""
+    """nearfar.kernels.contract.Kernels for CPUs with a vector unit; float32 activations throughout."""
 
     activations: Float = "float32"
     parts = staticmethod(packing.parts)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from nearfar.build.program.compile import Program
 from nearfar.format import manifest
 from nearfar.format.manifest import Param, Requires
+from nearfar.kernels.emission import EmitContext, module_of, plan_file, sha256_of, write_plans
+from nearfar.kernels.program import Program
 from nearfar.targets.cpu.codegen import compile_library
 from nearfar.targets.cpu.kernels.extents import closed
 from nearfar.targets.cpu.variants import CpuVariant
-from nearfar.targets.emit import EmitContext, module_of, plan_file, sha256_of, write_plans
 
 
 def emit(program: Program, context: EmitContext) -> manifest.Program:

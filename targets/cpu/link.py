@@ -16,8 +16,8 @@ from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 
-from nearfar.edge_runtime.artifact.folders import cache_folder
 from nearfar.errors import BuildError
+from nearfar.folders import cache_folder
 from nearfar.targets.cpu.platforms import Platform
 
 RUNTIME = Path(__file__).with_name("runtime")

@@ -21,10 +21,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from nearfar.kernels.bundles import Bundles
+from nearfar.kernels.codes import U8, U32, unpack_codes
+from nearfar.kernels.quantized import Array, Matrix, Part, QuantTensor
 from nearfar.step.model import Step
-from nearfar.targets.bundles import Bundles
-from nearfar.targets.codes import U8, U32, unpack_codes
-from nearfar.targets.quantized import Array, Matrix, Part, QuantTensor
 
 ROWS = 16
 QUAD = 4

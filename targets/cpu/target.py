@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from nearfar.build.program.buckets import Buckets
+from nearfar.kernels.buckets import Buckets
+from nearfar.kernels.planned import Planned
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.emit import emit
 from nearfar.targets.cpu.variants import variants
-from nearfar.targets.planned import PlannedTarget
 
 # From four rows on a step costs by the row: a bucket twice as large as its rows takes twice as long.
 BUCKETS = Buckets(step=(1, 2, 4, 8, 16, 32, 64, 256))
-TARGET = PlannedTarget("cpu", packing, variants, {"kind": "llvm"}, emit, buckets=BUCKETS)
+TARGET = Planned("cpu", packing, variants, {"kind": "llvm"}, emit, buckets=BUCKETS)

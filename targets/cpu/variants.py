@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from nearfar.errors import BuildError
 from nearfar.format.kv import OF_BITS
+from nearfar.kernels.contract import Variant, kv_suffix
 from nearfar.targets.cpu import CpuKernels
 from nearfar.targets.cpu.codegen import native
 from nearfar.targets.cpu.platforms import Platform, host, platforms
 from nearfar.targets.cpu.units import BASELINE, BEST_FIRST, CARRIED, UNITS, Unit, unit_named
-from nearfar.targets.kernels import Variant, kv_suffix
 
 if TYPE_CHECKING:
-    from nearfar.build.options import BuildOptions
+    from nearfar.kernels.planned import Asked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,15 +25,15 @@ class CpuVariant(Variant):
     platform: Platform
 
 
-def variants(options: BuildOptions) -> tuple[CpuVariant, ...]:
-    """One for each platform of `options.cpu`, bits of `options.kv_bits` and unit of `options.cpu_features`,
+def variants(asked: Asked) -> tuple[CpuVariant, ...]:
+    """One for each platform of `asked.cpu`, bits of `asked.kv_bits` and unit of `asked.cpu_features`,
     the best unit first.
 
     A unit's name is asked of the platforms of its architecture.
     """
-    wanted = platforms(options.cpu)
+    wanted = platforms(asked.cpu)
     there = {platform.architecture for platform in wanted}
-    for name in options.cpu_features:
+    for name in asked.cpu_features:
         if name in UNITS and UNITS[name].architecture not in there:
             unit_named(name, wanted[0].architecture)
     return tuple(
@@ -46,8 +46,8 @@ def variants(options: BuildOptions) -> tuple[CpuVariant, ...]:
             platform=platform,
         )
         for platform in wanted
-        for bits in options.kv_bits
-        for unit in units_of(options.cpu_features, platform)
+        for bits in asked.kv_bits
+        for unit in units_of(asked.cpu_features, platform)
     )
 
 

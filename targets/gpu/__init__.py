@@ -9,8 +9,9 @@ from typing import Any
 
 from nearfar.errors import BuildError
 from nearfar.format.kv import OF_BITS, Float
-from nearfar.targets.bundles import bundles
-from nearfar.targets.jobs import (
+from nearfar.kernels.bundles import bundles
+from nearfar.kernels.contract import PRODUCTS, Precision, Products, Staged, Variant, kv_suffix
+from nearfar.kernels.jobs import (
     Attend,
     Embed,
     Greedy,
@@ -24,8 +25,7 @@ from nearfar.targets.jobs import (
     Sample,
     Split,
 )
-from nearfar.targets.kernels import PRODUCTS, Precision, Products, Staged, Variant, kv_suffix
-from nearfar.targets.quantized import Array, Matrix, Part, QuantTensor
+from nearfar.kernels.quantized import Array, Matrix, Part, QuantTensor
 
 from . import pieces
 from .classes import CLASSES, DISCRETE, SOFTWARE, DeviceClass, Tuning
@@ -44,7 +44,7 @@ from .kernels.sample import sample
 
 
 class GpuKernels:
-    """See nearfar.targets.kernels.Kernels. `binding`: bytes of an array of a matrix, at most (pieces)."""
+    """See nearfar.kernels.contract.Kernels. `binding`: bytes of an array of a matrix, at most (pieces)."""
 
     bundles = staticmethod(bundles)
 

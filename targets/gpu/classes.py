@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nearfar.format.adapters import DeviceClass as Name
-from nearfar.targets.kernels import Products
+from nearfar.kernels.contract import Products
 
 SHARED_BYTES = 16384
 """Workgroup memory that every WebGPU device has."""

@@ -7,12 +7,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nearfar.build.program.compile import Program
 from nearfar.errors import BuildError
 from nearfar.format import figures, manifest
 from nearfar.format.consistency import DTYPE_BYTES
 from nearfar.format.manifest import Kernel, Requires
-from nearfar.targets.emit import EmitContext, plan_file, write_plans
+from nearfar.kernels.emission import EmitContext, plan_file, write_plans
+from nearfar.kernels.program import Program
 from nearfar.targets.gpu.figures import figures_of
 
 

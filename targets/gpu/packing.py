@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.targets.codes import pack_codes
-from nearfar.targets.quantized import Array, Matrix, Part, QuantTensor
+from nearfar.kernels.codes import pack_codes
+from nearfar.kernels.quantized import Array, Matrix, Part, QuantTensor
 
 SIGN_BIT = np.uint32(1 << 31)
 PLANES: dict[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}

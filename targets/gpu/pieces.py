@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from nearfar.errors import BuildError
 from nearfar.format.consistency import DTYPE_BYTES
+from nearfar.kernels.quantized import Array, Matrix, Part, QuantTensor
 from nearfar.targets.gpu import packing
-from nearfar.targets.quantized import Array, Matrix, Part, QuantTensor
 
 BINDING = 128 << 20
 """Bytes of a storage buffer that every WebGPU device can bind (maxStorageBufferBindingSize)."""

@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nearfar.kernels.quantized import Matrix
 from nearfar.step.models import ALIASES
 from nearfar.step.params import Param
 from nearfar.step.reading import Reading
-from nearfar.targets.quantized import Matrix
 
 DROPPED = ("quantization", "quantization_config", "transformers_version", "_name_or_path")
 DTYPES = ("dtype", "torch_dtype")  # the checkpoint's, from which constants of some models are rounded

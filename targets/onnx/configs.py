@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from nearfar.kernels.quantized import Matrix
 from nearfar.step.model import Model
 from nearfar.step.models import ALIASES
 from nearfar.step.ops import Attend
 from nearfar.step.reading import Reading
-from nearfar.targets.quantized import Matrix
 
 FOLDER = "onnx"
 """Where Transformers.js looks for graphs."""

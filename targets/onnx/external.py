@@ -13,7 +13,7 @@ import numpy as np
 
 from nearfar.errors import BuildError
 from nearfar.format.manifest import File
-from nearfar.targets.quantized import Array
+from nearfar.kernels.quantized import Array
 
 ALIGNMENT = 4096
 """Of a large tensor's offset: ONNX Runtime maps files, and pages begin there."""

@@ -17,14 +17,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from nearfar.edge_runtime.executors.planned import rope_table
+from nearfar.format.rotations import rope_table
+from nearfar.kernels.quantized import Matrix
 from nearfar.step import ops
 from nearfar.step.model import Model
 from nearfar.step.ops import Op
 from nearfar.targets.onnx.external import ExternalWriter, Placed
 from nearfar.targets.onnx.graph import MICROSOFT, Extents, Graph
 from nearfar.targets.onnx.matrices import Products
-from nearfar.targets.quantized import Matrix
 
 ROTARY_HEADS = 16
 """GroupQueryAttention rotates heads whose length is a multiple of this; others are rotated before it."""

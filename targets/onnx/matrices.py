@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.targets.codes import pack_codes
+from nearfar.kernels.codes import pack_codes
+from nearfar.kernels.quantized import Array, Matrix, QuantTensor
 from nearfar.targets.onnx.configs import stored_bits
 from nearfar.targets.onnx.external import ExternalWriter, Placed
 from nearfar.targets.onnx.graph import MICROSOFT, Graph
-from nearfar.targets.quantized import Array, Matrix, QuantTensor
 
 
 def write_matrix(

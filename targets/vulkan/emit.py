@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from nearfar.build.program.compile import Program
 from nearfar.format import manifest
 from nearfar.format.manifest import Requires
-from nearfar.targets.emit import EmitContext, module_of
+from nearfar.kernels.emission import EmitContext, module_of
+from nearfar.kernels.program import Program
 from nearfar.targets.gpu.emit import gpu_program, largest_buffer, shader_record
 from nearfar.targets.vulkan.codegen import modules
 

@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nearfar.format.kv import OF_BITS
+from nearfar.kernels.contract import Variant, kv_suffix
 from nearfar.targets.cpu import CpuKernels
 from nearfar.targets.cpu.units import UNITS
-from nearfar.targets.kernels import Variant, kv_suffix
 
 if TYPE_CHECKING:
-    from nearfar.build.options import BuildOptions
+    from nearfar.kernels.planned import Asked
 
 __all__ = ["variants"]
 
 UNIT = UNITS["simd128"]
 
 
-def variants(options: BuildOptions) -> tuple[Variant, ...]:
-    """One for each of `options.kv_bits`."""
+def variants(asked: Asked) -> tuple[Variant, ...]:
+    """One for each of `asked.kv_bits`."""
     return tuple(
         Variant(f"wasm32-{UNIT.name}{kv_suffix(bits)}", "f32", CpuKernels(UNIT), kv=OF_BITS[bits])
-        for bits in options.kv_bits
+        for bits in asked.kv_bits
     )

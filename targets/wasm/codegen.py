@@ -11,10 +11,10 @@ from pathlib import Path
 import tvm
 
 from nearfar.format.sizes import WASM_RESERVED
+from nearfar.kernels.emission import Told
 from nearfar.targets.cpu.codegen import compile_objects
 from nearfar.targets.cpu.link import compile_runtime, symbol, zig
 from nearfar.targets.cpu.tir_passes import TRUSTING
-from nearfar.targets.emit import Told
 from nearfar.targets.wasm import UNIT
 
 TRIPLE = "wasm32-unknown-unknown"

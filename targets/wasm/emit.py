@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from nearfar.build.program.compile import Program
 from nearfar.format import manifest
 from nearfar.format.manifest import Requires
+from nearfar.kernels.emission import EmitContext, module_of, sha256_of
+from nearfar.kernels.program import Program
 from nearfar.targets.cpu.emit import record
-from nearfar.targets.emit import EmitContext, module_of, sha256_of
 from nearfar.targets.wasm import UNIT
 from nearfar.targets.wasm.codegen import link_modules
 

@@ -9,8 +9,8 @@ import tvm
 from tvm import tirx
 
 from nearfar.errors import BuildError
+from nearfar.kernels.contract import Precision
 from nearfar.targets.gpu.sources import device_sources, kernels
-from nearfar.targets.kernels import Precision
 
 MAX_THREADS = 256
 MAX_SHARED_BYTES = 32768  # twice what every device has, as discrete GPUs do: a program says what it needs

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from nearfar.kernels.planned import Planned
 from nearfar.targets.gpu import rounds, with_caches
-from nearfar.targets.planned import PlannedTarget
 from nearfar.targets.webgpu import VARIANTS
 from nearfar.targets.webgpu.emit import emit
 
-TARGET = PlannedTarget(
+TARGET = Planned(
     "webgpu",
     VARIANTS[0].kernels,
-    lambda options: with_caches(VARIANTS, options.kv_bits),
+    lambda asked: with_caches(VARIANTS, asked.kv_bits),
     {"kind": "webgpu", "host": "llvm"},
     emit,
     rounds,

@@ -8,10 +8,10 @@ from contextlib import contextmanager
 import pytest
 
 from nearfar.format.manifest import Float
+from nearfar.kernels.contract import Kernels, Precision, Products
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import CLASSES
 from nearfar.targets.gpu.pieces import BINDING
-from nearfar.targets.kernels import Kernels, Precision, Products
 from tests.support import gpu_jobs
 
 TARGETS = pytest.mark.parametrize("target", ["webgpu", "vulkan"])

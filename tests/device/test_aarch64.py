@@ -14,16 +14,16 @@ import pytest
 tvm = pytest.importorskip("tvm")
 
 from nearfar.build.pipeline import BuildOptions, build  # noqa: E402
-from nearfar.build.program.buckets import Buckets  # noqa: E402
 from nearfar.edge_runtime import Engine  # noqa: E402
 from nearfar.edge_runtime.executors.cpu.library import Library, Tensor, aligned  # noqa: E402
 from nearfar.errors import DeviceError  # noqa: E402
+from nearfar.kernels.buckets import Buckets  # noqa: E402
+from nearfar.kernels.jobs import Linear  # noqa: E402
+from nearfar.kernels.quantized import Matrix  # noqa: E402
 from nearfar.targets.cpu import CpuKernels, packing  # noqa: E402
 from nearfar.targets.cpu.codegen import compile_library  # noqa: E402
 from nearfar.targets.cpu.platforms import host  # noqa: E402
 from nearfar.targets.cpu.units import BASELINE, UNITS  # noqa: E402
-from nearfar.targets.jobs import Linear  # noqa: E402
-from nearfar.targets.quantized import Matrix  # noqa: E402
 from tests.shared_data import shared_data  # noqa: E402
 from tests.support.foreign import PLATFORM, Foreign, Memory, open_foreign, require_emulator  # noqa: E402
 from tests.support.job_reference import random_inputs, random_matrix  # noqa: E402

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from nearfar.targets.kernels import Precision
+from nearfar.kernels.contract import Precision
 from tests.support import gpu_jobs
 from tests.support.turns import in_turns
 

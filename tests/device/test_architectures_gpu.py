@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from nearfar.build.pipeline import BuildOptions, build
-from nearfar.build.program.buckets import Buckets
 from nearfar.edge_runtime import Engine
 from nearfar.format.adapters import DeviceClass
-from nearfar.targets.kernels import Precision
+from nearfar.kernels.buckets import Buckets
+from nearfar.kernels.contract import Precision
 from tests.support import gpu_jobs
 from tests.support.architectures import CASES, GROWTH, Massive, outlying
 from tests.support.backends import greedy, require

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from nearfar.targets.jobs import Attend, Linear
-from nearfar.targets.kernels import Precision
-from nearfar.targets.quantized import Matrix
+from nearfar.kernels.contract import Precision
+from nearfar.kernels.jobs import Attend, Linear
+from nearfar.kernels.quantized import Matrix
 from tests.support import gpu_jobs
 from tests.support.turns import in_turns
 

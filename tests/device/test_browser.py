@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nearfar.build.pipeline import BuildOptions, build
-from nearfar.build.program.buckets import Buckets
+from nearfar.kernels.buckets import Buckets
 from tests.shared_data import shared_data
 from tests.support import architectures, tiny
 from tests.support.artifacts import Built, reference

@@ -8,13 +8,13 @@ from __future__ import annotations
 import pytest
 
 from nearfar.edge_runtime.executors.vulkan import device, features
+from nearfar.kernels.contract import Stage, Staged
+from nearfar.kernels.jobs import Job, Linear
+from nearfar.kernels.quantized import Array, Matrix, Part, QuantTensor
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import DISCRETE
 from nearfar.targets.gpu.kernels import cooperative
 from nearfar.targets.gpu.kernels.layout import params
-from nearfar.targets.jobs import Job, Linear
-from nearfar.targets.kernels import Stage, Staged
-from nearfar.targets.quantized import Array, Matrix, Part, QuantTensor
 from tests.support import gpu_jobs, vulkan_run
 
 Q4 = Matrix(200, 576, 4, 64)

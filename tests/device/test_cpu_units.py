@@ -11,13 +11,13 @@ pytest.importorskip("tvm")
 
 from nearfar import Engine
 from nearfar.build.pipeline import build
-from nearfar.build.program.buckets import Buckets
 from nearfar.build.source import BuildOptions
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import Found
 from nearfar.errors import BuildError, DeviceError
 from nearfar.format.machines import ASSUMED, architecture, system
 from nearfar.format.processor import cpu_flags
+from nearfar.kernels.buckets import Buckets
 from tests.support.backends import executor
 from tests.support.paths import ROOT
 

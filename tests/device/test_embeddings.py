@@ -17,10 +17,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from nearfar.build.pipeline import BuildOptions, build
-from nearfar.build.program.buckets import Buckets
 from nearfar.edge_runtime import Engine
 from nearfar.errors import CheckpointError, RequestError
 from nearfar.fallback_server.engines.opening import EngineOptions, open_engine
+from nearfar.kernels.buckets import Buckets
 from tests.support.architectures import CASES, checkpoint, prompt
 from tests.support.backends import executor, require
 from tests.support.browser import browser, new_page, serve

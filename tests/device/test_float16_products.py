@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nearfar.kernels.contract import Staged
+from nearfar.kernels.jobs import Linear
+from nearfar.kernels.quantized import Matrix, QuantTensor
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import CLASSES
-from nearfar.targets.jobs import Linear
-from nearfar.targets.kernels import Staged
-from nearfar.targets.quantized import Matrix, QuantTensor
 from tests.support import gpu_jobs
 from tests.support.job_reference import reference
 from tests.support.turns import in_turns

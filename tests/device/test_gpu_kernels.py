@@ -12,8 +12,8 @@ import re
 import pytest
 
 from nearfar.format.manifest import Float
-from nearfar.targets.jobs import Activation, Attend, Embed, GraphJob, Linear, RopeAppend
-from nearfar.targets.kernels import Precision
+from nearfar.kernels.contract import Precision
+from nearfar.kernels.jobs import Activation, Attend, Embed, GraphJob, Linear, RopeAppend
 from tests.support import gpu_jobs, int8_jobs
 from tests.support.turns import in_turns
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from nearfar.build.pipeline import BuildOptions, build
-from nearfar.build.program.buckets import Buckets
 from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.text.codec import TextCodec
+from nearfar.kernels.buckets import Buckets
 from tests.support.backends import executor, greedy, last_logits, require
 from tests.support.browser import browser, new_page, serve
 from tests.support.paths import ROOT

@@ -262,7 +262,7 @@ def _wait_for(port: int, server: subprocess.Popen[bytes]) -> None:
 BLOCKED = """
 import runpy, sys
 sys.modules["tvm"] = None
-runpy.run_module("nearfar.targets.mlx.export", run_name="__main__")
+runpy.run_module("nearfar.build.targets.mlx_function", run_name="__main__")
 """
 
 

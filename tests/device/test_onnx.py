@@ -16,8 +16,8 @@ import pytest
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import BuildError
-from nearfar.targets.codes import unpack_codes
-from nearfar.targets.quantized import Matrix, QuantTensor
+from nearfar.kernels.codes import unpack_codes
+from nearfar.kernels.quantized import Matrix, QuantTensor
 from tests.shared_data import shared_data
 from tests.support.architectures import CASES, Case, checkpoint, prompt, reference
 from tests.support.artifacts import Built

@@ -11,13 +11,13 @@ import pytest
 
 from nearfar.build import pipeline
 from nearfar.build.pipeline import BuildOptions, build
-from nearfar.build.program.buckets import Buckets
+from nearfar.build.targets import target_of
+from nearfar.build.targets.planned import PlannedTarget
 from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.artifact.reader import Artifact
-from nearfar.targets import target_of
+from nearfar.kernels.buckets import Buckets
 from nearfar.targets.gpu import variants
 from nearfar.targets.gpu.pieces import BINDING
-from nearfar.targets.planned import PlannedTarget
 from tests.support.backends import require
 from tests.support.browser import browser, new_page, serve
 from tests.support.paths import ROOT

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from nearfar.edge_runtime import Engine, Progress, SamplingParams
-from nearfar.edge_runtime.artifact.folders import read_cache
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.executors.compiling import content
 from nearfar.edge_runtime.executors.vulkan import executor as vulkan
@@ -21,6 +20,7 @@ from nearfar.edge_runtime.executors.vulkan import pipelines
 from nearfar.edge_runtime.executors.vulkan.binding import fail
 from nearfar.edge_runtime.executors.webgpu import executor as webgpu
 from nearfar.edge_runtime.executors.webgpu.device import require_wgpu
+from nearfar.folders import read_cache
 from nearfar.format.manifest import Kernel, Program
 from tests.shared_data import shared_data
 from tests.support.artifacts import Built

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from nearfar.format.adapters import DeviceClass
+from nearfar.kernels.contract import Precision
+from nearfar.kernels.jobs import Project, RopeAppend, Rows
 from nearfar.targets.gpu import GpuKernels
 from nearfar.targets.gpu.classes import CLASSES, Tuning
-from nearfar.targets.jobs import Project, RopeAppend, Rows
-from nearfar.targets.kernels import Precision
 from tests.support import gpu_jobs, project_jobs
 from tests.support.job_reference import rows
 from tests.support.turns import in_turns

@@ -20,13 +20,13 @@ from typer.testing import CliRunner
 pytest.importorskip("tvm")
 
 from nearfar.build.pipeline import build
-from nearfar.build.program.buckets import Buckets
 from nearfar.build.source import BuildOptions
 from nearfar.cli import typer_app
 from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import BuildError, RequestError, SnapshotError
 from nearfar.format.kv import BITS, OF_BITS, rounding, row_words
+from nearfar.kernels.buckets import Buckets
 from tests.shared_data import shared_data
 from tests.support import quantized_kv
 from tests.support.backends import cached_pages, executor, forget, greedy, kv_dtype, last_logits, require

@@ -10,10 +10,10 @@ import pytest
 
 from nearfar.edge_runtime.executors.quantized_pages import parts_of
 from nearfar.format.kv import rows_of
+from nearfar.kernels.contract import Precision
+from nearfar.kernels.jobs import Attend, Project, RopeAppend
 from nearfar.targets.gpu import GpuKernels
 from nearfar.targets.gpu.classes import CLASSES, Tuning
-from nearfar.targets.jobs import Attend, Project, RopeAppend
-from nearfar.targets.kernels import Precision
 from tests.support import gpu_jobs, project_jobs, quantized_kv
 from tests.support.turns import in_turns
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.build.program.buckets import Buckets
+from nearfar.build.targets import target_names
 from nearfar.build.weights.packed.gguf_blocks import BLOCKS
 from nearfar.cli import build as cli
 from nearfar.cli import serve
 from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.devices import device_names
-from nearfar.targets import target_names
+from nearfar.kernels.buckets import Buckets
 from tests.support.backends import require
 from tests.support.commands import nearfar
 from tests.support.gguf_files import FLOATS, MIXED, mixed

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from nearfar.edge_runtime import Artifact, Engine
-from nearfar.edge_runtime.artifact.folders import data_folder
 from nearfar.edge_runtime.artifact.trust import remember
 from nearfar.errors import ArtifactError, NearfarWarning
+from nearfar.folders import data_folder
 from tests.shared_data import shared_data
 from tests.support import tiny
 from tests.support.backends import Lab

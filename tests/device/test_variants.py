@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from nearfar.build.pipeline import BuildOptions, build
-from nearfar.build.program.buckets import Buckets
 from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.artifact import trial, variants
 from nearfar.edge_runtime.artifact.reader import Artifact
@@ -21,6 +20,7 @@ from nearfar.edge_runtime.executors.base import Executor
 from nearfar.errors import DeviceError, DeviceLost
 from nearfar.format.adapters import Adapter, class_of
 from nearfar.format.manifest import Program
+from nearfar.kernels.buckets import Buckets
 from tests.support.backends import require
 from tests.support.paths import ROOT
 from tests.support.turns import in_turns, paired

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from nearfar.build.pipeline import BuildOptions, build
-from nearfar.build.program.buckets import Buckets
 from nearfar.format.manifest import parse
+from nearfar.kernels.buckets import Buckets
 from tests.support.backends import Lab
 from tests.support.paths import ROOT
 from tests.support.spirv import validate

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nearfar.format.sampler import BOUND, COLDEST
-from nearfar.targets.jobs import Greedy, Logprobs, Sample
+from nearfar.kernels.jobs import Greedy, Logprobs, Sample
 from nearfar.targets.webgpu import VARIANTS
 
 from . import webgpu_harness as harness

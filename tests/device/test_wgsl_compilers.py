@@ -24,11 +24,11 @@ from pathlib import Path
 import pytest
 import tvm
 
+from nearfar.kernels.contract import Precision, Staged
+from nearfar.kernels.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, RopeAppend, Rows, Sample
+from nearfar.kernels.quantized import Matrix
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import CLASSES, SOFTWARE
-from nearfar.targets.jobs import Attend, Embed, Greedy, Job, Linear, Logprobs, RopeAppend, Rows, Sample
-from nearfar.targets.kernels import Precision, Staged
-from nearfar.targets.quantized import Matrix
 from nearfar.targets.webgpu import shaders
 from tests.support import gpu_jobs, int8_jobs, project_jobs
 from tests.support.browser import browser

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from nearfar.build.pipeline import BuildOptions, build
-from nearfar.build.program.buckets import Buckets
 from nearfar.cli.inspect import describe
 from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.artifact.budget import page_bytes
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
+from nearfar.kernels.buckets import Buckets
 from tests.support.architectures import Case, case, checkpoint, prompt, reference
 from tests.support.backends import executor, forget, greedy, require
 from tests.support.parity import only

@@ -13,7 +13,7 @@ import pytest
 import tvm
 from tvm import tirx
 
-from nearfar.targets.kernels import Precision, Staged
+from nearfar.kernels.contract import Precision, Staged
 from nearfar.targets.webgpu import Shader, shaders
 
 wgpu = pytest.importorskip("wgpu", reason="the package wgpu is not installed")

@@ -15,17 +15,18 @@ from tvm import relax
 
 from nearfar.build import manifest
 from nearfar.build.program import operators
-from nearfar.build.program.lowering import Precisions, identifier, lower_step
+from nearfar.build.program.lowering import identifier, lower_step
 from nearfar.build.program.passes import compile_flow, run_flow
 from nearfar.format.kv import Float
+from nearfar.kernels.contract import Kernels
+from nearfar.kernels.jobs import GraphJob
+from nearfar.kernels.program import Precisions
+from nearfar.kernels.quantized import Matrix
 from nearfar.step import ops
 from nearfar.step.model import Model
 from nearfar.step.reading import read_model
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import SOFTWARE
-from nearfar.targets.jobs import GraphJob
-from nearfar.targets.kernels import Kernels
-from nearfar.targets.quantized import Matrix
 from tests.support.architectures import CASES, Case
 from tests.support.parity import SMALL
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from nearfar.targets import target_names
+from nearfar.build.targets import target_names
 from tests.shared_data import shared_data
 
 

@@ -25,8 +25,8 @@ from tests.support.wasm_executor import open_wasm, require_node
 Array = npt.NDArray[Any]
 
 VARIANTS = {"vulkan": tuple(of[1] for of in paired(("vulkan",), ("vulkan-f32", "vulkan-f16")))}
-"""Devices of which more is run than the program that they would choose, in turns: software compiles the shaders of
-each precision for 60 CPU seconds. Kernels of both precisions run in each turn (test_gpu_kernels).
+"""Devices of which more is run than the program that they would choose, in turns: software compiles the
+shaders of each precision for 60 CPU seconds. Kernels of both precisions run each time (test_gpu_kernels).
 """
 
 WASM = {"wasm": 1, "wasm-threads": 3}

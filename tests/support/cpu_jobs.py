@@ -13,12 +13,12 @@ import tvm
 from nearfar.edge_runtime.executors.cpu.library import Library, Tensor, aligned
 from nearfar.edge_runtime.executors.quantized_pages import pages_of, parts_of
 from nearfar.format.kv import BITS
+from nearfar.kernels.jobs import Embed, GraphJob, Job, Linear
+from nearfar.kernels.jobs.logits import OverLogits
 from nearfar.targets.cpu import CpuKernels
 from nearfar.targets.cpu.codegen import compile_library, native
 from nearfar.targets.cpu.kernels.extents import closed
 from nearfar.targets.cpu.units import Unit
-from nearfar.targets.jobs import Embed, GraphJob, Job, Linear
-from nearfar.targets.jobs.logits import OverLogits
 from tests.support import quantized_kv
 from tests.support.job_reference import random_inputs, random_matrix, reference, rounding_weights
 

@@ -14,7 +14,8 @@ import numpy as np
 from nearfar.edge_runtime.executors.quantized_pages import pages_of, parts_of
 from nearfar.format.kv import BITS
 from nearfar.format.manifest import Float
-from nearfar.targets.jobs import (
+from nearfar.kernels.contract import Kernels, Precision, Staged
+from nearfar.kernels.jobs import (
     Activation,
     Attend,
     Embed,
@@ -25,8 +26,7 @@ from nearfar.targets.jobs import (
     Project,
     RopeAppend,
 )
-from nearfar.targets.kernels import Kernels, Precision, Staged
-from nearfar.targets.quantized import Matrix
+from nearfar.kernels.quantized import Matrix
 
 from . import quantized_kv
 from .job_reference import ACTIVATIONS, random_inputs, random_matrix, reference, rounding_weights

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from nearfar.kernels.contract import Kernels, Precision, Staged
+from nearfar.kernels.jobs import Linear
+from nearfar.kernels.quantized import Matrix
 from nearfar.targets.gpu.kernels.matmul_int8 import rounds
-from nearfar.targets.jobs import Linear
-from nearfar.targets.kernels import Kernels, Precision, Staged
-from nearfar.targets.quantized import Matrix
 
 from .gpu_jobs import MATRICES, SCHEMES, Run, close, inputs, linears
 from .job_reference import reference, rms_norm

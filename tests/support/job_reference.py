@@ -1,4 +1,4 @@
-"""The graph jobs of targets/jobs/ in NumPy float64, word by word after their docstrings; random
+"""The graph jobs of kernels/jobs/ in NumPy float64, word by word after their docstrings; random
 inputs for them.
 
 Written for reading, not for speed; kernels of every target are compared with it. It knows nothing of packing
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.targets.jobs import (
+from nearfar.kernels.jobs import (
     Activation,
     Attend,
     Embed,
@@ -27,7 +27,7 @@ from nearfar.targets.jobs import (
     RopeAppend,
     Rows,
 )
-from nearfar.targets.quantized import Matrix, QuantTensor
+from nearfar.kernels.quantized import Matrix, QuantTensor
 from tests.support import quantized_kv
 
 Array = npt.NDArray[Any]

@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 
 from nearfar.build.program.kept import FOLDER as KERNELS
-from nearfar.edge_runtime.artifact.folders import cache_folder
+from nearfar.folders import cache_folder
 
 FOLDER = "NEARFAR_TEST_CACHE"
 """The environment's variable that names another folder."""

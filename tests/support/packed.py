@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.build.pipeline import BuildOptions, build
-from nearfar.build.program.buckets import Buckets
 from nearfar.build.source import open_source
 from nearfar.build.weights.quantize import dequantize
 from nearfar.edge_runtime import Engine
+from nearfar.kernels.buckets import Buckets
 from tests.support import tiny
 from tests.support.backends import greedy as greedy_tokens
 

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.build.pipeline import BuildOptions, build
-from nearfar.build.program.buckets import Buckets
 from nearfar.edge_runtime import Engine
 from nearfar.format.adapters import DeviceClass
+from nearfar.kernels.buckets import Buckets
 from tests.support.architectures import Case, checkpoint, prompt, reference
 from tests.support.backends import executor, greedy, kv_dtype, require
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.targets.jobs import Linear, Project, RopeAppend, Rows
-from nearfar.targets.kernels import Packing
-from nearfar.targets.quantized import Matrix
+from nearfar.kernels.contract import Packing
+from nearfar.kernels.jobs import Linear, Project, RopeAppend, Rows
+from nearfar.kernels.quantized import Matrix
 
 from .gpu_jobs import MATRICES, ROPES, SCHEMES, paged, paged_inputs
 from .job_reference import Array, random_inputs, random_matrix, rows

@@ -20,7 +20,7 @@ import pytest
 import tvm
 from tvm import tirx
 
-from nearfar.targets.kernels import Precision, Staged
+from nearfar.kernels.contract import Precision, Staged
 from nearfar.targets.vulkan import Module, modules
 from nearfar.targets.vulkan.codegen import FEATURES
 

@@ -10,20 +10,21 @@ import psutil
 import pytest
 
 from nearfar.build import manifest
-from nearfar.build.program.buckets import Buckets
+from nearfar.build.program.beside import Share, beside, shares
 from nearfar.build.program.compile import Job
 from nearfar.errors import BuildError
+from nearfar.kernels.buckets import Buckets
+from nearfar.kernels.contract import Variant
+from nearfar.kernels.emission import EmitContext
 from nearfar.step.model import Model, Step
-from nearfar.targets.beside import Share, beside, shares
-from nearfar.targets.emit import EmitContext
-from nearfar.targets.kernels import Variant
 from nearfar.targets.webgpu import VARIANTS
+from nearfar.targets.webgpu.emit import emit
 
 
-def share(target: str) -> Share:
+def share(kind: str) -> Share:
     model = Model("none", 8, 8, None, (), Step((), (), (), {}))
     job = Job(model, {}, manifest.CACHE, Buckets())
-    return Share(target, job, (VARIANTS[0],), EmitContext(Path(), {}, 0))
+    return Share({"kind": kind}, emit, job, (VARIANTS[0],), EmitContext(Path(), {}, 0))
 
 
 def classes(variants: Sequence[Variant]) -> list[str | None]:
@@ -48,7 +49,7 @@ def test_a_process_that_fails_is_an_error_that_says_so(capfd: pytest.CaptureFixt
         pytest.raises(BuildError, match=r"compiles kernels ended with status 1, please report it"),
     ):
         made()
-    assert "KeyError: 'tpu'" in capfd.readouterr().err
+    assert "tpu" in capfd.readouterr().err
 
 
 def children() -> set[psutil.Process]:

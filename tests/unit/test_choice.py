@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from nearfar.build.source import BuildOptions, Source, open_source
+from nearfar.build.targets import target_names, target_of
 from nearfar.build.weights.packed.gguf import Gguf
 from nearfar.build.weights.packed.gguf_blocks import BLOCKS
 from nearfar.build.weights.quantize import F32, dequantize
 from nearfar.build.weights.stream import Piece, WeightStream
 from nearfar.errors import BuildError
-from nearfar.targets import target_names, target_of
-from nearfar.targets.quantized import QuantTensor
+from nearfar.kernels.quantized import QuantTensor
 from tests.support.gguf_files import MIXED, mixed, type_of
 from tests.support.packed import read_back
 from tests.support.packed_formats import FORMATS, Made, compressed, gptq

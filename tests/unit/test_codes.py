@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from nearfar.targets.codes import BITS, pack_codes, unpack_codes
+from nearfar.kernels.codes import BITS, pack_codes, unpack_codes
 
 RNG = np.random.default_rng(0)
 

@@ -16,6 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nearfar.build.options import BuildOptions
+from nearfar.build.targets import target_names
 from nearfar.cli import typer_app
 from nearfar.cli.chat import chat
 from nearfar.cli.run import run
@@ -27,7 +28,6 @@ from nearfar.edge_runtime.devices import device, device_names, parse_device
 from nearfar.errors import DeviceError, RequestError
 from nearfar.format.manifest import parse
 from nearfar.store.making import artifacts_at, for_device
-from nearfar.targets import target_names
 from tests.support import tiny
 
 SAMPLE = Path(__file__).parents[2] / "examples" / "sample-model"

@@ -267,7 +267,7 @@ def test_every_model_file_is_in_the_table_of_models() -> None:
 
 
 def test_every_target_is_in_the_table_of_targets() -> None:
-    from nearfar.targets import target_names
+    from nearfar.build.targets import target_names
 
     targets = docs.page("docs/targets.md").text
     assert [name for name in target_names() if f"| `{name}` |" not in targets] == []

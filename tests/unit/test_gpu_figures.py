@@ -9,16 +9,16 @@ import tvm
 from tvm.script import tirx as T
 
 from nearfar.build import manifest
-from nearfar.build.program.buckets import Buckets
 from nearfar.build.program.compile import Job, compile_program
+from nearfar.kernels.buckets import Buckets
+from nearfar.kernels.jobs import Attend, Linear
+from nearfar.kernels.quantized import Matrix
 from nearfar.step.reading import read_model
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import DISCRETE, MOBILE, SOFTWARE, DeviceClass
 from nearfar.targets.gpu.figures import Figures, figures_of
 from nearfar.targets.gpu.kernels.common import finish
 from nearfar.targets.gpu.tir_passes import EXPLICIT_SYNC
-from nearfar.targets.jobs import Attend, Linear
-from nearfar.targets.quantized import Matrix
 from tests.support.architectures import CASES
 
 N, K = 512, 1024

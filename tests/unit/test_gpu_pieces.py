@@ -9,19 +9,19 @@ import pytest
 import tvm
 
 from nearfar.build import manifest
-from nearfar.build.program.buckets import Buckets
 from nearfar.build.program.compile import Job, compile_program
 from nearfar.errors import BuildError
+from nearfar.kernels.buckets import Buckets
+from nearfar.kernels.contract import Precision
+from nearfar.kernels.emission import EmitContext
+from nearfar.kernels.jobs import Embed, Linear
+from nearfar.kernels.quantized import Matrix
 from nearfar.step.reading import read_model
 from nearfar.synth import published
-from nearfar.targets.emit import EmitContext
 from nearfar.targets.gpu import packing, variant
 from nearfar.targets.gpu.classes import CLASSES, DISCRETE, SOFTWARE
 from nearfar.targets.gpu.emit import largest_buffer
 from nearfar.targets.gpu.pieces import BINDING, COLUMNS, pack, parts, pieces
-from nearfar.targets.jobs import Embed, Linear
-from nearfar.targets.kernels import Precision
-from nearfar.targets.quantized import Matrix
 from tests.support.job_reference import random_matrix
 
 KERNELS = variant(DISCRETE, "f16", vectors=False).kernels

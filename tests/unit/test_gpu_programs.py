@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from nearfar.kernels.contract import Precision, Products
+from nearfar.kernels.jobs import Attend, Job, Linear, Norm
+from nearfar.kernels.quantized import Matrix
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import CLASSES
-from nearfar.targets.jobs import Attend, Job, Linear, Norm
-from nearfar.targets.kernels import Precision, Products
-from nearfar.targets.quantized import Matrix
 from tests.support import gpu_jobs, project_jobs
 
 MATRIX = Matrix(128, 256, 4, 32)

@@ -16,11 +16,8 @@ from tvm import script as tvm_script
 from tvm import tirx
 from tvm.script import tirx as T
 
-from nearfar.targets import gpu, vulkan, webgpu
-from nearfar.targets.gpu.classes import CLASSES, Tuning
-from nearfar.targets.gpu.kernels import script
-from nearfar.targets.gpu.kernels.script import prim_func
-from nearfar.targets.jobs import (
+from nearfar.kernels.contract import Precision, Products
+from nearfar.kernels.jobs import (
     Attend,
     Embed,
     Greedy,
@@ -32,8 +29,11 @@ from nearfar.targets.jobs import (
     Rows,
     Sample,
 )
-from nearfar.targets.kernels import Precision, Products
-from nearfar.targets.quantized import Matrix
+from nearfar.kernels.quantized import Matrix
+from nearfar.targets import gpu, vulkan, webgpu
+from nearfar.targets.gpu.classes import CLASSES, Tuning
+from nearfar.targets.gpu.kernels import script
+from nearfar.targets.gpu.kernels.script import prim_func
 from tests.support import gpu_jobs, project_jobs
 
 SCALE = 3.0

@@ -1,4 +1,4 @@
-"""Each class of GPUs gets what it wants of its kernels (targets/gpu/figures/wanted.py): published shapes."""
+"""Each class of GPUs gets what it wants of its kernels (tests.support.wanted_kernels): published shapes."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import replace
 
 import pytest
 
+from nearfar.kernels.contract import Precision
+from nearfar.kernels.jobs import Attend, Linear
+from nearfar.kernels.quantized import Matrix
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import CLASSES, DISCRETE, SOFTWARE, DeviceClass
 from nearfar.targets.gpu.figures import figures_of
-from nearfar.targets.gpu.figures.published import compiled, pipelines
-from nearfar.targets.gpu.figures.wanted import PIPELINES, WRITTEN, Kind, kind_of, wanted
 from nearfar.targets.gpu.kernels.combine import row_bytes
 from nearfar.targets.gpu.kernels.flash_decode import shape_of
 from nearfar.targets.gpu.kernels.matvec import workgroups
-from nearfar.targets.jobs import Attend, Linear
-from nearfar.targets.kernels import Precision
-from nearfar.targets.quantized import Matrix
+from tests.support.published_kernels import compiled, pipelines
+from tests.support.wanted_kernels import PIPELINES, WRITTEN, Kind, kind_of, wanted
 
 SHAPES = ("smollm2-135m", "llama-3.2-1b", "qwen3-4b")
 Reached = dict[str, float]

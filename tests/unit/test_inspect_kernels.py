@@ -14,8 +14,8 @@ from unittest import mock
 import pytest
 
 from nearfar.build.options import BuildOptions
-from nearfar.build.program.buckets import Buckets
 from nearfar.format.adapters import DEVICE_CLASSES
+from nearfar.kernels.buckets import Buckets
 from nearfar.synth import Shape, write_checkpoint
 from tests.support import tiny
 from tests.support.commands import nearfar

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.edge_runtime.artifact.folders import cache_folder
+from nearfar.folders import cache_folder
 from tests.support.kept import UNUSED, use_kept
 
 

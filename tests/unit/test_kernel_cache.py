@@ -16,8 +16,8 @@ from nearfar.build.program.fingerprint import fingerprint
 from nearfar.build.program.kept import FOLDER, KernelCache
 from nearfar.errors import NearfarWarning
 from nearfar.format.manifest import Kernel, Program, Requires
+from nearfar.kernels.quantized import Matrix
 from nearfar.targets.gpu.classes import CLASSES
-from nearfar.targets.quantized import Matrix
 
 KEYS = [letter * 64 for letter in "abcd"]
 
@@ -100,7 +100,7 @@ def test_the_folder_is_the_one_that_the_environment_names(
 def test_a_fingerprint_is_the_same_in_every_process() -> None:
     code = (
         "from nearfar.build.program.fingerprint import fingerprint; "
-        "from nearfar.targets.quantized import Matrix; "
+        "from nearfar.kernels.quantized import Matrix; "
         "print(fingerprint(Matrix(64, 32, 4, 32), {'a': frozenset}, ('b', 1.5)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

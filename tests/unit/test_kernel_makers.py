@@ -13,14 +13,14 @@ import pytest
 from nearfar.build import manifest
 from nearfar.build.options import BuildOptions
 from nearfar.build.program import fingerprint
-from nearfar.build.program.buckets import Buckets
 from nearfar.build.program.compile import Job
 from nearfar.build.program.makers import IDLE, ROOT, makers, makers_digest
 from nearfar.build.source import open_source
-from nearfar.targets import target_names, target_of
-from nearfar.targets.emit import EmitContext
-from nearfar.targets.kernels import Variant
-from nearfar.targets.planned import PlannedTarget
+from nearfar.build.targets import target_names, target_of
+from nearfar.build.targets.planned import PlannedTarget
+from nearfar.kernels.buckets import Buckets
+from nearfar.kernels.contract import Variant
+from nearfar.kernels.emission import EmitContext
 from tests.support.paths import ROOT as REPOSITORY
 
 SAMPLE = REPOSITORY / "examples" / "sample-model"
@@ -31,21 +31,20 @@ OWN = {
     "vulkan": {"targets/vulkan", "targets/gpu"},
 }
 """Folders with the code generator and the kernels of a target whose programs are kept."""
-SHARED = {"build/program", "format", "step", "targets/jobs"}
-SINGLE = {"build/__init__.py", "errors.py", "strict_json.py"}
-"""Makers outside those folders, but for the files of targets/ itself."""
+SHARED = {"build/program", "format", "kernels", "step"}
+SINGLE = {"build/__init__.py", "errors.py", "strict_json.py", "targets/__init__.py"}
+"""Makers outside those folders."""
 NO_MAKERS = {
     "build/program/fingerprint.py": "the key",
     "build/program/kept.py": "the folder of what is kept",
     "build/program/makers.py": "the key's sources",
+    "kernels/planned.py": "says which programs there are: values of the key",
     "step/builder.py": "the model that it makes is a value of the key, as with all that reads models",
     "step/decoder.py": "reads models",
     "step/kinds.py": "refuses models",
     "step/models/*": "reads models",
     "step/reading.py": "reads models",
     "targets/*/target.py": "says which weights, programs and buckets there are: values of the key",
-    "targets/gpu/figures/published.py": "for tests",
-    "targets/gpu/figures/wanted.py": "for tests",
 }
 """Files of the folders above (but format/) that are no makers of a program, and why."""
 
@@ -55,7 +54,7 @@ sys.modules["torch"] = None  # which TVM imports where it can
 opened = set()
 sys.addaudithook(lambda event, args: event == "open" and opened.add(str(args[0])))
 import tvm
-from nearfar.targets.emit import compiled
+from nearfar.build.program.compile import compiled
 for job, variant, target, emit, context in pickle.loads(open(sys.argv[1], "rb").read()):
     compiled(job, variant, tvm.target.Target(target), emit, context)
 print(json.dumps([sorted(sys.modules), sorted(opened)]))
@@ -110,11 +109,7 @@ def test_nothing_else_than_what_compiles_for_a_target_decides_its_programs(
 ) -> None:
     """Neither weights nor calibration, other targets or the runtime: a change of those compiles nothing."""
     folders = SHARED | OWN[target]
-    strange = {
-        file
-        for file in files[target] - SINGLE
-        if Path(file).parent != Path("targets") and not any(map(Path(file).is_relative_to, folders))
-    }
+    strange = {file for file in files[target] - SINGLE if not any(map(Path(file).is_relative_to, folders))}
     assert not strange
 
 
@@ -135,7 +130,7 @@ def test_all_files_of_what_compiles_decide_a_target_s_programs(
     assert left <= files[target]
     assert not (there - left) & files[target], "which are no makers"
     words = {"format/machines.py", "format/processor.py"} if "targets/cpu" in OWN[target] else set()
-    assert words | {"format/kv.py", "targets/emit.py", "targets/kernels.py"} <= files[target]
+    assert words | {"format/kv.py", "kernels/emission.py", "kernels/contract.py"} <= files[target]
 
 
 def test_what_is_imported_and_read_while_a_program_is_compiled_decides_it(

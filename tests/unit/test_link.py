@@ -17,12 +17,12 @@ from tvm import tirx  # noqa: E402
 from tvm.script.ir_builder import tirx as T  # noqa: E402
 
 from nearfar.errors import BuildError  # noqa: E402
+from nearfar.kernels.jobs import Attend, Sample  # noqa: E402
 from nearfar.targets.cpu import CpuKernels, link  # noqa: E402
 from nearfar.targets.cpu.codegen import compile_library  # noqa: E402
 from nearfar.targets.cpu.kernels import vec as v  # noqa: E402
 from nearfar.targets.cpu.platforms import PLATFORMS, host, platforms  # noqa: E402
 from nearfar.targets.cpu.units import BASELINE  # noqa: E402
-from nearfar.targets.jobs import Attend, Sample  # noqa: E402
 from tests.support.binaries import binary  # noqa: E402
 
 N = 1024

@@ -13,14 +13,15 @@ from nearfar.build.program.passes.fuse import ACTIVATIONS, FuseGate, FuseNorm, F
 from nearfar.build.program.passes.lower import KernelTable, LowerOperators
 from nearfar.build.program.passes.project import FuseProjection
 from nearfar.build.program.passes.split import CombineInMatmul
-from nearfar.build.program.plan import Plan, plan_of, share_workspace
+from nearfar.build.program.plan import plan_of, share_workspace
+from nearfar.kernels.contract import Stage, Staged
+from nearfar.kernels.jobs import Attend, GraphJob, Linear, Norm, Project, RopeAppend, Rows, Split
+from nearfar.kernels.program import Plan
+from nearfar.kernels.quantized import Matrix, Part
 from nearfar.targets.cpu import CpuKernels
 from nearfar.targets.cpu.units import UNITS
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import DISCRETE
-from nearfar.targets.jobs import Attend, GraphJob, Linear, Norm, Project, RopeAppend, Rows, Split
-from nearfar.targets.kernels import Stage, Staged
-from nearfar.targets.quantized import Matrix, Part
 
 M, N, K = 4, 8, 16
 JOB = Linear(m=M, matrix=Matrix(N, K, 32), x_dtype="float32", out_dtype="float32", x_rows=M)

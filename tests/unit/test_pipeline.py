@@ -14,15 +14,15 @@ from nearfar.build.meanwhile import Stages
 from nearfar.build.pipeline import BuildOptions, Timings, build
 from nearfar.build.program.compiled import Compiled
 from nearfar.build.source import Source, open_source
+from nearfar.build.targets import target_of
+from nearfar.build.targets.mlx import MlxTarget, MlxWriter
+from nearfar.build.targets.planned import PlannedTarget
+from nearfar.build.targets.target import Made, Programs, Tell
 from nearfar.errors import BuildError
 from nearfar.format.manifest import Kernel, Program, Requires, Rope, Weights
-from nearfar.targets import target_of
-from nearfar.targets.emit import EmitContext
-from nearfar.targets.kernels import Variant
-from nearfar.targets.mlx.target import MlxTarget, MlxWriter
-from nearfar.targets.planned import PlannedTarget
-from nearfar.targets.quantized import Matrix
-from nearfar.targets.target import Made, Programs, Tell
+from nearfar.kernels.contract import Variant
+from nearfar.kernels.emission import EmitContext
+from nearfar.kernels.quantized import Matrix
 
 SAMPLE = Path(__file__).resolve().parents[2] / "examples" / "sample-model"
 

@@ -10,9 +10,10 @@ import pytest
 
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import Settings
-from nearfar.edge_runtime.executors.planned import Layout, pieces, place, rope_table, seconds
+from nearfar.edge_runtime.executors.planned import Layout, pieces, place, seconds
 from nearfar.errors import ArtifactError
 from nearfar.format.manifest import Program
+from nearfar.format.rotations import rope_table
 from tests.support import tiny
 
 HYBRID = {

@@ -5,9 +5,10 @@ import numpy as np
 import pytest
 
 from nearfar.build.weights.containers import open_checkpoint
-from nearfar.build.weights.quantize import GROUPS, Scheme, dequantize, quantize, to_float32
+from nearfar.build.weights.quantize import Scheme, dequantize, quantize, to_float32
 from nearfar.errors import BuildError, CheckpointError
-from nearfar.targets.codes import BITS
+from nearfar.kernels.codes import BITS
+from nearfar.kernels.quantized import GROUPS
 from tests.shared_data import shared_data
 
 SCHEMES = [Scheme(bits, group) for bits in BITS for group in GROUPS]

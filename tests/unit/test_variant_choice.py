@@ -11,10 +11,10 @@ from typing import Any
 import psutil
 import pytest
 
-from nearfar.edge_runtime.artifact.folders import read_cache, write_cache
 from nearfar.edge_runtime.artifact.kept import Kept
 from nearfar.edge_runtime.artifact.trial import known
 from nearfar.edge_runtime.artifact.variants import Choice, Kind, compare, line_up
+from nearfar.folders import read_cache, write_cache
 from nearfar.format.adapters import DEVICE_CLASSES, Adapter, DeviceClass, class_of
 from tests.support.paths import ROOT
 

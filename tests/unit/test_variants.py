@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from nearfar.build.pipeline import BuildOptions, build
-from nearfar.build.program.buckets import Buckets
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.artifact.variants import line_up
 from nearfar.edge_runtime.devices import Found
 from nearfar.errors import ArtifactError, BuildError, DeviceError
 from nearfar.format.adapters import DEVICE_CLASSES
 from nearfar.format.manifest import parse
+from nearfar.kernels.buckets import Buckets
 from tests.support import tiny
 from tests.support.paths import ROOT
 

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from nearfar import folders
 from nearfar.cli import typer_app
 from nearfar.edge_runtime import devices
-from nearfar.edge_runtime.artifact import folders
 from nearfar.edge_runtime.artifact.budget import page_bytes, plan_pages
 from nearfar.edge_runtime.devices import Found, Listed, parse_device
 from nearfar.edge_runtime.executors.vulkan import pipelines

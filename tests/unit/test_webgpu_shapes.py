@@ -7,11 +7,11 @@ import math
 import pytest
 import tvm
 
+from nearfar.kernels.contract import Precision
+from nearfar.kernels.jobs import Attend, Embed, Job, Linear, Norm, RopeAppend
+from nearfar.kernels.quantized import Matrix
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import CLASSES
-from nearfar.targets.jobs import Attend, Embed, Job, Linear, Norm, RopeAppend
-from nearfar.targets.kernels import Precision
-from nearfar.targets.quantized import Matrix
 from nearfar.targets.webgpu import VARIANTS
 from nearfar.targets.webgpu.codegen import shaders
 

@@ -14,7 +14,7 @@ from nearfar.build.program.passes.fuse import FuseGate, FuseNorm, FuseResidual
 from nearfar.build.program.passes.lower import LowerOperators
 from nearfar.build.program.passes.project import Bundled, FuseProjection
 from nearfar.build.program.passes.split import CombineInMatmul
-from nearfar.targets.kernels import Kernels
+from nearfar.kernels.contract import Kernels
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from tvm import relax
 
 from nearfar.build.program import operators
 from nearfar.build.program.operators import OpCall
+from nearfar.kernels.jobs import GraphJob, Linear, Norm
 from nearfar.step.ops import Activation
-from nearfar.targets.jobs import GraphJob, Linear, Norm
 
 ACTIVATIONS: dict[str, Activation] = {
     "relax.nn.silu": "silu", "relax.nn.gelu_tanh": "gelu_tanh", "relax.nn.gelu": "gelu_erf",

@@ -11,8 +11,8 @@ import tvm
 from tvm import relax, tirx
 
 from nearfar.build.program import operators
-from nearfar.targets.jobs import GraphJob
-from nearfar.targets.kernels import SCRATCH, Kernels, Stage, Staged
+from nearfar.kernels.contract import SCRATCH, Kernels, Stage, Staged
+from nearfar.kernels.jobs import GraphJob
 
 _OPAQUE = 8  # TVM's OpPatternKind.kOpaque: never fused with neighbours
 OUT = "out"

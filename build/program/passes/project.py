@@ -13,8 +13,8 @@ from tvm import relax
 
 from nearfar.build.program import operators
 from nearfar.build.program.operators import OpCall
-from nearfar.targets.jobs import Linear, Project, RopeAppend, Rows
-from nearfar.targets.kernels import Kernels
+from nearfar.kernels.contract import Kernels
+from nearfar.kernels.jobs import Linear, Project, RopeAppend, Rows
 
 Bundled = Mapping[tuple[str, ...], str]
 """By the names of a function's parameters that stand in one tensor, in order: the name of the parameter that

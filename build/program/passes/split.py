@@ -11,8 +11,8 @@ from tvm import relax
 
 from nearfar.build.program import operators
 from nearfar.build.program.passes.fuse import Fusion
-from nearfar.targets.jobs import Attend, Linear
-from nearfar.targets.kernels import Kernels
+from nearfar.kernels.contract import Kernels
+from nearfar.kernels.jobs import Attend, Linear
 
 
 @relax.expr_functor.mutator

@@ -19,7 +19,7 @@ from nearfar.build.weights.gguf.header import Header, Tensor, is_gguf, read_head
 from nearfar.build.weights.gguf.names import FREQUENCIES, heads_of, is_one_more, pair_rows, tensor_name
 from nearfar.build.weights.gguf.tokenizer import GgufTokenizer, read_tokenizer
 from nearfar.errors import CheckpointError
-from nearfar.targets.quantized import Array
+from nearfar.kernels.quantized import Array
 
 PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.[^.]*)?")
 MOST_PARTS = 10_000

@@ -16,7 +16,7 @@ from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.packed.contract import Carried, Shape, Wanted, most_common
 from nearfar.build.weights.quantize import F32, LARGEST, Scheme
 from nearfar.errors import CheckpointError
-from nearfar.targets.quantized import QuantTensor
+from nearfar.kernels.quantized import QuantTensor
 
 Floats = npt.NDArray[np.floating[Any]]
 F16 = npt.NDArray[np.float16]

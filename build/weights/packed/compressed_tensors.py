@@ -27,8 +27,8 @@ from nearfar.build.weights.packed.fp8 import FLOAT8, Block, activations, scaled,
 from nearfar.build.weights.packed.settings import settings_of
 from nearfar.build.weights.quantize import F32, Scheme
 from nearfar.errors import CheckpointError
+from nearfar.kernels.codes import unpack_codes
 from nearfar.step.config import ConfigReader
-from nearfar.targets.codes import unpack_codes
 
 PACKED, INTEGERS, FLOATING = "pack-quantized", "int-quantized", "float-quantized"
 KINDS = (PACKED, INTEGERS, FLOATING, "naive-quantized", *FP4)

@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from nearfar.build.weights.quantize import F32, GROUPS, Scheme
-from nearfar.targets.codes import BITS
-from nearfar.targets.quantized import QuantTensor
+from nearfar.build.weights.quantize import F32, Scheme
+from nearfar.kernels.codes import BITS
+from nearfar.kernels.quantized import GROUPS, QuantTensor
 
 Shape = tuple[int, ...]
 FINER = 2

@@ -20,8 +20,8 @@ from nearfar.build.weights.packed.contract import Shape, Wanted, scheme_for
 from nearfar.build.weights.packed.settings import matrices_of, settings_of
 from nearfar.build.weights.quantize import F32, Scheme
 from nearfar.errors import CheckpointError
+from nearfar.kernels.codes import unpack_codes
 from nearfar.step.config import ConfigReader
-from nearfar.targets.codes import unpack_codes
 
 BITS = (2, 3, 4, 8)
 ALIGNED = 32  # outputs: a multiple of these is whole words of zeros, at any number of bits

@@ -20,8 +20,8 @@ from nearfar.build.weights.packed.contract import Carried, Wanted
 from nearfar.build.weights.packed.e2m1 import E2M1_BITS, e2m1_affine
 from nearfar.build.weights.quantize import F32, Scheme
 from nearfar.errors import CheckpointError
-from nearfar.targets.codes import BITS, unpack_codes
-from nearfar.targets.quantized import QuantTensor
+from nearfar.kernels.codes import BITS, unpack_codes
+from nearfar.kernels.quantized import QuantTensor
 
 Mode = Literal["affine", "mxfp4", "nvfp4", "mxfp8"]
 SETTINGS = ("group_size", "bits", "mode")

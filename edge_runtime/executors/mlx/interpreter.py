@@ -1,8 +1,8 @@
 """Reads the list of a model's step (nearfar.step.ops) as calls of MLX: no model is known here.
 
 Two things are behind interfaces, so that one reading serves the paged cache of the runtime (paged.py) and the
-function that is exported to a file (nearfar.targets.mlx.export): where weights come from, and what a step
-does with rows and cache (calls.Run).
+function that is exported to a file (nearfar.build.targets.mlx_function): where weights come from, and what
+a step does with rows and cache (calls.Run).
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.edge_runtime.artifact.folders import cache_folder, read_cache, trim_cache, write_cache
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.executors.compiling import Compiler, content
 from nearfar.edge_runtime.executors.vulkan.binding import guard, require_vulkan
@@ -20,6 +19,7 @@ from nearfar.edge_runtime.executors.vulkan.blocks import Region
 from nearfar.edge_runtime.executors.vulkan.commands import Dispatch
 from nearfar.edge_runtime.executors.vulkan.device import Device
 from nearfar.errors import ArtifactError
+from nearfar.folders import cache_folder, read_cache, trim_cache, write_cache
 from nearfar.format.manifest import Kernel, Program
 from nearfar.format.plans import Launch
 

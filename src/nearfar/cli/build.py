@@ -13,10 +13,10 @@ from rich.console import Console
 
 from nearfar.build.first_look import first_look
 from nearfar.build.options import GROUP_SIZE, PACKED, QUANT, BuildOptions, Quality
+from nearfar.build.targets import target_names
 from nearfar.cli.progress import Bars, importing, telling
 from nearfar.errors import BuildError
 from nearfar.paths import check_place
-from nearfar.targets import target_names
 
 if TYPE_CHECKING:
     from nearfar.build.timings import Timings

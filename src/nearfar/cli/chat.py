@@ -42,10 +42,10 @@ from nearfar.cli.options import (
 from nearfar.cli.session import commands
 from nearfar.cli.session.input import Lines, Reader
 from nearfar.cli.session.session import Session
-from nearfar.edge_runtime.artifact.folders import data_folder
 from nearfar.edge_runtime.artifact.options import LoadKeywords
 from nearfar.edge_runtime.openai.parameters import ChatParams, CommonParams
 from nearfar.errors import RequestError
+from nearfar.folders import data_folder
 
 HISTORY = "chat-history"
 """The file of questions, in the user's folder of data."""

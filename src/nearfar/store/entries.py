@@ -24,8 +24,8 @@ from filelock import FileLock, Timeout
 from nearfar import strict_json
 from nearfar.build.options import Quality
 from nearfar.edge_runtime.artifact.finder import MANIFEST, by_target
-from nearfar.edge_runtime.artifact.folders import cache_folder
 from nearfar.errors import ArtifactError, StoreError
+from nearfar.folders import cache_folder
 from nearfar.suggestions import suggested
 
 ENTRY, BEGUN = "entry.json", "begun.json"

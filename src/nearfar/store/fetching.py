@@ -18,9 +18,9 @@ from urllib.request import Request, urlopen
 
 from nearfar import strict_json
 from nearfar.edge_runtime.artifact.finder import MANIFEST
-from nearfar.edge_runtime.artifact.folders import HOME
 from nearfar.edge_runtime.artifact.reader import Artifact, Expected
 from nearfar.errors import ArtifactError, StoreError
+from nearfar.folders import HOME
 from nearfar.format.manifest import LISTING
 from nearfar.hub_reach import cause_of
 from nearfar.interruptible import Stopped, side_by_side

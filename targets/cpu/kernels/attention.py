@@ -14,13 +14,13 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from nearfar.kernels.contract import Stage, Staged
+from nearfar.kernels.jobs import Attend
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.blocks import BLOCK, Queries, Running, block_of, start
 from nearfar.targets.cpu.kernels.extents import opened
 from nearfar.targets.cpu.kernels.paged import arguments, caches, check
 from nearfar.targets.cpu.units import Unit
-from nearfar.targets.jobs import Attend
-from nearfar.targets.kernels import Stage, Staged
 
 Expr = Any
 Buffers = dict[str, Expr]

@@ -10,12 +10,12 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from nearfar.kernels.jobs import Attend
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.activations import softcap
 from nearfar.targets.cpu.kernels.half import load
 from nearfar.targets.cpu.kernels.quantized_kv import Layout, key_vectors, value_vector
 from nearfar.targets.cpu.units import Unit
-from nearfar.targets.jobs import Attend
 
 Expr = Any
 Buffers = dict[str, Expr]

@@ -14,10 +14,10 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from nearfar.kernels.quantized import Matrix
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.units import Dot, Unit
-from nearfar.targets.quantized import Matrix
 
 Expr = Any
 Words = list[list[Expr]]  # of each plane, the words of a turn

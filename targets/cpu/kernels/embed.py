@@ -10,15 +10,15 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from nearfar.format.sizes import MAX_STEP
+from nearfar.kernels.contract import Stage, Staged
+from nearfar.kernels.jobs import Embed
+from nearfar.kernels.quantized import Matrix
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.dot import turn
 from nearfar.targets.cpu.kernels.extents import opened
 from nearfar.targets.cpu.kernels.linear_quant import affine
 from nearfar.targets.cpu.units import Unit
-from nearfar.targets.jobs import Embed
-from nearfar.targets.kernels import Stage, Staged
-from nearfar.targets.quantized import Matrix
 
 Expr = Any
 

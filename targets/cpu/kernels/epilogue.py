@@ -7,9 +7,9 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from nearfar.kernels.jobs import Linear
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.activations import ACTIVATIONS, softcap
-from nearfar.targets.jobs import Linear
 
 Expr = Any
 Args = list[tuple[str, tuple[int, ...], str]]

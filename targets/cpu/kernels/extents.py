@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from tvm import sym, tirx
 
 from nearfar.format.sizes import MAX_ROWS
-from nearfar.targets.jobs import Attend, Embed, Linear, Norm, RopeAppend
-from nearfar.targets.jobs.logits import OverLogits
+from nearfar.kernels.jobs import Attend, Embed, Linear, Norm, RopeAppend
+from nearfar.kernels.jobs.logits import OverLogits
 
 ROWS = "rows"
 """The symbol's name: of a step how many rows it has, of a sampler how many it draws for."""

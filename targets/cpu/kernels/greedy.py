@@ -11,12 +11,12 @@ from tvm.script.ir_builder import tirx as T
 
 from nearfar.format.sampler import COLUMNS
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP
+from nearfar.kernels.contract import SCRATCH, Stage, Staged
+from nearfar.kernels.jobs import Greedy, Logprobs
+from nearfar.kernels.jobs.logits import OverLogits
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.extents import opened_rows, whole
 from nearfar.targets.cpu.units import Unit
-from nearfar.targets.jobs import Greedy, Logprobs
-from nearfar.targets.jobs.logits import OverLogits
-from nearfar.targets.kernels import SCRATCH, Stage, Staged
 
 Expr = Any
 Args = list[tuple[str, tuple[int, ...], str]]

@@ -9,14 +9,14 @@ from typing import Any
 from tvm.script.ir_builder import tirx as T
 
 from nearfar.errors import BuildError
+from nearfar.kernels.contract import Stage, Staged
+from nearfar.kernels.jobs import Linear
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import linear_dense, linear_quant
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.epilogue import bounded, out_args, params
 from nearfar.targets.cpu.kernels.extents import opened
 from nearfar.targets.cpu.units import Unit
-from nearfar.targets.jobs import Linear
-from nearfar.targets.kernels import Stage, Staged
 
 Expr = Any
 

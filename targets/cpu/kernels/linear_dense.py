@@ -6,6 +6,8 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
+from nearfar.kernels.contract import Stage, Staged
+from nearfar.kernels.jobs import Linear
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.dot import tile
@@ -14,8 +16,6 @@ from nearfar.targets.cpu.kernels.extents import opened
 from nearfar.targets.cpu.kernels.half import widen
 from nearfar.targets.cpu.kernels.rows import norm_scale, source_row, x_args
 from nearfar.targets.cpu.units import Unit
-from nearfar.targets.jobs import Linear
-from nearfar.targets.kernels import Stage, Staged
 
 Expr = Any
 

@@ -13,6 +13,9 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
+from nearfar.kernels.contract import Stage, Staged
+from nearfar.kernels.jobs import Linear
+from nearfar.kernels.quantized import Matrix
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.dot import SUMS, Products, Reader, Words, products, tile, turn
@@ -21,9 +24,6 @@ from nearfar.targets.cpu.kernels.extents import opened
 from nearfar.targets.cpu.kernels.half import widen
 from nearfar.targets.cpu.kernels.rows import quantise_row, x_args
 from nearfar.targets.cpu.units import Unit
-from nearfar.targets.jobs import Linear
-from nearfar.targets.kernels import Stage, Staged
-from nearfar.targets.quantized import Matrix
 
 Expr = Any
 

@@ -6,12 +6,12 @@ from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
+from nearfar.kernels.contract import Stage, Staged
+from nearfar.kernels.jobs import Norm
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.extents import opened
 from nearfar.targets.cpu.kernels.rows import norm_scale
 from nearfar.targets.cpu.units import Unit
-from nearfar.targets.jobs import Norm
-from nearfar.targets.kernels import Stage, Staged
 
 Expr = Any
 

@@ -10,11 +10,11 @@ from tvm.script.ir_builder import tirx as T
 from nearfar.errors import BuildError
 from nearfar.format.kv import rows_of
 from nearfar.format.sizes import MAX_STEP
+from nearfar.kernels.jobs import Attend, RopeAppend
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.half import by_hand
 from nearfar.targets.cpu.kernels.quantized_kv import Layout
 from nearfar.targets.cpu.units import Unit
-from nearfar.targets.jobs import Attend, RopeAppend
 
 Expr = Any
 Args = list[tuple[str, tuple[Any, ...], str]]

@@ -17,10 +17,10 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from nearfar.format.kv import BITS, UNIT, group_size, row_words
+from nearfar.kernels.jobs import Attend, RopeAppend
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.half import by_hand, stored, widen
 from nearfar.targets.cpu.units import Unit
-from nearfar.targets.jobs import Attend, RopeAppend
 
 Expr = Any
 LINE = 64  # bytes that come from memory together

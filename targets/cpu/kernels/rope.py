@@ -9,14 +9,14 @@ from typing import Any
 from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
+from nearfar.kernels.contract import Stage, Staged
+from nearfar.kernels.jobs import RopeAppend
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.extents import opened
 from nearfar.targets.cpu.kernels.half import stored
 from nearfar.targets.cpu.kernels.paged import arguments, caches, check
 from nearfar.targets.cpu.kernels.quantized_kv import Layout, put_row
 from nearfar.targets.cpu.units import Unit
-from nearfar.targets.jobs import RopeAppend
-from nearfar.targets.kernels import Stage, Staged
 
 Expr = Any
 Pair = tuple[Expr, Expr]

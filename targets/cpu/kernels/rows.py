@@ -9,9 +9,9 @@ from tvm import tirx
 from tvm.script.ir_builder import tirx as T
 
 from nearfar.format.sizes import MAX_ROWS
+from nearfar.kernels.jobs import Linear
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.dot import LARGEST, Products
-from nearfar.targets.jobs import Linear
 
 Expr = Any
 

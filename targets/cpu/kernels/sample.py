@@ -14,6 +14,8 @@ from tvm.script.ir_builder import tirx as T
 
 from nearfar.format.sampler import BOUND, COLDEST, COLUMNS
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP
+from nearfar.kernels.contract import Staged
+from nearfar.kernels.jobs import Sample
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.extents import opened_rows
 from nearfar.targets.cpu.kernels.greedy import (
@@ -28,8 +30,6 @@ from nearfar.targets.cpu.kernels.greedy import (
 )
 from nearfar.targets.cpu.kernels.thresholds import BINS, count, limit
 from nearfar.targets.cpu.units import Unit
-from nearfar.targets.jobs import Sample
-from nearfar.targets.kernels import Staged
 
 Expr = Any
 NEG_INF = float("-inf")

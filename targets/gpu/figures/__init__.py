@@ -15,8 +15,8 @@ from tvm_ffi import structural_hash
 
 from nearfar.format.figures import Figures
 from nearfar.format.sizes import MAX_STEP, PAGE_SIZE
+from nearfar.kernels.jobs import Split
 from nearfar.targets.gpu.tir_passes import straightened
-from nearfar.targets.jobs import Split
 
 from .lanes import Array
 from .reads import Reads

@@ -12,7 +12,7 @@ import math
 
 from tvm.script import tirx as T
 
-from nearfar.targets.jobs import Activation
+from nearfar.kernels.jobs import Activation
 
 NEAR = 0.25
 TAYLOR = (62 / 2835, -17 / 315, 2 / 15, -1 / 3, 1.0)  # of tanh(x)/x in x², from the highest power

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from nearfar.format.sizes import MAX_ROWS
+from nearfar.kernels.contract import Staged
+from nearfar.kernels.jobs import Attend, Linear, Split
 from nearfar.targets.gpu.classes import SOFTWARE, Tuning
-from nearfar.targets.jobs import Attend, Linear, Split
-from nearfar.targets.kernels import Staged
 
 from . import flash_decode, flash_prefill, software
 from .combine import gathered_bytes, row_bytes

@@ -17,7 +17,7 @@ from typing import Any
 from tvm.script import tirx as T
 
 from nearfar.format.kv import BITS, UNIT, group_size, row_words
-from nearfar.targets.jobs import Paged
+from nearfar.kernels.jobs import Paged
 
 from .common import exactly, f32, high_half, low_half
 from .heads import Head

@@ -16,7 +16,7 @@ from tvm.script import tirx as T
 from tvm.script.ir_builder import IRBuilder
 
 from nearfar.format.sizes import MAX_STEP
-from nearfar.targets.jobs import Attend, Linear, Split
+from nearfar.kernels.jobs import Attend, Linear, Split
 
 from .common import LOWEST, ceil_div, f32, select, stored
 from .heads import Head

@@ -7,8 +7,8 @@ from __future__ import annotations
 from tvm.script import tirx as T
 
 from nearfar.format.sizes import MAX_STEP
-from nearfar.targets.jobs import Embed
-from nearfar.targets.kernels import Stage, Staged
+from nearfar.kernels.contract import Stage, Staged
+from nearfar.kernels.jobs import Embed
 
 from .common import ceil_div, high_half, low_half, select
 from .layout import (

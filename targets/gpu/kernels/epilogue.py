@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from tvm.script import tirx as T
 
-from nearfar.targets.jobs import Linear
+from nearfar.kernels.jobs import Linear
 
 from .activations import activated, capped
 from .common import f32, stored

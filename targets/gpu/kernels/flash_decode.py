@@ -25,9 +25,9 @@ from tvm.script import tirx as T
 
 from nearfar.format.kv import row_bytes
 from nearfar.format.sizes import MAX_STEP
+from nearfar.kernels.contract import Stage, Staged
+from nearfar.kernels.jobs import Attend, Split
 from nearfar.targets.gpu.classes import SHARED_BYTES, DeviceClass
-from nearfar.targets.jobs import Attend, Split
-from nearfar.targets.kernels import Stage, Staged
 
 from .activations import capped
 from .cached import Cached

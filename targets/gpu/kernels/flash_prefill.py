@@ -24,9 +24,9 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from nearfar.format.sizes import MAX_STEP
+from nearfar.kernels.contract import Stage, Staged
+from nearfar.kernels.jobs import Attend, Split
 from nearfar.targets.gpu.classes import DeviceClass
-from nearfar.targets.jobs import Attend, Split
-from nearfar.targets.kernels import Stage, Staged
 
 from .activations import capped
 from .cached import Cached

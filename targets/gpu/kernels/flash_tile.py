@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import product
 
+from nearfar.kernels.jobs import Attend
 from nearfar.targets.gpu.classes import SHARED_BYTES, DeviceClass
-from nearfar.targets.jobs import Attend
 
 from .common import ceil_div
 from .heads import Head, heads_together, seen

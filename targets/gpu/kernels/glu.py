@@ -7,7 +7,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
-from nearfar.targets.jobs import Linear
+from nearfar.kernels.jobs import Linear
 
 from .common import ceil_div, select, stored
 from .epilogue import finish

@@ -10,8 +10,8 @@ from tvm.script import tirx as T
 
 from nearfar.format.sampler import COLUMNS
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP
-from nearfar.targets.jobs import Greedy
-from nearfar.targets.kernels import Stage, Staged
+from nearfar.kernels.contract import Stage, Staged
+from nearfar.kernels.jobs import Greedy
 
 from .common import HIGHEST, LOWEST, ceil_div, finish
 from .script import prim_func

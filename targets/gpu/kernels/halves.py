@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from tvm.script import tirx as T
 
-from nearfar.targets.quantized import Matrix
+from nearfar.kernels.quantized import Matrix
 
 from .products import F32X4, U32X4, ChunkSums, Inputs, Products
 from .script import local_array

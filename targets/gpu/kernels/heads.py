@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tvm.script import tirx as T
 
-from nearfar.targets.jobs import Attend
+from nearfar.kernels.jobs import Attend
 
 from .common import stored
 from .vectors import WIDTH, at, joined

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from tvm.script import tirx as T
 
+from nearfar.kernels.jobs import Embed, Linear
+from nearfar.kernels.quantized import Matrix
 from nearfar.targets.gpu.packing import PLANES, parts
-from nearfar.targets.jobs import Embed, Linear
-from nearfar.targets.quantized import Matrix
 
 from .common import ceil_div, f32, high_half, low_half
 

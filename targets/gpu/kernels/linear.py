@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from nearfar.kernels.contract import Products, Stage, Staged
+from nearfar.kernels.jobs import Linear
 from nearfar.targets.gpu.classes import SOFTWARE, Tuning
-from nearfar.targets.jobs import Linear
-from nearfar.targets.kernels import Products, Stage, Staged
 
 from . import cooperative, software
 from .layout import params

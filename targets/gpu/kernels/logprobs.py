@@ -9,8 +9,8 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from nearfar.format.sizes import MAX_ROWS
-from nearfar.targets.jobs import Logprobs
-from nearfar.targets.kernels import Stage, Staged
+from nearfar.kernels.contract import Stage, Staged
+from nearfar.kernels.jobs import Logprobs
 
 from .common import LOWEST, ceil_div, finish
 from .script import prim_func

@@ -32,8 +32,8 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from nearfar.format.sizes import MAX_ROWS
+from nearfar.kernels.jobs import Linear
 from nearfar.targets.gpu.classes import Tuning
-from nearfar.targets.jobs import Linear
 
 from .common import ceil_div, select
 from .epilogue import VALUES, epilogue, sides

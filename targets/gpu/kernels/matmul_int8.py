@@ -22,11 +22,11 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
+from nearfar.kernels.contract import Stage, Staged
+from nearfar.kernels.jobs import Linear
+from nearfar.kernels.quantized import Matrix
 from nearfar.targets.gpu.classes import DeviceClass
 from nearfar.targets.gpu.packing import PLANES, SIGN_BIT
-from nearfar.targets.jobs import Linear
-from nearfar.targets.kernels import Stage, Staged
-from nearfar.targets.quantized import Matrix
 
 from .common import ceil_div, select
 from .epilogue import VALUES, epilogue, sides

@@ -15,8 +15,8 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP
+from nearfar.kernels.jobs import Linear
 from nearfar.targets.gpu.classes import DeviceClass, Tuning
-from nearfar.targets.jobs import Linear
 
 from .combine import Gathered, gathered_bytes
 from .common import ceil_div, select

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from tvm.script import tirx as T
 
-from nearfar.targets.jobs import Norm
-from nearfar.targets.kernels import Stage, Staged
+from nearfar.kernels.contract import Stage, Staged
+from nearfar.kernels.jobs import Norm
 
 from .common import ceil_div, select
 from .script import prim_func

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from nearfar.kernels.contract import SCRATCH, Stage, Staged
+from nearfar.kernels.jobs import Embed, Linear
 from nearfar.targets.gpu.packing import parts
 from nearfar.targets.gpu.pieces import Piece
-from nearfar.targets.jobs import Embed, Linear
-from nearfar.targets.kernels import SCRATCH, Stage, Staged
 
 from .glu import glu
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from tvm.script import tirx as T
 
-from nearfar.targets.quantized import Matrix
+from nearfar.kernels.quantized import Matrix
 
 from .script import local_array
 from .vectors import WIDTH, Reader, at, clear, fma, spread, total

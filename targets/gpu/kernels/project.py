@@ -17,10 +17,10 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from nearfar.format.kv import BITS
+from nearfar.kernels.contract import Stage, Staged
+from nearfar.kernels.jobs import Project, Rows
 from nearfar.targets.gpu.classes import SOFTWARE, Tuning
 from nearfar.targets.gpu.packing import parts
-from nearfar.targets.jobs import Project, Rows
-from nearfar.targets.kernels import Stage, Staged
 
 from .cached import Cached, Quantized
 from .common import select, stored

@@ -11,9 +11,9 @@ from tvm.script import tirx as T
 from nearfar.errors import BuildError
 from nearfar.format.kv import BITS
 from nearfar.format.sizes import MAX_STEP
-from nearfar.targets.jobs import RopeAppend
-from nearfar.targets.jobs.names import Output
-from nearfar.targets.kernels import Stage, Staged
+from nearfar.kernels.contract import Stage, Staged
+from nearfar.kernels.jobs import RopeAppend
+from nearfar.kernels.jobs.names import Output
 
 from . import rope_codes
 from .common import ceil_div, f32, select, stored

@@ -13,7 +13,7 @@ from dataclasses import replace
 from tvm import tirx
 from tvm.script import tirx as T
 
-from nearfar.targets.jobs import RopeAppend, Rows
+from nearfar.kernels.jobs import RopeAppend, Rows
 
 from .cached import Cached, Quantized
 from .common import ceil_div, stored

@@ -14,7 +14,7 @@ from __future__ import annotations
 from tvm import tirx
 from tvm.script import tirx as T
 
-from nearfar.targets.jobs import Linear
+from nearfar.kernels.jobs import Linear
 
 from .common import ceil_div, exactly, select
 from .script import prim_func

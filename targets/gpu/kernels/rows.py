@@ -9,8 +9,8 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from nearfar.format.sizes import MAX_STEP
-from nearfar.targets.jobs import Rows
-from nearfar.targets.kernels import Stage, Staged
+from nearfar.kernels.contract import Stage, Staged
+from nearfar.kernels.jobs import Rows
 
 from .common import ceil_div, f32, select
 from .script import prim_func

@@ -14,8 +14,8 @@ from tvm.script import tirx as T
 
 from nearfar.format.sampler import BOUND, COLDEST, COLUMNS
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP
-from nearfar.targets.jobs import Sample
-from nearfar.targets.kernels import Stage, Staged
+from nearfar.kernels.contract import Stage, Staged
+from nearfar.kernels.jobs import Sample
 
 from .common import HIGHEST, LOWEST, ceil_div, exactly, f32, finish
 from .script import prim_func

@@ -20,9 +20,9 @@ from functools import reduce
 
 from tvm.script import tirx as T
 
+from nearfar.kernels.quantized import Matrix
 from nearfar.targets.gpu.packing import PLANES, SIGN_BIT
 from nearfar.targets.gpu.tir_passes import SELDOM
-from nearfar.targets.quantized import Matrix
 
 from .vectors import HALF_WORD, MANTISSA, WIDTH, at, spread, total
 

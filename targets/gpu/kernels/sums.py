@@ -28,9 +28,9 @@ from typing import Any
 
 from tvm.script import tirx as T
 
+from nearfar.kernels.quantized import Matrix
 from nearfar.targets.gpu.classes import SHARED_BYTES, DeviceClass, Tuning
 from nearfar.targets.gpu.packing import parts
-from nearfar.targets.quantized import Matrix
 
 from .common import ceil_div
 from .halves import Halves, in_pairs

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nearfar.kernels.jobs import Linear
 from nearfar.targets.gpu.classes import DeviceClass
-from nearfar.targets.jobs import Linear
 
 from .epilogue import sides
 from .vectors import WIDTH

@@ -15,9 +15,9 @@ import numpy as np
 from tvm import tirx
 from tvm.script import tirx as T
 
+from nearfar.kernels.jobs import Linear
+from nearfar.kernels.quantized import Matrix
 from nearfar.targets.gpu.packing import PLANES, SIGN_BIT
-from nearfar.targets.jobs import Linear
-from nearfar.targets.quantized import Matrix
 
 from .layout import Units, scale_shape, word_shape
 

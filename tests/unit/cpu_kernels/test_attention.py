@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("tvm")
 
-from nearfar.targets.jobs import Attend
+from nearfar.kernels.jobs import Attend
 from tests.support.cpu_jobs import CpuJobs, inputs_of
 
 SIZE = 16

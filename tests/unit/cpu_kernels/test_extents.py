@@ -14,12 +14,12 @@ import tvm
 from tvm import tirx
 
 from nearfar.edge_runtime.executors.cpu.library import Library, Tensor, aligned
+from nearfar.kernels.jobs import Attend, Embed, Greedy, Linear, Logprobs, Norm, RopeAppend, Sample
+from nearfar.kernels.quantized import Matrix
 from nearfar.targets.cpu import CpuKernels
 from nearfar.targets.cpu.codegen import compile_library, compile_objects
 from nearfar.targets.cpu.kernels.extents import ROWS, closed, whole
 from nearfar.targets.cpu.units import UNITS
-from nearfar.targets.jobs import Attend, Embed, Greedy, Linear, Logprobs, Norm, RopeAppend, Sample
-from nearfar.targets.quantized import Matrix
 from tests.support.cpu_jobs import HERE
 
 PAGED: tuple[Any, ...] = (8, 4, 64, 16, 2, 8, "float32", "float16")

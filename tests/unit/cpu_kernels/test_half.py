@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("tvm")
 
-from nearfar.targets.jobs import Attend, RopeAppend
+from nearfar.kernels.jobs import Attend, RopeAppend
 from tests.support.cpu_jobs import HERE, CpuJobs, inputs_of
 
 APPEND = RopeAppend(64, 2, 1, 32, 16, 2, 8, "float32", "float16", rope=False)

@@ -11,9 +11,9 @@ import pytest
 pytest.importorskip("tvm")
 
 from nearfar.errors import BuildError
-from nearfar.targets.codes import BITS
-from nearfar.targets.jobs import Activation, Linear
-from nearfar.targets.quantized import Matrix
+from nearfar.kernels.codes import BITS
+from nearfar.kernels.jobs import Activation, Linear
+from nearfar.kernels.quantized import Matrix
 from tests.support.cpu_jobs import KERNELS, CpuJobs, inputs_of
 from tests.support.job_reference import ACTIVATIONS
 

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("tvm")
 
 from nearfar.errors import BuildError
-from nearfar.targets.jobs import RopeAppend
+from nearfar.kernels.jobs import RopeAppend
 from tests.support.cpu_jobs import KERNELS, CpuJobs, inputs_of
 from tests.support.turns import paired
 

@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("tvm")
 
-from nearfar.targets.codes import BITS
-from nearfar.targets.jobs import Embed, Norm
-from nearfar.targets.quantized import Matrix
+from nearfar.kernels.codes import BITS
+from nearfar.kernels.jobs import Embed, Norm
+from nearfar.kernels.quantized import Matrix
 from tests.support.cpu_jobs import CpuJobs, inputs_of
 
 EMBED = [

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("tvm")
 
 from nearfar.format.sampler import BOUND, COLDEST
-from nearfar.targets.jobs import Greedy, Logprobs, Sample
+from nearfar.kernels.jobs import Greedy, Logprobs, Sample
 from tests.support.cpu_jobs import CpuJobs
 
 SLOTS = 16

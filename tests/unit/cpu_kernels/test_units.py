@@ -10,10 +10,10 @@ pytest.importorskip("tvm")
 from nearfar.errors import BuildError
 from nearfar.format.machines import architecture
 from nearfar.format.processor import cpu_flags
-from nearfar.targets.codes import BITS
+from nearfar.kernels.codes import BITS
+from nearfar.kernels.jobs import Embed, Linear, Norm
+from nearfar.kernels.quantized import Matrix
 from nearfar.targets.cpu.units import BASELINE, UNITS, unit_named
-from nearfar.targets.jobs import Embed, Linear, Norm
-from nearfar.targets.quantized import Matrix
 from tests.support.cpu_jobs import CpuJobs, inputs_of
 from tests.support.turns import paired
 

@@ -17,8 +17,8 @@ from tvm.script import tirx as T
 
 from nearfar.format.kv import BITS
 from nearfar.format.sizes import MAX_STEP
-from nearfar.targets.jobs import Attend
-from nearfar.targets.kernels import Stage, Staged
+from nearfar.kernels.contract import Stage, Staged
+from nearfar.kernels.jobs import Attend
 
 from ..activations import capped
 from ..cached import Cached

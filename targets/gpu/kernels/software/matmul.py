@@ -17,7 +17,7 @@ from tvm import tirx
 from tvm.script import tirx as T
 
 from nearfar.format.sizes import MAX_ROWS
-from nearfar.targets.jobs import Linear
+from nearfar.kernels.jobs import Linear
 
 from ..activations import activated, capped
 from ..common import ceil_div, f32, high_half, low_half, select, stored

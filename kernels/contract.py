@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from nearfar.format.adapters import DeviceClass
 from nearfar.format.kv import Float, KvDtype
+from nearfar.kernels.bundles import Bundles
+from nearfar.kernels.jobs import Attend, Job, Linear, Project, Split
+from nearfar.kernels.quantized import Array, Matrix, Part, QuantTensor
 from nearfar.step.model import Step
-from nearfar.targets.bundles import Bundles
-from nearfar.targets.jobs import Attend, Job, Linear, Project, Split
-from nearfar.targets.quantized import Array, Matrix, Part, QuantTensor
 
 if TYPE_CHECKING:
     from tvm import tirx

@@ -14,18 +14,18 @@ import numpy.typing as npt
 
 from nearfar.build import manifest
 from nearfar.build.source import BuildOptions, Source
+from nearfar.build.targets.target import Made, Programs, Tell
 from nearfar.build.weights.safetensors import SafetensorsWriter, TensorSpec
 from nearfar.build.weights.stream import Piece, to_float16
 from nearfar.errors import BuildError
 from nearfar.format.consistency import PLANNED
 from nearfar.format.manifest import File, Function, Program, Requires, Weights
 from nearfar.format.sizes import MAX_ROWS, ROW_BUCKETS, STEP_BUCKETS
+from nearfar.kernels.contract import Products
+from nearfar.kernels.quantized import QuantTensor
 from nearfar.step.params import Param
 from nearfar.step.reading import read_model
-from nearfar.targets.kernels import Products
 from nearfar.targets.mlx.config_json import mlx_config, module_of
-from nearfar.targets.quantized import QuantTensor
-from nearfar.targets.target import Made, Programs, Tell
 
 COPIED = ("generation_config.json", "special_tokens_map.json")
 
@@ -117,7 +117,7 @@ class MlxWriter:
 
 
 class MlxTarget:
-    """See nearfar.targets.target.Target."""
+    """See nearfar.build.targets.target.Target."""
 
     groups = (32, 64, 128)
 
@@ -177,7 +177,7 @@ def _program(name: Literal["f16", "f32"], features: tuple[str, ...], names: Sequ
 def _exporter() -> ModuleType:
     """The exporter, which needs mlx: BuildError where it is not installed."""
     try:
-        from nearfar.targets.mlx import export
+        from nearfar.build.targets import mlx_function as export
     except ImportError as error:
         raise BuildError(
             f"--export-function needs mlx ({error}): pip install 'nearfar[mlx]', or build without it"

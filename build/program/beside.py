@@ -15,28 +15,32 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from nearfar.build.program.compile import Job
+import tvm
+
+from nearfar.build.program.compile import Job, compiled
 from nearfar.build.program.compiled import Compiled
 from nearfar.errors import BuildError
-from nearfar.targets.emit import EmitContext
-from nearfar.targets.kernels import Variant
+from nearfar.kernels.contract import Variant
+from nearfar.kernels.emission import Emit, EmitContext
 
 _WORK, _MADE = "work.pickle", "made.pickle"
 # TVM imports PyTorch where it finds it, which takes longer than all else that the process imports.
 _CODE = """
 import sys
 sys.modules["torch"] = None
-from nearfar.targets.beside import work
+from nearfar.build.program.beside import work
 work(sys.argv[1])
 """
 
 
 @dataclass(frozen=True)
 class Share:
-    """Programs of one target for one process to compile."""
+    """Programs of one target for one process to compile; `tvm_target`, `emit`: see Planned."""
 
-    target: str
+    tvm_target: dict[str, Any]
+    emit: Emit
     job: Job
     variants: tuple[Variant, ...]
     context: EmitContext
@@ -89,16 +93,12 @@ def _made(process: subprocess.Popen[bytes], folder: Path) -> list[Compiled]:
 
 def work(name: str) -> None:
     """What the other process does: read its share from the folder, write what was made of it."""
-    from nearfar.targets import target_of
-    from nearfar.targets.planned import PlannedTarget
-
     folder = Path(name)
     share: Share = pickle.loads((folder / _WORK).read_bytes())
-    target = target_of(share.target)
-    assert isinstance(target, PlannedTarget)
+    target = tvm.target.Target(share.tvm_target)
     made: list[Compiled] | BuildError
     try:
-        made = [target.compiled(share.job, variant, share.context) for variant in share.variants]
+        made = [compiled(share.job, variant, target, share.emit, share.context) for variant in share.variants]
     except BuildError as error:
         made = BuildError(str(error))
     (folder / _MADE).write_bytes(pickle.dumps(made))

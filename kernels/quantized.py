@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.targets.codes import BITS, pack_codes, unpack_codes
+from nearfar.kernels.codes import BITS, pack_codes, unpack_codes
 
 Array = npt.NDArray[np.generic]
+GROUPS = (16, 32, 64, 128)
+"""Inputs that can share a scale and a bias."""
 SCALES_BYTES = 4
 """Of a group: its scale and its bias."""
 

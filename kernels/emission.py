@@ -1,11 +1,9 @@
-"""How a program of any planned target is compiled, and its kernels and plans as files of the artifact."""
+"""A compiled program's kernels and plans as files of the artifact: what all planned targets do alike."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +11,9 @@ from typing import Any
 
 import tvm
 
-from nearfar.build.program.compile import Job, Program, compile_program
-from nearfar.build.program.compiled import Compiled
-from nearfar.build.program.plan import Plan
 from nearfar.format import manifest
 from nearfar.format.manifest import Buffer, Function
-from nearfar.targets.kernels import Variant
+from nearfar.kernels.program import Plan, Program
 
 Told = Callable[[int, int], None]
 
@@ -43,25 +38,6 @@ class EmitContext:
 
 Emit = Callable[[Program, EmitContext], manifest.Program]
 """Writes the files of a program of one target; the program's record in the manifest."""
-
-
-def compiled(
-    job: Job,
-    variant: Variant,
-    target: tvm.target.Target,
-    emit: Emit,
-    context: EmitContext,
-    dump: Path | None = None,
-) -> Compiled:
-    """A variant's program, whatever the folder of `context` is: nothing is written to the artifact.
-
-    All code that decides what is in a program is imported, in the end, by this module and by those of `emit`
-    and of the variant's classes: the kernel cache goes by that (build/program/makers.py).
-    """
-    program = compile_program(job, variant, target, dump)
-    with tempfile.TemporaryDirectory(prefix="nearfar-program-") as folder:
-        record = emit(program, dataclasses.replace(context, root=Path(folder)))
-        return Compiled.of(dataclasses.replace(record, device_class=variant.device_class), Path(folder))
 
 
 def module_of(program: Program) -> tvm.IRModule:

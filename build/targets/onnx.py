@@ -13,17 +13,17 @@ import numpy.typing as npt
 
 from nearfar.build import manifest
 from nearfar.build.source import BuildOptions, Source
+from nearfar.build.targets.target import Made, Programs, Tell, check_kv_bits
 from nearfar.build.weights.stream import Piece
 from nearfar.errors import BuildError
 from nearfar.format.consistency import PLANNED
 from nearfar.format.manifest import File, Function, Program, Requires, Weights
 from nearfar.format.sizes import MAX_ROWS, ROW_BUCKETS, STEP_BUCKETS
+from nearfar.kernels.contract import Products
+from nearfar.kernels.quantized import Matrix
 from nearfar.step.params import Param
 from nearfar.step.reading import read_model
-from nearfar.targets.kernels import Products
 from nearfar.targets.onnx import configs
-from nearfar.targets.quantized import Matrix
-from nearfar.targets.target import Made, Programs, Tell, check_kv_bits
 
 HEADS = 8
 """What the length of a head has to be a multiple of for ONNX Runtime's attention."""
@@ -77,7 +77,7 @@ class OnnxWriter:
 
 
 class OnnxTarget:
-    """See nearfar.targets.target.Target."""
+    """See nearfar.build.targets.target.Target."""
 
     groups = (16, 32, 64, 128)
 
@@ -148,11 +148,11 @@ def _program(names: Sequence[str]) -> Program:
 
 
 def _modules(*names: str) -> list[ModuleType]:
-    """Modules of this folder that need onnx: BuildError where it is not installed."""
+    """Modules of targets/onnx/ that need onnx: BuildError where it is not installed."""
     from importlib import import_module
 
     try:
-        return [import_module(f"{__package__}.{name}") for name in names]
+        return [import_module(f"nearfar.targets.onnx.{name}") for name in names]
     except ModuleNotFoundError as error:
         if error.name != "onnx":
             raise

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from nearfar.format.sizes import MAX_ROWS
+from nearfar.kernels.quantized import Matrix
 from nearfar.step.ops import Activation
-from nearfar.targets.quantized import Matrix
 
 from .names import Output, labelled, short
 from .paged import Split

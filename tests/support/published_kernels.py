@@ -10,21 +10,20 @@ from functools import cache
 import tvm
 
 from nearfar.build import manifest
-from nearfar.build.program.buckets import Buckets
 from nearfar.build.program.compile import Job as Compiling
 from nearfar.build.program.compile import Program, compile_program
 from nearfar.format.consistency import DTYPE_BYTES
 from nearfar.format.figures import Figures
+from nearfar.kernels.buckets import Buckets
+from nearfar.kernels.contract import Packing, Precision, Staged
+from nearfar.kernels.jobs import Embed, Job, Linear, Project
+from nearfar.kernels.quantized import Matrix
 from nearfar.step.model import Model
 from nearfar.step.reading import read_model
 from nearfar.synth import published
 from nearfar.targets.gpu import GpuKernels, variant
 from nearfar.targets.gpu.classes import DeviceClass, Tuning
-from nearfar.targets.jobs import Embed, Job, Linear, Project
-from nearfar.targets.kernels import Packing, Precision, Staged
-from nearfar.targets.quantized import Matrix
-
-from . import figures_of
+from nearfar.targets.gpu.figures import figures_of
 
 LAYERS = 2
 """Of the model that is compiled: a layer more is the same kernels once more."""

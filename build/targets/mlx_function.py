@@ -23,7 +23,7 @@ mask, mx.dequantize. What is used here instead: take_along_axis, flatten and unf
 The file names the device that it runs on. Written where MLX has no GPU, it runs on the CPU everywhere; so
 write it on a Mac:
 
-    python -m nearfar.targets.mlx.export ARTIFACT      # needs mlx, not TVM
+    python -m nearfar.build.targets.mlx_function ARTIFACT      # needs mlx, not TVM
 """
 
 from __future__ import annotations
@@ -261,7 +261,9 @@ def load_weights(files: Sequence[Path]) -> dict[str, mx.array]:
 
 def main() -> None:
     """Write the function of an artifact again, for this machine's device, and note it in the manifest."""
-    parser = argparse.ArgumentParser(prog="python -m nearfar.targets.mlx.export", description=main.__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m nearfar.build.targets.mlx_function", description=main.__doc__
+    )
     parser.add_argument("artifact", type=Path, help="a directory that `nearfar build --target mlx` wrote")
     root = parser.parse_args().artifact
     manifest = json.loads((root / "manifest.json").read_text(encoding="utf-8"))

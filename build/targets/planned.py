@@ -6,40 +6,37 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 import tvm
 
 from nearfar.build import manifest
-from nearfar.build.program.buckets import Buckets
-from nearfar.build.program.compile import Job
+from nearfar.build.program.beside import Share, beside, shares
+from nearfar.build.program.compile import Job, compiled
 from nearfar.build.program.compiled import Compiled
 from nearfar.build.program.fingerprint import fingerprint
 from nearfar.build.program.kept import KernelCache
 from nearfar.build.source import BuildOptions, Source
-from nearfar.build.weights.quantize import GROUPS
+from nearfar.build.targets.target import KernelCounts, Made, Programs, Tell, check_kv_bits
 from nearfar.build.weights.shards import SHARD_BYTES, ShardWriter
 from nearfar.build.weights.stream import Piece
 from nearfar.errors import BuildError
 from nearfar.format.kv import UNIT, group_size, rounding
 from nearfar.format.manifest import Weights
+from nearfar.kernels.bundles import Bundles
+from nearfar.kernels.contract import Packing, Products, Variant
+from nearfar.kernels.emission import EmitContext
+from nearfar.kernels.planned import Planned
+from nearfar.kernels.quantized import Matrix
 from nearfar.step.config import LARGEST
 from nearfar.step.params import Param
-from nearfar.targets import target_names, target_of
-from nearfar.targets.beside import Share, beside, shares
-from nearfar.targets.bundles import Bundles
-from nearfar.targets.emit import Emit, EmitContext, compiled
-from nearfar.targets.kernels import Packing, Products, Variant
-from nearfar.targets.quantized import Matrix
-from nearfar.targets.target import KernelCounts, Made, Programs, Tell, check_kv_bits
 
 _NONE = np.zeros(0, np.float32)
 
@@ -89,27 +86,8 @@ class PackedWriter:
         self._shards.__exit__(kind, error, trace)
 
 
-@dataclass(frozen=True)
-class PlannedTarget:
-    """A target with kernels: a program for each of its variants, over one set of weights.
-
-    `packing`: how matrices are laid out; all variants read the same weights. `variants`: those that there are
-    for what was asked for.
-    """
-
-    name: str
-    packing: Packing
-    variants: Callable[[BuildOptions], tuple[Variant, ...]]
-    tvm_target: dict[str, Any]
-    emit: Emit
-    rounds: Callable[[Matrix], bool] = lambda matrix: False
-    """Whether programs with products of int8 round the rows that a matrix is multiplied by."""
-    buckets: Buckets = field(default_factory=Buckets)
-    """Rows that a step can have, where nothing else was asked for."""
-    packed: bool = False
-    """See Made.packed."""
-    groups: tuple[int, ...] = GROUPS
-    """See Target.groups."""
+class PlannedTarget(Planned):
+    """What the pipeline does for a target with kernels; see nearfar.build.targets.target.Target."""
 
     def check(self, source: Source, options: BuildOptions) -> None:
         """Kernels say themselves what they cannot do, when they are made; offsets have 32 bits."""
@@ -204,9 +182,11 @@ class PlannedTarget:
         """The programs' files, and the tokenizer's."""
         for each in programs.compiled:
             each.write(root)
+        records = tuple(each.record for each in programs.compiled)
+        twins = tuple(self.twin(root, record) for record in records) if self.twin else ()
         return Made(
             manifest.stream_ropes(source.model.step),
-            tuple(each.record for each in programs.compiled),
+            twins + records,
             source.checkpoint.write_tokenizer(root / "tokenizer"),
             packed=self.packed,
         )
@@ -238,10 +218,10 @@ class PlannedTarget:
         """The variants' programs by name; where they are for several classes of devices, by as many
         processes as there are processors. `dump`: where the module after each pass is written to.
         """
-        known = self.name in target_names() and target_of(self.name) is self  # by the other processes
-        here, *others = shares(variants) if known and dump is None else [tuple(variants)]
+        here, *others = shares(variants) if dump is None else [tuple(variants)]
         with ExitStack() as stack:
-            waits = [stack.enter_context(beside(Share(self.name, job, each, context))) for each in others]
+            given = [Share(self.tvm_target, self.emit, job, each, context) for each in others]
+            waits = [stack.enter_context(beside(share)) for share in given]
             made: list[Compiled] = []
             counted.within(0, 0)
             shown = dataclasses.replace(context, told=counted.within)

@@ -13,7 +13,7 @@ from nearfar.build.weights.stream import WeightWriter
 from nearfar.errors import BuildError
 from nearfar.format.kv import OF_TARGET
 from nearfar.format.manifest import File, Program, Rope, Weights
-from nearfar.targets.kernels import Products
+from nearfar.kernels.contract import Products
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""What kernels are asked for, and what targets with kernels offer: records of the build and all targets."""

@@ -1,0 +1,58 @@
+"""A compiled program as the build hands it to a target: kernels as TIR, and plans that launch them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nearfar.format.kv import Float, KvDtype
+from nearfar.kernels.contract import Variant
+
+if TYPE_CHECKING:
+    from tvm import tirx
+
+
+@dataclass(frozen=True)
+class Precisions:
+    """Dtypes of a program: of activations (the residual stream is float32 always) and of the cache."""
+
+    activations: Float
+    kv: KvDtype
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel and its arguments, `space:name` each (docs/artifact.md, Plans)."""
+
+    kernel: str
+    args: tuple[str, ...]
+
+
+@dataclass
+class Plan:
+    """One function for one bucket; `storage` is the bytes of each workspace buffer it uses, before
+    sharing, `tensors` how many tensors each holds, one after the other.
+    """
+
+    function: str
+    size: int
+    rows: int
+    launches: list[Launch] = field(default_factory=list)
+    storage: list[int] = field(default_factory=list)
+    tensors: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Program:
+    """Plans in the order of the manifest, the kernels they launch, and the bytes of the shared workspace."""
+
+    variant: Variant
+    dtypes: Precisions
+    plans: list[Plan]
+    kernels: dict[str, tirx.PrimFunc]
+    workspace: list[int]
+
+    @property
+    def name(self) -> str:
+        """The variant's, one of its own in the artifact."""
+        return self.variant.name
