@@ -31,7 +31,7 @@ def test_each_part_imports_what_its_row_names() -> None:
         for part, allowed in MAY_IMPORT.items()
         for file in files(part)
         for module in imports(file)
-        if (to := module.split(".")[1]) not in {part} | allowed | SHARED
+        if module.split(".")[1] not in {part} | allowed | SHARED
     ]
     assert not wrong, "\n".join(wrong)
 
