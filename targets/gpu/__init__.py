@@ -26,21 +26,20 @@ from nearfar.kernels.jobs import (
     Split,
 )
 from nearfar.kernels.quantized import Array, Matrix, Part, QuantTensor
-
-from . import pieces
-from .classes import CLASSES, DISCRETE, SOFTWARE, DeviceClass, Tuning
-from .kernels.attention import attention, split
-from .kernels.embed import embed
-from .kernels.greedy import greedy
-from .kernels.linear import linear, products
-from .kernels.logprobs import logprobs
-from .kernels.matmul_int8 import rounds
-from .kernels.norm import norm
-from .kernels.pieces import of_pieces
-from .kernels.project import project, projects
-from .kernels.rope import rope_append
-from .kernels.rows import rows
-from .kernels.sample import sample
+from nearfar.targets.gpu import pieces
+from nearfar.targets.gpu.classes import CLASSES, DISCRETE, SOFTWARE, DeviceClass, Tuning
+from nearfar.targets.gpu.kernels.append.project import project, projects
+from nearfar.targets.gpu.kernels.append.rope import rope_append
+from nearfar.targets.gpu.kernels.append.rows import rows
+from nearfar.targets.gpu.kernels.attention.choice import attention, split
+from nearfar.targets.gpu.kernels.linear.choice import linear, products
+from nearfar.targets.gpu.kernels.linear.embed import embed
+from nearfar.targets.gpu.kernels.linear.matmul_int8 import rounds
+from nearfar.targets.gpu.kernels.linear.pieces import of_pieces
+from nearfar.targets.gpu.kernels.norm import norm
+from nearfar.targets.gpu.kernels.sampling.greedy import greedy
+from nearfar.targets.gpu.kernels.sampling.logprobs import logprobs
+from nearfar.targets.gpu.kernels.sampling.sample import sample
 
 
 class GpuKernels:

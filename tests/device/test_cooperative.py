@@ -13,8 +13,8 @@ from nearfar.kernels.jobs import Job, Linear
 from nearfar.kernels.quantized import Array, Matrix, Part, QuantTensor
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import DISCRETE
-from nearfar.targets.gpu.kernels import cooperative
-from nearfar.targets.gpu.kernels.layout import params
+from nearfar.targets.gpu.kernels.linear.choice import cooperative
+from nearfar.targets.gpu.kernels.linear.layout import params
 from tests.support import gpu_jobs, vulkan_run
 
 Q4 = Matrix(200, 576, 4, 64)

@@ -9,7 +9,7 @@ import numpy as np
 from nearfar.kernels.contract import Kernels, Precision, Staged
 from nearfar.kernels.jobs import Linear
 from nearfar.kernels.quantized import Matrix
-from nearfar.targets.gpu.kernels.matmul_int8 import rounds
+from nearfar.targets.gpu.kernels.linear.matmul_int8 import rounds
 
 from .gpu_jobs import MATRICES, SCHEMES, Run, close, inputs, linears
 from .job_reference import reference, rms_norm

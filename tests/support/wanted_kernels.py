@@ -15,8 +15,8 @@ from nearfar.format.adapters import DeviceClass as Name
 from nearfar.format.figures import Figures
 from nearfar.kernels.jobs import Attend, Embed, Job, Linear, Project
 from nearfar.targets.gpu.classes import DeviceClass
-from nearfar.targets.gpu.kernels.matvec import groups, takes
-from nearfar.targets.gpu.kernels.project import Heads
+from nearfar.targets.gpu.kernels.append.project import Heads
+from nearfar.targets.gpu.kernels.linear.matvec import groups, takes
 
 Kind = Literal["matvec", "project", "gathering", "matmul", "decode", "prefill", "other"]
 """gathering: a matvec whose rows are attention in parts."""

@@ -32,8 +32,7 @@ from nearfar.kernels.jobs import (
 from nearfar.kernels.quantized import Matrix
 from nearfar.targets import gpu, vulkan, webgpu
 from nearfar.targets.gpu.classes import CLASSES, Tuning
-from nearfar.targets.gpu.kernels import script
-from nearfar.targets.gpu.kernels.script import prim_func
+from nearfar.targets.gpu.kernels.script.text import prim_func, script
 from tests.support import gpu_jobs, project_jobs
 
 SCALE = 3.0
@@ -161,7 +160,7 @@ HEAD = """from __future__ import annotations
 
 from tvm.script import tirx as T
 
-from nearfar.targets.gpu.kernels.script import prim_func
+from nearfar.targets.gpu.kernels.script.text import prim_func
 
 
 @prim_func
@@ -228,7 +227,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("body", REFUSED)
 def test_what_is_not_of_the_language_is_refused_by_line(body: str, tmp_path: Path) -> None:
-    with pytest.raises(SyntaxError, match=r"nearfar/targets/gpu/kernels/parser\.py") as caught:
+    with pytest.raises(SyntaxError, match=r"nearfar/targets/gpu/kernels/script/parser\.py") as caught:
         kernel_of(tmp_path, "out[tx] = 0\n" + body)
     assert REFUSED[body] in str(caught.value)
     assert caught.value.filename == str(tmp_path / "kernels.py")

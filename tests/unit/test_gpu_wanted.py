@@ -13,9 +13,9 @@ from nearfar.kernels.quantized import Matrix
 from nearfar.targets.gpu import variant
 from nearfar.targets.gpu.classes import CLASSES, DISCRETE, SOFTWARE, DeviceClass
 from nearfar.targets.gpu.figures import figures_of
-from nearfar.targets.gpu.kernels.combine import row_bytes
-from nearfar.targets.gpu.kernels.flash_decode import shape_of
-from nearfar.targets.gpu.kernels.matvec import workgroups
+from nearfar.targets.gpu.kernels.attention.combine import row_bytes
+from nearfar.targets.gpu.kernels.attention.flash_decode import shape_of
+from nearfar.targets.gpu.kernels.linear.matvec import workgroups
 from tests.support.published_kernels import compiled, pipelines
 from tests.support.wanted_kernels import PIPELINES, WRITTEN, Kind, kind_of, wanted
 

@@ -12,8 +12,8 @@ from tvm.script import tirx as T
 from nearfar.errors import BuildError
 from nearfar.kernels.jobs import Linear
 from nearfar.kernels.quantized import Matrix
-from nearfar.targets.gpu.kernels import cooperative
 from nearfar.targets.gpu.kernels.common import select
+from nearfar.targets.gpu.kernels.linear.choice import cooperative
 from nearfar.targets.vulkan import VARIANTS, Module, modules
 from nearfar.targets.vulkan.arithmetic import BOOL, F16, F32, I32, U32, Arithmetic, Dtype, dtype_of
 from nearfar.targets.vulkan.conversions import Conversions

@@ -8,9 +8,8 @@ from tvm.script import tirx as T
 
 from nearfar.kernels.contract import Stage, Staged
 from nearfar.kernels.jobs import Norm
-
-from .common import ceil_div, select
-from .script import prim_func
+from nearfar.targets.gpu.kernels.common import ceil_div, select
+from nearfar.targets.gpu.kernels.script.text import prim_func
 
 
 def threads_for(width: int) -> int:

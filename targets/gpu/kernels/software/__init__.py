@@ -3,8 +3,8 @@
 Those of matrices take every shape, so other classes use them for the odd ones.
 """
 
-from .attention import attention
-from .matmul import matmul
-from .matvec import matvec
+from nearfar.targets.gpu.kernels.software.attention import attention
+from nearfar.targets.gpu.kernels.software.matmul import matmul
+from nearfar.targets.gpu.kernels.software.matvec import matvec
 
 __all__ = ["attention", "matmul", "matvec"]

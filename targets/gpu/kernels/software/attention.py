@@ -19,12 +19,11 @@ from nearfar.format.kv import BITS
 from nearfar.format.sizes import MAX_STEP
 from nearfar.kernels.contract import Stage, Staged
 from nearfar.kernels.jobs import Attend
-
-from ..activations import capped
-from ..cached import Cached
-from ..common import LOWEST, ceil_div, f32, select, stored
-from ..heads import Head
-from ..script import local_array, prim_func
+from nearfar.targets.gpu.kernels.activations import capped
+from nearfar.targets.gpu.kernels.attention.cached import Cached
+from nearfar.targets.gpu.kernels.attention.heads import Head
+from nearfar.targets.gpu.kernels.common import LOWEST, ceil_div, f32, select, stored
+from nearfar.targets.gpu.kernels.script.text import local_array, prim_func
 
 TILE = (
     32  # positions a tile, and threads: in SwiftShader 100 positions take 1.5 ms with 32 and 3.7 ms with 64

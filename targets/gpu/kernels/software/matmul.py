@@ -18,10 +18,9 @@ from tvm.script import tirx as T
 
 from nearfar.format.sizes import MAX_ROWS
 from nearfar.kernels.jobs import Linear
-
-from ..activations import activated, capped
-from ..common import ceil_div, f32, high_half, low_half, select, stored
-from ..layout import (
+from nearfar.targets.gpu.kernels.activations import activated, capped
+from nearfar.targets.gpu.kernels.common import ceil_div, f32, high_half, low_half, select, stored
+from nearfar.targets.gpu.kernels.linear.layout import (
     Units,
     column_of,
     dense_element,
@@ -35,7 +34,7 @@ from ..layout import (
     top_code_offset,
     word_shape,
 )
-from ..script import prim_func
+from nearfar.targets.gpu.kernels.script.text import prim_func
 
 TILE_M, TILE_N = 8, 8
 TILE_K = 8  # inputs of a tile of x

@@ -20,10 +20,9 @@ from tvm.script import tirx as T
 from nearfar.format.sizes import MAX_ROWS
 from nearfar.kernels.jobs import Linear
 from nearfar.targets.gpu.classes import SHARED_BYTES
-
-from ..activations import activated, capped
-from ..common import ceil_div, f32, high_half, low_half, select, stored
-from ..layout import (
+from nearfar.targets.gpu.kernels.activations import activated, capped
+from nearfar.targets.gpu.kernels.common import ceil_div, f32, high_half, low_half, select, stored
+from nearfar.targets.gpu.kernels.linear.layout import (
     Units,
     column_of,
     dense_element,
@@ -37,7 +36,7 @@ from ..layout import (
     top_code_offset,
     word_shape,
 )
-from ..script import prim_func
+from nearfar.targets.gpu.kernels.script.text import prim_func
 
 FEW_THREADS = 2048  # below this a GPU starves, so k is split when it is long
 LONG_K = 2048

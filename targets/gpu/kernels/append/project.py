@@ -1,0 +1,296 @@
+"""The projections to q, k and v of few rows, with all that follows until attention: bias, norms of heads,
+rotation, and the append of k and v to the paged cache.
+
+A lane owns whole pairs (i, i + head_dim/2) of a head: a vector of each half. Where heads are normed a
+workgroup has the whole of one, and its lanes' sums of squares meet in workgroup memory; else it has as many
+lanes as read whole lines. What a row needs besides comes from `rows` (jobs.Rows), small vectors from one
+tensor: with those a kernel has the eight buffers that every device allows.
+"""
+
+# mypy: ignore-errors
+# TVMScript: what looks like Python is parsed, and nested ifs separate build time from run time.
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from nearfar.format.kv import BITS
+from nearfar.kernels.contract import Stage, Staged
+from nearfar.kernels.jobs import Project, Rows
+from nearfar.targets.gpu.classes import SOFTWARE, Tuning
+from nearfar.targets.gpu.kernels.append.quantizer import Quantizer
+from nearfar.targets.gpu.kernels.append.rows import PLACE, factor, turn
+from nearfar.targets.gpu.kernels.attention.cached import Cached, Quantized
+from nearfar.targets.gpu.kernels.attention.heads import Head
+from nearfar.targets.gpu.kernels.common import select, stored
+from nearfar.targets.gpu.kernels.linear.matvec import VECTOR_ROWS
+from nearfar.targets.gpu.kernels.linear.sums import LANES, Columns, Product, Sums, rows_of
+from nearfar.targets.gpu.kernels.script.text import prim_func
+from nearfar.targets.gpu.kernels.script.vectors import (
+    WIDTH,
+    at,
+    fits,
+    joined,
+    of_numbers,
+    spread,
+    total,
+)
+from nearfar.targets.gpu.packing import parts
+
+PAIRS = 2 * WIDTH
+"""Numbers of a head that a lane has: two vectors."""
+MAX_THREADS = 256
+"""Of a workgroup, which every device allows."""
+
+
+def projects(job: Project, tuning: Tuning) -> bool:
+    """Whether there is a kernel for the job. Norms over all heads would need the sums of all workgroups."""
+    paged = job.paged
+    return (
+        tuning.device is not SOFTWARE
+        and job.m <= VECTOR_ROWS
+        and fits(job.linear)
+        and paged.head_dim % PAIRS == 0
+        and not (paged.norm_eps is not None and paged.norm_all)
+        and (paged.q_scale is None or paged.q_scale[1] == int(paged.q_scale[1]))
+    )
+
+
+def project(job: Project, tuning: Tuning) -> Staged:
+    """One launch."""
+    names = (*job.inputs(len(parts(job.linear.matrix))), "out")
+    return Staged((Stage(of_numbers(select(_kernel(job, tuning), list(names), "project")), names),))
+
+
+@dataclass(frozen=True)
+class Heads:
+    """How workgroups share out heads: each half of a head is `half` vectors, a workgroup has `lanes` of
+    them. `quantized`: what is appended becomes codes.
+    """
+
+    half: int
+    lanes: int
+    normed: bool
+    quantized: bool = False
+
+    @staticmethod
+    def of(job: Project) -> Heads:
+        """Those of a job."""
+        half = job.paged.head_dim // PAIRS
+        normed = job.paged.norm_eps is not None or job.paged.v_norm_eps is not None
+        quantized = job.paged.append and job.paged.kv_dtype in BITS
+        lines = (lanes for lanes in range(LANES, half) if half % lanes == 0)
+        return Heads(half, half if normed or quantized else next(lines, half), normed, quantized)
+
+    def head(self, bx):
+        """The head of a workgroup."""
+        return bx // (self.half // self.lanes)
+
+    def lane(self, bx, tx):
+        """The vector of a half that a lane has."""
+        return bx % (self.half // self.lanes) * self.lanes + tx
+
+    def columns(self, heads: int) -> Columns:
+        """Those of so many heads."""
+
+        def place(bx, tx, side):
+            return (self.head(bx) * 2 + side) * self.half + self.lane(bx, tx)
+
+        return Columns(heads * self.half // self.lanes, place, 2, self.lanes)
+
+
+def _deeper(tuning: Tuning) -> Tuning:
+    """Twice the lanes along k, as there are half as many along the columns, within a workgroup's threads."""
+    device = tuning.device
+    return replace(tuning, device=replace(device, k_lanes=min(2 * device.k_lanes, MAX_THREADS // LANES)))
+
+
+def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
+    linear, paged, heads = job.linear, job.paged, Heads.of(job)
+    m, k, half, lanes = job.m, linear.matrix.k, heads.half, heads.lanes
+    kv, after = paged.kv_heads, paged.norm_eps is not None and paged.norm_after
+    columns = heads.columns(paged.x_heads)
+    cached, layout = Cached.of(paged, Head.of(paged)), Quantized.of(paged)
+    shared = m * lanes * 4 * heads.normed + (Quantizer(layout, m).shared_bytes if heads.quantized else 0)
+    product = Product(m, linear.x_dtype, linear.matrix, columns, linear.norm, shared)
+    sums = Sums(product, _deeper(tuning))
+    quantizer = Quantizer(layout, m, sums.own) if heads.quantized else None
+    held_vectors, facts = max(sum(job.vectors.values()) // WIDTH, 1), Rows.of(paged).out[0][1] // WIDTH
+    starts = {name: start // WIDTH for name, start in job.starts.items()}
+
+    # These write statements into the kernel below, on the vectors pair[r · 2] and pair[r · 2 + 1] of a row.
+
+    def finish(held, r, vectors, bx, ty, tx):
+        """The sums of the r-th row that a lane owns, with their bias, to `pair`."""
+        pair = held.mine
+        sums.finish(held, r, ty, tx)
+        if linear.bias:
+            for side in range(2):
+                added = pair[r * 2 + side] + vectors[starts["bias"] + columns.place(bx, tx, side)]
+                T.buffer_store(pair, added, [r * 2 + side])
+
+    def rotate(pair, r, turned, rows, row, bx, tx):
+        """Q and k by the row's position."""
+        if not paged.rope:
+            return
+        with T.If(heads.head(bx) < paged.heads + kv), T.Then():
+            turn(pair, r, turned, rows, row, heads.lane(bx, tx), half)
+
+    def multiply(pair, r, factors):
+        for side in range(2):
+            T.buffer_store(pair, pair[r * 2 + side] * factors[side], [r * 2 + side])
+
+    def norm(pair, r, rstd, squares, vectors, row, bx, tx):
+        """By the squares of all lanes of a head."""
+        head = heads.head(bx)
+        T.buffer_store(rstd, squares[row * lanes], [0])
+        for lane in range(1, lanes):
+            T.buffer_store(rstd, rstd[0] + squares[row * lanes + lane], [0])
+        mean = rstd[0] * T.float32(1 / paged.head_dim)
+        if paged.norm_eps is not None:
+            start = T.Select(head < paged.heads, starts["q_norm"], starts.get("k_norm", 0))
+            with T.If(head < paged.heads + kv), T.Then():
+                T.buffer_store(rstd, T.rsqrt(mean + T.float32(paged.norm_eps)), [0])
+                weights = (vectors[start + side * half + heads.lane(bx, tx)] for side in range(2))
+                multiply(pair, r, [weight * spread(rstd[0]) for weight in weights])
+        if paged.v_norm_eps is not None and paged.append:
+            with T.If(head >= paged.heads + kv), T.Then():
+                multiply(pair, r, [spread(T.rsqrt(mean + T.float32(paged.v_norm_eps)))] * 2)
+
+    def put(pair, r, buffer, dtype, *places):
+        """Both vectors, the second half a head behind the first."""
+        for side in range(2):
+            made = joined([stored(at(pair[r * 2 + side], place), dtype) for place in range(WIDTH)])
+            T.buffer_store(buffer, made, [*places[:-1], places[-1] + side * half])
+
+    def store_q(pair, r, rows, out, row, bx, tx):
+        if paged.q_scale is not None:
+            multiply(pair, r, [factor(rows, row)] * 2)
+        put(pair, r, out, paged.dtype, row, columns.place(bx, tx, 0))
+
+    def append(to, rows, k_cache, v_cache, row, bx):
+        """`to(cache, page, head, offset)` for the cache of a head of k or v, where the row has a place."""
+        head, place = heads.head(bx), at(rows[row, 0], PLACE)
+        page, offset = place // paged.page_size, place % paged.page_size
+        with T.If(place >= 0), T.Then(), T.If(head < paged.heads + kv):
+            with T.Then():
+                to(k_cache, page, head - paged.heads, offset)
+            with T.Else():
+                to(v_cache, page, head - paged.heads - kv, offset)
+
+    def store(pair, r, rows, k_cache, v_cache, out, row, bx, tx):
+        """Heads of q to `out`, rows of padding too; those of k and v to the cache."""
+        if not paged.append:
+            store_q(pair, r, rows, out, row, bx, tx)
+            return
+
+        def to(cache, page, head, offset):
+            put(pair, r, cache, paged.kv_dtype, page, head, offset, heads.lane(bx, tx))
+
+        with T.If(heads.head(bx) < paged.heads):
+            with T.Then():
+                store_q(pair, r, rows, out, row, bx, tx)
+            if quantizer is None:
+                with T.Else():
+                    append(to, rows, k_cache, v_cache, row, bx)
+
+    def measure(pair, r, codes, vectors, row, bx, tx):
+        """What lanes must know of each other's vectors of k and v before these become codes."""
+        head = heads.head(bx)
+        if paged.rounds:
+            with T.If((head >= paged.heads) & (head < paged.heads + kv)), T.Then():
+                for side in range(2):
+                    constant = vectors[starts["k_rounding"] + rounding(head, side, tx)]
+                    T.buffer_store(pair, pair[r * 2 + side] - constant, [r * 2 + side])
+        with T.If(head >= paged.heads), T.Then():
+            for side in range(2):
+                quantizer.measure(codes, row, side * half + tx, pair, r * 2 + side)
+
+    def rounding(head, side, tx):
+        """Where of a key's constants those of a lane stand."""
+        return ((head - paged.heads) * 2 + side) * half + tx
+
+    def encode(pair, r, codes, weights, vectors, row, bx, tx):
+        """Those vectors as codes."""
+        head = heads.head(bx)
+        T.buffer_store(weights, spread(T.float32(0)), [0])
+        with T.If(head >= paged.heads), T.Then():
+            for side in range(2):
+                if paged.rounds:
+                    start = starts["k_rounding"] + kv * 2 * half
+                    with T.If(head < paged.heads + kv), T.Then():
+                        T.buffer_store(weights, vectors[start + rounding(head, side, tx)], [0])
+                quantizer.encode(codes, row, side * half + tx, pair, r * 2 + side, weights[0])
+
+    def write(r, codes, rows, k_cache, v_cache, row, bx, tx):
+        """Them to the cache."""
+
+        def to(cache, page, head, offset):
+            for side in range(2):
+                quantizer.write(codes, row, side * half + tx, r * 2 + side, cache, page, head, offset)
+
+        with T.If(heads.head(bx) >= paged.heads), T.Then():
+            append(to, rows, k_cache, v_cache, row, bx)
+
+    @prim_func
+    def kernel(
+        x: T.Buffer((linear.m, k // WIDTH), f"{linear.x_dtype}x{WIDTH}"),
+        w0: T.Buffer(sums.words[0], sums.words[1]),
+        w1: T.Buffer(sums.scales[0], sums.scales[1]),
+        vectors: T.Buffer((held_vectors,), f"float32x{WIDTH}"),
+        rows: T.Buffer((m, facts), f"int32x{WIDTH}"),
+        k_h: T.handle,
+        v_h: T.handle,
+        out: T.Buffer((m, paged.heads * 2 * half), f"{paged.dtype}x{WIDTH}"),
+    ):
+        pages = T.int32()
+        k_cache = T.match_buffer(k_h, cached.extents(pages), cached.dtype)
+        v_cache = T.match_buffer(v_h, cached.extents(pages), cached.dtype)
+        for bx in T.thread_binding(columns.workgroups, thread="blockIdx.x"):
+            for ty in T.thread_binding(sums.splits, thread="threadIdx.y"):
+                for tx in T.thread_binding(lanes, thread="threadIdx.x"):
+                    held = T.meta_var(sums.memory())
+                    codes = T.meta_var(quantizer.memory() if heads.quantized else None)
+                    turned = T.alloc_local((2,), f"float32x{WIDTH}")
+                    rstd = T.alloc_local((1,), "float32")
+                    weights = T.alloc_local((1,), f"float32x{WIDTH}")
+                    squares = T.alloc_shared((m * lanes if heads.normed else 1,), "float32")
+                    row = T.alloc_local((m,), "int32")
+                    for i in T.unroll(m):
+                        row[i] = i
+                    sums.add(held, rows_of(x, row), vectors, w0, w1, bx, ty, tx)
+                    for r in T.unroll(sums.own):
+                        if sums.row(r, ty) < m:
+                            finish(held, r, vectors, bx, ty, tx)
+                            if after:
+                                rotate(held.mine, r, turned, rows, sums.row(r, ty), bx, tx)
+                            if heads.normed:
+                                squares[sums.row(r, ty) * lanes + tx] = total(
+                                    held.mine[r * 2] * held.mine[r * 2]
+                                    + held.mine[r * 2 + 1] * held.mine[r * 2 + 1]
+                                )
+                    if heads.normed:
+                        T.tvm_storage_sync("shared")
+                    for r in T.unroll(sums.own):
+                        if sums.row(r, ty) < m:
+                            if heads.normed:
+                                norm(held.mine, r, rstd, squares, vectors, sums.row(r, ty), bx, tx)
+                            if not after:
+                                rotate(held.mine, r, turned, rows, sums.row(r, ty), bx, tx)
+                            store(held.mine, r, rows, k_cache, v_cache, out, sums.row(r, ty), bx, tx)
+                            if heads.quantized:
+                                measure(held.mine, r, codes, vectors, sums.row(r, ty), bx, tx)
+                    if heads.quantized:
+                        T.tvm_storage_sync("shared")
+                        for r in T.unroll(sums.own):
+                            if sums.row(r, ty) < m:
+                                encode(held.mine, r, codes, weights, vectors, sums.row(r, ty), bx, tx)
+                        if quantizer.joins:
+                            T.tvm_storage_sync("shared")
+                        for r in T.unroll(sums.own):
+                            if sums.row(r, ty) < m:
+                                write(r, codes, rows, k_cache, v_cache, sums.row(r, ty), bx, tx)
+
+    return kernel

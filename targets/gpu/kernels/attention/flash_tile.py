@@ -1,0 +1,95 @@
+"""How attention of many rows lies over workgroups: the tile of flash_prefill.py, and its parts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import product
+
+from nearfar.kernels.jobs import Attend
+from nearfar.targets.gpu.classes import SHARED_BYTES, DeviceClass
+from nearfar.targets.gpu.kernels.attention.heads import Head, heads_together, seen
+from nearfar.targets.gpu.kernels.common import ceil_div
+
+MAX_THREADS = 256
+MAX_HEADS = 8  # query heads a workgroup
+MIN_QUERIES, MIN_KEYS = 8, 8
+KEYS = (4, 2, 1)  # of a thread
+SLICE = 64  # dimensions staged at a time, at most
+LEAST, MAX_PARTS = 128, 16  # positions of a part, at least; parts of a tile
+FEW_TILES, FEWER_ROWS = 4, 4  # in a step of so few tiles, tiles of few rows have so many times the parts
+
+
+@dataclass(frozen=True)
+class Tile:
+    """`queries` rows of `heads` heads by `keys` positions; a thread has `own_keys` of the keys, and the head
+    is staged `slice` vectors at a time.
+    """
+
+    threads: int
+    queries: int
+    heads: int
+    keys: int
+    own_keys: int
+    slice: int
+    parts: int = 1
+    """Of the positions that a full tile sees, at most."""
+
+    @property
+    def vectors(self) -> int:
+        """Query vectors: rows times heads."""
+        return self.queries * self.heads
+
+    @property
+    def lanes(self) -> int:
+        """Threads that have the same vectors."""
+        return self.keys // self.own_keys
+
+    @property
+    def groups(self) -> int:
+        """Of threads with the same vectors."""
+        return self.threads // self.lanes
+
+    def columns(self, head: Head) -> int:
+        """Vectors of a head whose values a thread sums."""
+        return head.count // self.slice * ceil_div(self.slice, self.lanes)
+
+    def sums(self, head: Head) -> int:
+        """Values that a thread sums."""
+        return self.vectors // self.groups * self.columns(head) * head.width
+
+    def shared_bytes(self, head: Head) -> int:
+        """Workgroup memory: the stage, weights, and what lanes of the same vectors tell each other."""
+        stage = self.keys * (self.slice + 1) * head.width
+        return 4 * (stage + self.vectors * (self.keys + 1 + self.lanes))
+
+
+def tile_of(job: Attend, device: DeviceClass) -> Tile:
+    """The most query vectors; then the most rows, keys, and dimensions staged; as many parts as give the
+    launch the threads that its class wants.
+    """
+    head, threads = Head.of(job), min(2 * device.threads, MAX_THREADS)
+    queries = [size for size in (64, 32, 16, 8) if MIN_QUERIES <= size <= device.queries]
+    keys = [size for size in (64, 32, 16, 8) if MIN_KEYS <= size <= device.keys]
+    slices = [size for size in range(SLICE // head.width, 0, -1) if head.count % size == 0]
+    tiles = [
+        Tile(threads, *sizes)
+        for sizes in product(queries, heads_together(job, MAX_HEADS), keys, KEYS, slices[:3])
+    ]
+    memories = device.shared_bytes, SHARED_BYTES
+    fit = next(filter(None, ([t for t in tiles if _fits(t, head, device, memory)] for memory in memories)))
+    tile = max(fit, key=lambda tile: (tile.vectors, tile.queries, tile.keys, tile.slice, tile.own_keys))
+    launched = ceil_div(job.m, tile.queries) * job.heads // tile.heads * threads
+    parts = min(ceil_div(device.launched, launched), MAX_PARTS, ceil_div(seen(job), LEAST))
+    return replace(tile, parts=parts)
+
+
+def _fits(tile: Tile, head: Head, device: DeviceClass, memory: int) -> bool:
+    whole = tile.groups <= tile.vectors and tile.vectors % tile.groups == 0
+    registers = 2 * device.queries  # 32 of a mobile GPU's, 64 elsewhere
+    return whole and tile.sums(head) <= registers and tile.shared_bytes(head) <= memory
+
+
+def most_parts(job: Attend, tile: Tile) -> int:
+    """Of a tile with few rows, as a step has that goes on with a prompt beside a decode."""
+    more = FEWER_ROWS if job.m <= FEW_TILES * tile.queries else 1
+    return min(tile.parts * more, MAX_PARTS, ceil_div(seen(job), LEAST))

@@ -1,0 +1,134 @@
+"""What the kernels that read a matrix know of it: parameters, a thread's columns, words, codes."""
+
+# mypy: ignore-errors
+# TVMScript: what looks like Python is parsed, and nested ifs separate build time from run time.
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tvm.script import tirx as T
+
+from nearfar.kernels.jobs import Embed, Linear
+from nearfar.kernels.quantized import Matrix
+from nearfar.targets.gpu.kernels.common import ceil_div, f32, high_half, low_half
+from nearfar.targets.gpu.packing import PLANES, parts
+
+SPLIT_UNIT = 16  # inputs of a unit of two planes: a group has at least as many
+
+
+def params(job: Linear | Embed) -> list[str]:
+    """The kernel's parameters: the job's inputs and `out`."""
+    return [*job.inputs(len(parts(job.matrix))), "out"]
+
+
+def lanes_for(outputs: int, each: int) -> int:
+    """Threads along the output, of `each` columns: as wide as wastes under a tenth of the last workgroup."""
+    for lanes in (32, 16):
+        if -(-outputs // (lanes * each)) * lanes * each <= outputs * 1.1:
+            return lanes
+    return 8
+
+
+def neighbours(job: Linear, outputs: int, wanted: bool) -> int:
+    """Columns side by side of a thread: 4 where wanted and matrix and the thread's share allow, else 1."""
+    return 4 if wanted and outputs % 4 == 0 and job.columns % 4 == 0 else 1
+
+
+def column_of(bx, tx, output, lanes: int, outputs: int, beside: int):
+    """Column of a thread's output: neighbouring threads have neighbours, `beside` of a thread together."""
+    return bx * (lanes * outputs) + output // beside * (lanes * beside) + tx * beside + output % beside
+
+
+def loaded_column(bx, tx, output, lanes: int, outputs: int, beside: int, last: int | None):
+    """The same, at most `last` (None: no column is beyond it); groups of neighbours are moved as a whole."""
+    column = column_of(bx, tx, output, lanes, outputs, beside)
+    if last is None:
+        return column
+    return T.min(column - output % beside, last + 1 - beside) + output % beside
+
+
+def word_shape(matrix: Matrix) -> tuple[tuple[int, ...], str]:
+    """Shape and dtype of the array that holds codes or values."""
+    part = parts(matrix)[0]
+    return part.shape, part.dtype
+
+
+def scale_shape(matrix: Matrix) -> tuple[int, ...]:
+    """Shape of the scale and bias words (a dummy for dense matrices, which have no such parameter)."""
+    return parts(matrix)[1].shape if matrix.quantized else (1, 1)
+
+
+@dataclass(frozen=True)
+class Units:
+    """A column as `count` units of `inputs` inputs in `words` words each: mostly the inputs of one word.
+
+    `placed`: codes of one plane, which are used where they stand in their word (placed_code). `planes`: else,
+    see packing.
+    """
+
+    inputs: int
+    words: int
+    count: int
+    placed: bool
+    planes: tuple[int, ...] = ()
+
+    @staticmethod
+    def of(matrix: Matrix) -> Units:
+        """Those of a matrix."""
+        planes = PLANES[matrix.bits] if matrix.quantized else (matrix.bits,)
+        if len(planes) == 1:
+            inputs = 32 // matrix.bits
+            return Units(inputs, 1, ceil_div(matrix.k, inputs), placed=matrix.quantized)
+        words = sum(ceil_div(SPLIT_UNIT * bits, 32) for bits in planes)
+        return Units(SPLIT_UNIT, words, matrix.k // SPLIT_UNIT, placed=False, planes=planes)
+
+    def load(self, w0, unit, word, column):
+        """Word `word` of a unit of a column. Two units share a word of one-bit codes: it is shifted down."""
+        if not self.planes:
+            return w0[unit + word, column]
+        low, high = self.planes
+        lower, before = SPLIT_UNIT * low // 32, self.count * SPLIT_UNIT * low // 32
+        if high == 1:
+            shared = w0[before + unit // 2, column]
+            upper = T.shift_right(shared, T.Cast("uint32", unit % 2 * SPLIT_UNIT))
+        else:
+            upper = w0[before + unit, column]
+        return T.if_then_else(word < lower, w0[unit * lower + word, column], upper, dtype=w0.dtype)
+
+    def code(self, word, first, e):
+        """Code `e` of a unit of two planes, whose words begin at word[first], as float32."""
+        low, high = self.planes
+        each = 32 // low
+        lower = T.shift_right(word[first + e // each], T.Cast("uint32", e % each * low)) & T.uint32(
+            (1 << low) - 1
+        )
+        upper = T.shift_right(word[first + self.words - 1], T.Cast("uint32", e * high)) & T.uint32(
+            (1 << high) - 1
+        )
+        return f32(T.Cast("int32", lower | T.shift_left(upper, T.uint32(low))))
+
+
+def dense_element(word, bits: int, e):
+    """Element `e` (may be symbolic) of a dense matrix's word, as float32: the word, or one half of it."""
+    return word if bits == 32 else T.Select(e % 2 == 0, low_half(word), high_half(word))
+
+
+def placed_code(word, bits: int, e):
+    """Code `e` (may be symbolic) of a word, masked but not shifted down, as float32: code * 2^(bits*e).
+
+    The top code is packed with its sign bit inverted (see packing), so it gives (code -
+    2^(bits-1)) * 2^(bits*e). SwiftShader shifts vectors one lane after the other, some twenty instructions;
+    masking and converting from int32 take one each.
+    """
+    mask = T.shift_left(T.uint32((1 << bits) - 1), T.Cast("uint32", e * bits))
+    return f32(T.Cast("int32", word & mask))
+
+
+def place_factor(bits: int, e):
+    """2^-(bits*e), by which an input is multiplied before placed_code(…, e). `e` may be symbolic."""
+    return T.reinterpret("float32", (127 - bits * e) * (1 << 23))
+
+
+def top_code_offset(bits: int) -> float:
+    """What the top code of a word is short of: 2^(bits-1)."""
+    return float(1 << (bits - 1))

@@ -1,0 +1,254 @@
+"""Matrix times many rows (prefill) by packed dot products of signed bytes: four products an instruction.
+
+Rows come as bytes with a scale for 32 inputs (rounded.py); a code of the matrix is a byte already. So
+
+    y = Σ over 32 inputs: scale_w · scale_x · (codes · bytes) + bias_w · scale_x · Σ bytes,
+
+where the products of codes and bytes are whole numbers and exact, and the bias is multiplied by the sum
+of what the rows were rounded to. One mask makes a word of four codes that lie `apart` inputs apart (of
+q4: two), and the rows' words are made of the same inputs. Codes of 8 bits have their sign bit inverted,
+so 128 times the sum is added.
+
+Of 64 inputs at a time all threads of a workgroup bring a tile of rows and of the matrix into workgroup
+memory, the next one while they multiply: a thread adds whole numbers of 32 inputs for four rows by four
+columns, and then scales them.
+"""
+
+# mypy: ignore-errors
+# TVMScript: what looks like Python is parsed, and nested ifs separate build time from run time.
+# ruff: noqa: ANN001, ANN201, ANN202
+from __future__ import annotations
+
+from tvm import tirx
+from tvm.script import tirx as T
+
+from nearfar.kernels.contract import Stage, Staged
+from nearfar.kernels.jobs import Linear
+from nearfar.kernels.quantized import Matrix
+from nearfar.targets.gpu.classes import DeviceClass
+from nearfar.targets.gpu.kernels.common import ceil_div, select
+from nearfar.targets.gpu.kernels.linear.epilogue import VALUES, epilogue, sides
+from nearfar.targets.gpu.kernels.linear.layout import params
+from nearfar.targets.gpu.kernels.linear.rounded import (
+    BYTES,
+    INPUTS,
+    TILE_K,
+    codes_shape,
+    rounded,
+    scales_shape,
+)
+from nearfar.targets.gpu.kernels.linear.tiled import Tiled
+from nearfar.targets.gpu.kernels.script.text import prim_func
+from nearfar.targets.gpu.kernels.script.vectors import (
+    WIDTH,
+    at,
+    clear,
+    f32x4,
+    high_halves,
+    joined,
+    low_halves,
+    of_numbers,
+    quarter,
+    scale_buffer,
+    spread,
+    word_buffer,
+)
+from nearfar.targets.gpu.packing import PLANES, SIGN_BIT
+
+DOT = "dot4I8Packed"
+BLOCKS = TILE_K // INPUTS
+QUADS = INPUTS // BYTES  # words of a block
+
+
+def rounds(matrix: Matrix) -> bool:
+    """Whether there is such a product: codes of two planes are not bytes of a word."""
+    return matrix.quantized and len(PLANES[matrix.bits]) == 1 and matrix.group % INPUTS == 0
+
+
+def matmul_int8(job: Linear, device: DeviceClass) -> Staged:
+    """Two launches: the rows as bytes, and the product."""
+    product = ["scratch:0", "scratch:1", *_others(job)]
+    rows = ["x", *["norm"] * (job.norm is not None), "scratch:0", "scratch:1"]
+    stages = (
+        Stage(rounded(job, 8 // job.matrix.bits), tuple(rows)),
+        Stage(_product(job, Tiled.over(job, device, device.tile[1])), tuple(product)),
+    )
+    return Staged(stages, ((codes_shape(job), "uint32"), (scales_shape(job), "float32")))
+
+
+def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
+    m, k, matrix, each = job.m, job.matrix.k, job.matrix, sides(job)
+    bits = matrix.bits
+    lanes, threads, own, deep = plan.lanes, plan.threads, plan.own, plan.deep
+    across, wide, tiles = job.columns // WIDTH, plan.columns // WIDTH, ceil_div(k, TILE_K)
+    ragged_m, ragged_n = m % plan.rows != 0, across % lanes != 0
+    (words_shape, _), (scales_of, _) = word_buffer(matrix), scale_buffer(matrix)
+    apart, groups = 8 // bits, max(TILE_K // matrix.group, 1)
+    vectors = TILE_K // BYTES // WIDTH  # of a row's words in a tile
+    # What a tile has of each, in vectors, and what a thread brings of it.
+    x_size, w_size, s_size = plan.rows * vectors, TILE_K * bits // 32 * wide, groups * wide
+    x_fills, w_fills, s_fills, r_fills = (ceil_div(n, threads) for n in (x_size, w_size, s_size, plan.rows))
+
+    # These write statements into the kernel below, unrolled.
+
+    def fill(size, fills, thread, write):
+        """Each of `size` vectors by the thread whose turn it is: write(turn, vector)."""
+        for j in range(fills):
+            if (j + 1) * threads <= size:
+                write(j, j * threads + thread)
+                continue
+            with T.If(j * threads + thread < size), T.Then():
+                write(j, j * threads + thread)
+
+    def column_of(place, bx):
+        """Vector of columns of the matrix; beyond the last that there is, the last."""
+        brought = bx * lanes + place % lanes
+        return (T.min(brought, across - 1) if ragged_n else brought) + place // lanes * across
+
+    def row_at(place, by):
+        row = by * plan.rows + place
+        return T.min(row, m - 1) if ragged_m else row
+
+    def load_tile(held, x, scales, w0, w1, tile, thread, bx, by):
+        """What the thread brings of a tile, into registers; rows beyond k are 0, so any codes will do."""
+        xs, words, scale, factors = held
+        last = k * bits // 32 - 1
+
+        def word(j, index):
+            row = tile * (TILE_K * bits // 32) + index // wide
+            row = T.min(row, last) if k % TILE_K else row
+            T.buffer_store(words, w0[row, column_of(index % wide, bx)], [j])
+
+        def group(j, index):
+            row = tile * TILE_K // matrix.group + index // wide
+            row = T.min(row, k // matrix.group - 1) if k % TILE_K else row
+            T.buffer_store(scale, w1[row, column_of(index % wide, bx)], [j])
+
+        def inputs(j, index):
+            value = x[row_at(index // vectors, by), tile * vectors + index % vectors]
+            T.buffer_store(xs, value, [j])
+
+        fill(x_size, x_fills, thread, inputs)
+        fill(w_size, w_fills, thread, word)
+        fill(s_size, s_fills, thread, group)
+        fill(
+            plan.rows, r_fills, thread,
+            lambda j, index: T.buffer_store(factors, scales[row_at(index, by), tile], [j]),
+        )  # fmt: skip
+
+    def store_tile(held, tiled, thread):
+        """The words, each vector of them as those of `apart` times four codes, into workgroup memory."""
+        xs, words, scale, factors = held
+        xt, wt, st, rt = tiled
+        sign = int(SIGN_BIT) ^ (0x80808080 if bits == 8 else 0)
+
+        def codes(j, index):
+            first = index // wide * apart
+            for part in range(apart):
+                value = words[j] ^ _bits(sign)
+                if apart > 1:
+                    value = T.shift_right(value, _bits(part * bits)) & _bits(0x01010101 * ((1 << bits) - 1))
+                T.buffer_store(wt, value, [(first + part) * wide + index % wide])
+
+        def numbers(j, index):
+            for place in range(WIDTH):
+                T.buffer_store(rt, at(factors[j], place), [index * WIDTH + place])
+
+        fill(x_size, x_fills, thread, lambda j, index: T.buffer_store(xt, xs[j], [index]))
+        fill(w_size, w_fills, thread, codes)
+        fill(s_size, s_fills, thread, lambda j, index: T.buffer_store(st, scale[j], [index]))
+        fill(plan.rows, r_fills, thread, numbers)
+
+    def add_vector(whole, rows, xt, wt, block, vector, tx, ty):
+        """Products of 16 inputs: a thread's rows by its columns."""
+        for r in range(own):
+            place = (r * deep + ty) * vectors + block * (vectors // BLOCKS) + vector
+            T.buffer_store(rows, xt[place], [r])
+        for quad in range(WIDTH):
+            for side in range(each):
+                place = (block * QUADS + vector * WIDTH + quad) * wide + side * lanes + tx
+                words = wt[place]
+                for r in range(own):
+                    to = r * each + side
+                    dots = [_dot(at(rows[r], quad), at(words, column)) for column in range(WIDTH)]
+                    T.buffer_store(whole, whole[to] + joined(dots), [to])
+
+    def scale_block(acc, whole, st, rt, block, tx, ty):
+        """The whole numbers of 32 inputs, scaled, to the sums."""
+        for side in range(each):
+            of_group = block * INPUTS // matrix.group if groups > 1 else 0
+            words = st[of_group * wide + side * lanes + tx]
+            scale, bias = low_halves(words), high_halves(words)
+            if bits == 8:
+                bias = bias + scale * spread(T.float32(128))
+            for r in range(own):
+                to, place = r * each + side, (r * deep + ty) * WIDTH + block * (WIDTH // BLOCKS)
+                value = f32x4(whole[to]) * (scale * spread(rt[place])) + bias * spread(rt[place + 1])
+                T.buffer_store(acc, acc[to] + value, [to])
+
+    @prim_func
+    def kernel(
+        x: T.Buffer((m, tiles * vectors), "uint32x4"),
+        scales: T.Buffer((m, tiles), "float32x4"),
+        w0: T.Buffer(words_shape, "uint32x4"),
+        w1: T.Buffer(scales_of, "uint32x4"),
+        bias: T.Buffer(quarter((job.of or matrix.n,)), "float32x4"),
+        residual: T.Buffer(quarter((m, job.width)), f"{job.out_dtype}x{WIDTH}"),
+        out: T.Buffer(quarter(job.out[0]), f"{job.out_dtype}x{WIDTH}"),
+    ):
+        for bx in T.thread_binding(ceil_div(across, lanes), thread="blockIdx.x"):
+            for by in T.thread_binding(ceil_div(m, plan.rows), thread="blockIdx.y"):
+                for ty in T.thread_binding(deep, thread="threadIdx.y"):
+                    for tx in T.thread_binding(lanes, thread="threadIdx.x"):
+                        xt = T.alloc_shared((x_size,), "uint32x4")
+                        wt = T.alloc_shared((TILE_K // BYTES * wide,), "uint32x4")
+                        st = T.alloc_shared((s_size,), "uint32x4")
+                        rt = T.alloc_shared((plan.rows * WIDTH,), "float32")
+                        xs = T.alloc_local((x_fills,), "uint32x4")
+                        words = T.alloc_local((w_fills,), "uint32x4")
+                        scale = T.alloc_local((s_fills,), "uint32x4")
+                        factors = T.alloc_local((r_fills,), "float32x4")
+                        acc = T.alloc_local((own * each,), "float32x4")
+                        whole = T.alloc_local((own * each,), "int32x4")
+                        rows = T.alloc_local((own,), "uint32x4")
+                        value = T.alloc_local((VALUES,), "float32")
+                        thread: T.let = ty * lanes + tx
+                        clear(acc, own * each)
+                        load_tile((xs, words, scale, factors), x, scales, w0, w1, 0, thread, bx, by)
+                        for tile in T.serial(tiles):
+                            store_tile((xs, words, scale, factors), (xt, wt, st, rt), thread)
+                            T.tvm_storage_sync("shared")
+                            following: T.let = T.min(tile + 1, tiles - 1)
+                            load_tile(
+                                (xs, words, scale, factors), x, scales, w0, w1, following, thread, bx, by
+                            )
+                            for block in T.serial(BLOCKS):
+                                for i in T.unroll(own * each):
+                                    whole[i] = spread(T.int32(0))
+                                for vector in T.serial(vectors // BLOCKS):
+                                    add_vector(whole, rows, xt, wt, block, vector, tx, ty)
+                                scale_block(acc, whole, st, rt, block, tx, ty)
+                            T.tvm_storage_sync("shared")
+                        for r in T.unroll(own):
+                            if (not ragged_m or by * plan.rows + r * deep + ty < m) and (
+                                not ragged_n or bx * lanes + tx < across
+                            ):
+                                epilogue(
+                                    job, value, [acc[r * each + side] for side in range(each)], bias,
+                                    residual, out, by * plan.rows + r * deep + ty, bx * lanes + tx,
+                                )  # fmt: skip
+
+    return of_numbers(select(kernel, ["x", "scales", *_others(job)], "matmul_int8"))
+
+
+def _others(job: Linear) -> list[str]:
+    """Parameters that are not the rows'."""
+    return [name for name in params(job) if name not in ("x", "norm")]
+
+
+def _dot(a, b):
+    return T.call_pure_extern("int32", DOT, a, b)
+
+
+def _bits(word: int):
+    return spread(T.uint32(int(word)))

@@ -1,0 +1,104 @@
+"""The inner loop of sums.py in float32: weights of four columns, each made once for all rows, times inputs.
+
+A code becomes a float32 without a conversion (see vectors.Reader.weight), and is used where it is; scale and
+bias stay out of this loop: its sums are Σ q·x and Σ x of a chunk.
+"""
+
+# mypy: ignore-errors
+# TVMScript: what is written here are statements of the kernel that is being parsed.
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.script import tirx as T
+
+from nearfar.kernels.quantized import Matrix
+from nearfar.targets.gpu.kernels.script.text import local_array
+from nearfar.targets.gpu.kernels.script.vectors import WIDTH, Reader, at, clear, fma, spread, total
+
+F32X4, U32X4 = f"float32x{WIDTH}", f"uint32x{WIDTH}"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Where the inputs of a product come from.
+
+    `read(i, vector)`: four inputs of row i, float32. `norm`: the norm's weights as vectors, or None.
+    """
+
+    read: Callable[[int, Any], Any]
+    norm: Any
+
+    def load(self, xs, place: int, i: int, vector, square, j: int) -> None:
+        """Four inputs into xs[place], times the norm's weights; their squares before that to square[j]."""
+        T.buffer_store(xs, self.read(i, vector), [place])
+        if self.norm is not None:
+            T.buffer_store(square, fma(xs[place], xs[place], square[j]), [j])
+            T.buffer_store(xs, xs[place] * self.norm[vector], [place])
+
+
+@dataclass(frozen=True)
+class ChunkSums:
+    """What a lane adds up of a chunk: `dot` Σ q·x, float32x4 [m · sides]; `xsum` Σ x, `square` Σ x² before
+    the norm's weights, float32 [m].
+    """
+
+    dot: Any
+    xsum: Any
+    square: Any
+
+
+class Products:
+    """Products of `m` rows with chunks of `units` units; `sides` vectors of columns of a lane."""
+
+    centre = 0
+    """What codes are short of in `dot`."""
+
+    def __init__(self, m: int, sides: int, units: int, matrix: Matrix) -> None:
+        self.m, self.sides, self.units, self.matrix = m, sides, units, matrix
+        self.reader = Reader.of(matrix)
+        self.vectors = self.reader.inputs // WIDTH
+        self.chunk_words = units * self.reader.words
+
+    def declare(self) -> None:
+        """The lane's arrays."""
+        self.xs = local_array("xs", self.m, F32X4)
+        self.added = local_array("added", self.m, F32X4)
+        self.squares = local_array("added_squares", self.m, F32X4)
+        self.weights = local_array("weights", WIDTH, F32X4)
+        self.lifted = local_array("lifted", 2 * self.sides, U32X4)
+
+    def chunk(self, sums: ChunkSums, inputs: Inputs, word, start: int, first) -> None:
+        """All of a chunk: its words from word[start] on, side after side; its first vector of inputs."""
+        clear(sums.dot, self.m * self.sides)
+        clear(self.added, self.m)
+        clear(self.squares, self.m)
+        for unit in range(self.units):
+            for v in range(self.vectors):
+                for i in range(self.m):
+                    inputs.load(self.xs, i, i, first + (unit * self.vectors + v), self.squares, i)
+                    if self.matrix.quantized:
+                        T.buffer_store(self.added, self.added[i] + self.xs[i], [i])
+                for side in range(self.sides):
+                    place = start + side * self.chunk_words + unit * self.reader.words
+                    self._add(sums, [word[place + i] for i in range(self.reader.words)], side, v)
+        for i in range(self.m):
+            T.buffer_store(sums.xsum, total(self.added[i]), [i])
+            T.buffer_store(sums.square, total(self.squares[i]), [i])
+
+    def _add(self, sums: ChunkSums, words: list, side: int, v: int) -> None:
+        """Products of vector `v` of a unit."""
+        lifted = [self.lifted[2 * side], self.lifted[2 * side + 1]]
+        if self.reader.placed:
+            for half in range(2):
+                if v == half * self.vectors // 2:
+                    T.buffer_store(self.lifted, self.reader.lift(words, half), [2 * side + half])
+        for place in range(WIDTH):
+            T.buffer_store(self.weights, self.reader.weight(words, v * WIDTH + place, lifted), [place])
+        for i in range(self.m):
+            added = sums.dot[i * self.sides + side]
+            for place in range(WIDTH):
+                added = fma(self.weights[place], spread(at(self.xs[i], place)), added)
+            T.buffer_store(sums.dot, added, [i * self.sides + side])

@@ -1,0 +1,143 @@
+"""Numbers of float16 for products of float16: codes as they are, and rows scaled so that no sum overflows.
+
+A code c of b bits becomes c - 2^(b-1), which a float16 holds; scale and bias are kept for the sums. Eight
+inputs of a row are multiplied by a power of two such that they are below `limit`: eight products of them with
+codes add up to at most 8 · 2^(b-1) · 2^(13-b) = 32,768, whatever the inputs are. Of eight inputs those below
+2^-(27-b) of the largest (a subnormal float16) lose bits; the power of two is multiplied back in float32.
+
+So all that eight inputs add is as exact as 11 bits of the largest of them. Where that one is by far the
+largest, a channel of massive activations, the others are lost in it, and what is rounded of it is seen, if it
+adds little in the end. Such eights are `lopsided`; the products of float32 rows take them in float32.
+"""
+
+# mypy: ignore-errors
+# TVMScript: what is built here are expressions.
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from functools import reduce
+
+from tvm.script import tirx as T
+
+from nearfar.kernels.quantized import Matrix
+from nearfar.targets.gpu.kernels.script.vectors import HALF_WORD, MANTISSA, WIDTH, at, spread, total
+from nearfar.targets.gpu.packing import PLANES, SIGN_BIT
+from nearfar.targets.gpu.tir_passes import SELDOM
+
+CHAIN = 8
+"""Inputs whose products are added up in float16, and which are scaled together."""
+THOUSAND = 0x6400  # the float16 of 1,024, whose last bit is worth 1
+EXPONENT = 0xFF << MANTISSA
+DENSE_LIMIT = 12
+"""Exponent of the limit where no codes are multiplied: products are float32 then."""
+LEAST_EXPONENT = 32
+"""Of a float32's bits: inputs below 2^-94 are scaled as if they were as large."""
+
+
+FAR = 8 << MANTISSA
+LOPSIDED = CHAIN * 5 << MANTISSA
+"""Bits of exponents, see lopsided."""
+
+
+def limit_of(bits: int) -> int:
+    """Exponent of what eight inputs are scaled below, for codes of so many bits."""
+    return 13 - bits if bits <= 8 else DENSE_LIMIT
+
+
+def exponent_of(bits, values: list):
+    """The largest exponent of vectors of float32, where it stands in the bits of one; `bits`: a local array
+    of one vector of uint32.
+    """
+    fields = [T.reinterpret(f"uint32x{WIDTH}", value) & _all(EXPONENT) for value in values]
+    T.buffer_store(bits, reduce(T.max, fields), [0])
+    return reduce(T.max, [at(bits[0], place) for place in range(WIDTH)], T.uint32(LEAST_EXPONENT << MANTISSA))
+
+
+def factor_of(exponent, limit: int):
+    """The power of two, float32, that brings numbers of this exponent (see exponent_of) below 2^limit."""
+    return T.reinterpret("float32", T.uint32((limit + 253) << MANTISSA) - exponent)
+
+
+def inverse_of(exponent, limit: int):
+    """One by factor_of."""
+    return T.reinterpret("float32", exponent - T.uint32((limit - 1) << MANTISSA))
+
+
+def lopsided(bits, exponent, values: list):
+    """Whether inputs lie far below the largest, whose exponent this is (`bits` as in exponent_of): by sizes'
+    logarithms, in the mean, 2^5. One to three of eight, then, are larger by 2^6 and more, those by 2^8
+    counting as that. Of eight normal numbers this holds once in 500,000.
+    """
+    below = [
+        T.min(spread(exponent) - (T.reinterpret(f"uint32x{WIDTH}", value) & _all(EXPONENT)), _all(FAR))
+        for value in values
+    ]
+    T.buffer_store(bits, reduce(operator.add, below), [0])
+    return total(bits[0]) >= T.uint32(LOPSIDED)
+
+
+def seldom():
+    """Around what few inputs need: figures, which do not know what a kernel reads, leave it out."""
+    return T.attr(T.int32(0), SELDOM, 1)
+
+
+def words_of(matrix: Matrix) -> int:
+    """Vectors of the local array that `centred` works in."""
+    return len(PLANES[matrix.bits]) + 1 if matrix.quantized else 1
+
+
+def centred(held, matrix: Matrix, made: int, word, first) -> Iterator[tuple[int, object]]:
+    """The codes of `made` inputs from `first` on, less their middle: which input, and float16x4. To be used
+    one after the other; `word` as Slices reads, `held` a local array of words.
+
+    Codes lie in a word one after the other; the second half of a thread's is moved into the word's high half,
+    so that two are masked at a time and become the last bits of two float16 of 1,024 and more.
+    """
+    planes = PLANES[matrix.bits]
+    in_word = min(made, 32 // max(planes))
+    middle = T.Broadcast(T.float16(1024 + (1 << (matrix.bits - 1))), WIDTH)
+    for start in range(0, made, in_word):
+        before = 0
+        for i, width in enumerate(planes):
+            whole = word[before + start * width // 32]
+            whole = whole ^ _all(int(SIGN_BIT)) if len(planes) == 1 else whole
+            T.buffer_store(held, _spaced(whole, first + start, width, in_word), [i])
+            before += max(made * width // 32, 1)
+        for j in range(in_word // 2):
+            T.buffer_store(held, _pair(held, planes, j), [len(planes)])
+            for half in range(2):
+                yield start + half * (in_word // 2) + j, _halves(held[len(planes)], half) - middle
+
+
+def _pair(held, planes: tuple[int, ...], j: int):
+    """Two codes of words as _spaced gives them, each as the bits of a float16 of 1,024 and the code."""
+    made, below = _all(THOUSAND | THOUSAND << HALF_WORD), 0
+    for i, width in enumerate(planes):
+        mask = (1 << width) - 1
+        part = held[i] if j == 0 else T.shift_right(held[i], _all(j * width))
+        part = part & _all(mask | mask << HALF_WORD)
+        made = made | (T.shift_left(part, _all(below)) if below else part)
+        below += width
+    return made
+
+
+def _halves(words, which: int):
+    """The float16 in the low (0) or high (1) half of each word."""
+    pairs = [
+        T.reinterpret(f"float16x{WIDTH}", T.Shuffle([words], [first, first + 1])) for first in (0, WIDTH // 2)
+    ]
+    return T.Shuffle(pairs, list(range(which, 2 * WIDTH, 2)))
+
+
+def _spaced(word, first, width: int, count: int):
+    """The codes of `count` inputs of a word: the first half from bit 0 on, the others from bit 16 on."""
+    if count * width == 2 * HALF_WORD:
+        return word
+    shift = T.Cast("uint32", first % (32 // width) * width)
+    held = T.shift_right(word, spread(shift)) & _all((1 << count * width) - 1)
+    return held | T.shift_left(held, _all(HALF_WORD - count // 2 * width))
+
+
+def _all(word: int):
+    return spread(T.uint32(word))

@@ -1,0 +1,340 @@
+"""Sums of a matrix's columns with few rows: the loop of the matvec, for kernels that begin or end otherwise.
+
+A lane owns vectors of four neighbouring columns and reads a row of their words as one vector of 16 bytes;
+lanes side by side read whole lines. The rest of a workgroup lies along k: a lane loads all words and scales
+of a batch before it uses the first, and one barrier joins the lanes' sums in workgroup memory, where each row
+of the result is added up by lanes of its own: its owners, which finish it.
+
+Products are those of products.py, float32, or in f16 programs, where rows are float16 already, of halves.py:
+rows of float32 are the residual stream, in which a few channels may be thousands of times as large as all
+others (docs/decisions/0003). Scale and bias stay out of the inner loop, and the norm's rstd comes at the end:
+its sum of squares is taken on the way, as in the software kernels. (Packed products of int8 are for many rows
+only, matmul_int8.py. A subgroup's sum would stand before `part` is written: another summation, so a variant
+of its own.)
+
+A kernel calls, inside its thread bindings (`columns.workgroups`, `splits` lanes along k, `columns.lanes`
+along n): `memory`; `add`, which ends with the barrier; in the owners of a row `finish`. What it does to
+finished sums is its own; where it needs those of other lanes it adds a barrier.
+"""
+
+# mypy: ignore-errors
+# TVMScript: what is written here are statements of the kernel that is being parsed.
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tvm.script import tirx as T
+
+from nearfar.kernels.quantized import Matrix
+from nearfar.targets.gpu.classes import SHARED_BYTES, DeviceClass, Tuning
+from nearfar.targets.gpu.kernels.common import ceil_div
+from nearfar.targets.gpu.kernels.linear.halves import Halves, in_pairs
+from nearfar.targets.gpu.kernels.linear.products import F32X4, U32X4, ChunkSums, Inputs, Products
+from nearfar.targets.gpu.kernels.script.text import local_array, shared_array
+from nearfar.targets.gpu.kernels.script.vectors import (
+    WIDTH,
+    Reader,
+    clear,
+    f32x4,
+    fma,
+    high_halves,
+    low_halves,
+    number,
+    or_zero,
+    scale_buffer,
+    spread,
+    word_buffer,
+)
+from nearfar.targets.gpu.packing import parts
+
+LANES = 8  # times 16 bytes: a segment of 128
+AHEAD = 8  # words of a lane that are loaded before the first is used
+LARGE = 1 << 20  # bytes of a matrix from which on a launch should have the threads of its class
+LONGEST = 128  # batches of a row over the most lanes along k: with so many steps a lane may wait for memory
+FULL = 0.9  # share of the lanes' steps that should have something to do
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns the lanes of a launch have: `sides` vectors of four each.
+
+    `place(bx, tx, side)`: which vector of the matrix's columns that is. Lanes beyond the last column get one
+    that there is.
+    """
+
+    workgroups: int
+    place: Callable[[Any, Any, int], Any]
+    sides: int = 1
+    lanes: int = LANES
+
+
+@dataclass(frozen=True)
+class Product:
+    """`m` rows of `x_dtype` by a matrix; `norm`: of rows normalized with this eps and weights of the inputs.
+
+    `shared`: bytes of workgroup memory that the kernel needs beside.
+    """
+
+    m: int
+    x_dtype: str
+    matrix: Matrix
+    columns: Columns
+    norm: float | None = None
+    shared: int = 0
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """`splits` lanes along k; a lane takes `steps` batches of `batch` chunks of `units` units each.
+
+    The chunks of a step lie side by side: lane y has chunk (step · batch + b) · splits + y of `chunks`.
+    """
+
+    splits: int
+    units: int
+    chunks: int
+    batch: int
+    steps: int
+
+    @property
+    def ragged(self) -> bool:
+        """Whether some lanes have less to do."""
+        return self.splits * self.batch * self.steps != self.chunks
+
+
+def tiling(job: Product, device: DeviceClass) -> Tiling:
+    """The fewest lanes along k with which the launch has its threads and bytes under way, in few steps."""
+    size = sum(math.prod(part.shape) * 4 for part in parts(job.matrix))
+    launched = device.launched if size >= LARGE else 0
+    made = [_split(job, splits) for splits in _splits(job, device)]
+    for plan in made:
+        enough = _in_flight(job, plan) >= min(device.in_flight, size * FULL)
+        if enough and _threads(job, plan) >= launched and plan.steps <= LONGEST // device.k_lanes:
+            return plan
+    return made[-1]
+
+
+def _splits(job: Product, device: DeviceClass) -> list[int]:
+    """Powers of two that make whole subgroups, where some do, and whose sums fit into workgroup memory."""
+    lanes = job.columns.lanes
+    most = max(device.k_lanes * LANES // lanes, 1)
+    counts = [1 << i for i in range(most.bit_length())]
+    fitting = [splits for splits in counts if shared_bytes(job, splits) + job.shared <= SHARED_BYTES]
+    return [splits for splits in fitting if lanes * splits % device.subgroup == 0] or fitting
+
+
+def shared_bytes(job: Product, splits: int) -> int:
+    """Workgroup memory in which the lanes' sums meet."""
+    return ((splits - 1) * job.columns.lanes * job.columns.sides * WIDTH + splits) * job.m * 4
+
+
+def _split(job: Product, splits: int) -> Tiling:
+    """Chunks as large as keep nearly all lanes busy: a chunk of less than a group reads its scale again."""
+    reader = Reader.of(job.matrix)
+    ahead = max(AHEAD // (reader.words * job.columns.sides), 1)  # units
+    whole = job.matrix.group // reader.inputs if job.matrix.quantized else ahead
+    sizes = [size for size in range(min(whole, ahead), 0, -1) if whole % size == reader.count % size == 0]
+
+    def busy(size: int) -> float:
+        chunks = reader.count // size
+        return chunks / (ceil_div(chunks, splits) * splits)
+
+    best = max(busy(size) for size in sizes)
+    size = next(size for size in sizes if busy(size) >= min(best, FULL))
+    each = ceil_div(reader.count // size, splits)
+    most = max(ahead * 3 // 2 // size, 1)
+    batch = max(count for count in range(1, most + 1) if each % count == 0)
+    return Tiling(splits, size, reader.count // size, batch, each // batch)
+
+
+def _threads(job: Product, plan: Tiling) -> int:
+    return job.columns.workgroups * job.columns.lanes * plan.splits
+
+
+def _in_flight(job: Product, plan: Tiling) -> int:
+    """Bytes of the matrix that all threads ask for at once."""
+    loads = plan.batch * (plan.units * Reader.of(job.matrix).words + job.matrix.quantized)
+    return _threads(job, plan) * loads * job.columns.sides * 16
+
+
+def rows_of(x, row):
+    """How `Sums.add` reads a buffer of rows, of which row[i] is row i: four inputs as float32."""
+    return lambda i, vector: f32x4(x[row[i], vector])
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Arrays of a lane, and two of the workgroup: `part`, `squares`.
+
+    `mine` has what the lane finished: the sums of the r-th row that it owns and side s at r · sides + s.
+    """
+
+    part: Any
+    squares: Any
+    acc: Any
+    mine: Any
+    square: Any
+    chunk: ChunkSums
+    word: Any
+    scale: Any
+    rstd: Any
+
+
+class Sums:
+    """Writes the statements of a product into the kernel that is being parsed, unrolled."""
+
+    def __init__(self, job: Product, tuning: Tuning) -> None:
+        self.job, self.plan = job, tiling(job, tuning.device)
+        self.each = job.columns.sides
+        self.has_norm = job.norm is not None
+        paired = tuning.half and job.x_dtype == "float16" and in_pairs(job.matrix)
+        kind = Halves if paired else Products
+        self.products = kind(job.m, self.each, self.plan.units, job.matrix)
+        self.words, self.scales = word_buffer(job.matrix), scale_buffer(job.matrix)
+        """Shape and dtype of the matrix's parts."""
+
+    @property
+    def chunk_vectors(self) -> int:
+        """Vectors of inputs of a chunk."""
+        return self.plan.units * self.products.vectors
+
+    @property
+    def splits(self) -> int:
+        """Lanes along k."""
+        return self.plan.splits
+
+    @property
+    def own(self) -> int:
+        """Rows of the result that a lane finishes, at most."""
+        return ceil_div(self.job.m, self.splits)
+
+    def row(self, r, ty):
+        """The r-th row that a lane finishes; it may be beyond the last."""
+        return r * self.splits + ty
+
+    def memory(self) -> Memory:
+        """Declare what a lane and its workgroup hold."""
+        m, each, plan, lanes = self.job.m, self.each, self.plan, self.job.columns.lanes
+        self.products.declare()
+        dot, xsum = local_array("dot", m * each, F32X4), local_array("xsum", m, "float32")
+        return Memory(
+            part=shared_array("part", (self.splits - 1) * m * each * lanes, F32X4),
+            squares=shared_array("squares", self.splits * m * self.has_norm, "float32"),
+            acc=local_array("acc", m * each, F32X4),
+            mine=local_array("mine", self.own * each, F32X4),
+            square=local_array("square", m, "float32"),
+            chunk=ChunkSums(dot, xsum, local_array("chunk_square", m, "float32")),
+            word=local_array("word", plan.batch * each * self.products.chunk_words, self.words[1]),
+            scale=local_array("scale", plan.batch * each, U32X4),
+            rstd=local_array("rstd", 1, "float32"),
+        )
+
+    def add(self, held: Memory, x, norm, w0, w1, bx, ty, tx) -> None:
+        """All products of the lane, left where the owners of the rows find them; ends with a barrier.
+
+        `x(i, vector)` reads four inputs of row i as float32 (rows_of, or of workgroup memory); `norm`, `w0`,
+        `w1` are the buffers, those that the product lacks are not looked at.
+        """
+        m, columns = self.job.m, self.job.columns
+        clear(held.acc, m * self.each)
+        for i in range(m):
+            T.buffer_store(held.square, T.float32(0), [i])
+        inputs = Inputs(x, norm if self.has_norm else None)
+        places = [columns.place(bx, tx, side) for side in range(self.each)]
+        with T.serial(self.plan.steps) as step:
+            self._batch(held, inputs, w0, w1, step, ty, places)
+        for i in range(m):
+            self._hand_over(held, i, ty, tx)
+        T.evaluate(T.tvm_storage_sync("shared"))
+
+    def finish(self, held: Memory, r, ty, tx) -> list:
+        """In an owner: the sums of the r-th row that it owns, times the norm's rstd, as vectors of `mine`."""
+        i, mine, each = self.row(r, ty), held.mine, self.each
+        for side in range(each):
+            for lane in range(self.splits - 1):
+                other = held.part[self._slot(i, ty + 1 + lane, side, tx)]
+                T.buffer_store(mine, mine[r * each + side] + other, [r * each + side])
+        if self.has_norm:
+            rstd, inverse = held.rstd, T.float32(1.0 / self.job.matrix.k)
+            T.buffer_store(rstd, T.float32(0), [0])
+            for lane in range(self.splits):
+                T.buffer_store(rstd, rstd[0] + held.squares[i * self.splits + lane], [0])
+            T.buffer_store(rstd, T.rsqrt(rstd[0] * inverse + T.float32(self.job.norm)), [0])
+            for side in range(each):
+                T.buffer_store(mine, mine[r * each + side] * spread(rstd[0]), [r * each + side])
+        return [mine[r * each + side] for side in range(each)]
+
+    def _slot(self, i, lane, side, tx):
+        """Where a lane leaves its sums of row i: all lanes but the owner of the row, in turn after it."""
+        turn = (lane + self.splits - 1 - i % self.splits) % self.splits
+        return ((i * (self.splits - 1) + turn) * self.each + side) * self.job.columns.lanes + tx
+
+    def _hand_over(self, held: Memory, i: int, ty, tx) -> None:
+        """The lane's sums of row i to the row's owner."""
+        each = self.each
+        with T.If(ty == i % self.splits):
+            with T.Then():
+                for side in range(each):
+                    T.buffer_store(held.mine, held.acc[i * each + side], [i // self.splits * each + side])
+            if self.splits > 1:
+                with T.Else():
+                    for side in range(each):
+                        T.buffer_store(held.part, held.acc[i * each + side], [self._slot(i, ty, side, tx)])
+        if self.has_norm:
+            with T.If(tx == 0), T.Then():
+                T.buffer_store(held.squares, held.square[i], [i * self.splits + ty])
+
+    def _batch(self, held: Memory, inputs: Inputs, w0, w1, step, ty, places) -> None:
+        """Every word of a batch is loaded before the first is used."""
+        plan, products = self.plan, self.products
+        chunks = [(step * plan.batch + b) * self.splits + ty for b in range(plan.batch)]
+        for b, chunk in enumerate(chunks):
+            self._load_words(held, w0, w1, self._inside(chunk), b, places)
+        for b, chunk in enumerate(chunks):
+            start, first = b * self.each * products.chunk_words, self._inside(chunk) * self.chunk_vectors
+            products.chunk(held.chunk, inputs, held.word, start, first)
+            self._add_chunk(held, b, chunk < plan.chunks)
+
+    def _inside(self, chunk):
+        return T.min(chunk, self.plan.chunks - 1) if self.plan.ragged else chunk
+
+    def _load_words(self, held: Memory, w0, w1, chunk, b: int, places) -> None:
+        """All that chunk `b` of a batch reads of the matrix."""
+        reader, matrix = self.products.reader, self.job.matrix
+        for side, place in enumerate(places):
+            start = (b * self.each + side) * self.products.chunk_words
+            for unit in range(self.plan.units):
+                for i in range(reader.words):
+                    value = reader.load(w0, chunk * self.plan.units + unit, i, place)
+                    T.buffer_store(held.word, value, [start + unit * reader.words + i])
+            if matrix.quantized:
+                group = chunk * (self.plan.units * reader.inputs) // matrix.group
+                T.buffer_store(held.scale, w1[group, place], [b * self.each + side])
+
+    def _add_chunk(self, held: Memory, b: int, valid) -> None:
+        """Scale · Σ q·x + bias · Σ x of a group, or of a part of it; of a chunk beyond the last nothing."""
+        sums, ragged = held.chunk, self.plan.ragged
+        for i in range(self.job.m):
+            if self.has_norm:
+                square = T.Select(valid, sums.square[i], T.float32(0)) if ragged else sums.square[i]
+                T.buffer_store(held.square, held.square[i] + square, [i])
+            for side in range(self.each):
+                place, pair = i * self.each + side, b * self.each + side
+                if self.job.matrix.quantized:
+                    if ragged and i == 0:
+                        T.buffer_store(held.scale, or_zero(valid, held.scale[pair]), [pair])
+                    self._add_scaled(held, i, place, held.scale[pair])
+                else:
+                    value = or_zero(valid, sums.dot[place]) if ragged else sums.dot[place]
+                    T.buffer_store(held.acc, held.acc[place] + value, [place])
+
+    def _add_scaled(self, held: Memory, i: int, place: int, pair) -> None:
+        """Sums of codes times scales, sums of inputs times biases."""
+        dot, acc, x, centre = held.chunk.dot, held.acc, spread(held.chunk.xsum[i]), self.products.centre
+        if centre:
+            T.buffer_store(dot, fma(x, number(centre), dot[place]), [place])
+        T.buffer_store(acc, fma(high_halves(pair), x, acc[place]), [place])
+        T.buffer_store(acc, fma(low_halves(pair), dot[place], acc[place]), [place])

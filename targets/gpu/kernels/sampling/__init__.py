@@ -1,0 +1,1 @@
+"""A token from logits."""

@@ -1,0 +1,56 @@
+"""How a kernel that is written as TVMScript becomes a PrimFunc."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from tvm import tirx
+from tvm.script import tirx as T
+from tvm.script.ir_builder import IRBuilder
+from tvm.tirx.script import builder
+
+from nearfar.targets.gpu.kernels.script import statements
+from nearfar.targets.gpu.kernels.script.parser import parsed
+
+
+def prim_func(func: Callable[..., None]) -> tirx.PrimFunc:
+    """What `T.prim_func(check_well_formed=False)` makes of a script, by our own parser."""
+    frame = inspect.currentframe()
+    assert frame is not None
+    assert frame.f_back is not None
+    return made(func, known(func, frame.f_back.f_locals))
+
+
+def known(func: Callable[..., None], around: dict[str, Any]) -> dict[str, Any]:
+    """What the names in a script mean that the script does not bind. `around`: the variables of the function
+    that the script is in, as what only annotations name is not in the closure.
+    """
+    annotated = {name: around[name] for name in parsed(func).annotated if name in around}
+    cells = zip(func.__code__.co_freevars, func.__closure__ or (), strict=True)
+    return {**func.__globals__, **annotated, **{name: cell.cell_contents for name, cell in cells}}
+
+
+def made(func: Callable[..., None], names: dict[str, Any]) -> tirx.PrimFunc:
+    """The kernel of a script with these names."""
+    script = parsed(func)
+    names = dict(names)
+    exec(script.code, names)
+    write: Callable[[ModuleType], None] = names[script.name]
+    with IRBuilder() as ir_builder, builder.prim_func():
+        builder.func_name(script.name)
+        write(statements)
+    kernel: tirx.PrimFunc = ir_builder.get()
+    return kernel
+
+
+def local_array(name: str, count: int, dtype: str) -> Any:
+    """Declare an array of a thread in the kernel that is being parsed."""
+    return IRBuilder.name(name, T.alloc_local((count,), dtype))
+
+
+def shared_array(name: str, count: int, dtype: str) -> Any:
+    """Declare an array of a workgroup in the kernel that is being parsed."""
+    return IRBuilder.name(name, T.alloc_shared((max(count, 1),), dtype))

@@ -1,0 +1,278 @@
+"""Four neighbouring columns as one vector: how the kernels for GPUs read matrices and rows.
+
+A lane that owns four columns reads a row of words as one `uint32x4`, 16 bytes a load, and computes on vectors
+of four float32. Buffers are declared so: both code generators make one load of it. Nothing here takes
+symbolic places in a word: kernels call these functions once for each place.
+"""
+
+# mypy: ignore-errors
+# TVMScript: what is built here are expressions, and statements of the kernel that is being parsed.
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from tvm import tirx
+from tvm.script import tirx as T
+
+from nearfar.kernels.jobs import Linear
+from nearfar.kernels.quantized import Matrix
+from nearfar.targets.gpu.kernels.linear.layout import Units, scale_shape, word_shape
+from nearfar.targets.gpu.packing import PLANES, SIGN_BIT
+
+WIDTH = 4
+HALF_WORD = 16
+LOW_HALVES, HIGH_HALVES = "low_halves", "high_halves"
+MANTISSA, EXPONENT_BIAS = 23, 127
+
+
+def quarter(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape of the same array as vectors of four neighbours."""
+    return *shape[:-1], max(shape[-1] // WIDTH, 1)
+
+
+def word_buffer(matrix: Matrix) -> tuple[tuple[int, ...], str]:
+    """Shape and dtype of the array that holds codes or values, as vectors."""
+    shape, dtype = word_shape(matrix)
+    return quarter(shape), f"{dtype}x{WIDTH}"
+
+
+def scale_buffer(matrix: Matrix) -> tuple[tuple[int, ...], str]:
+    """The same of the scale and bias words."""
+    return quarter(scale_shape(matrix)), f"uint32x{WIDTH}"
+
+
+def of_numbers(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """The kernel with parameters of numbers, which its buffers of vectors look at under the same names.
+
+    The program that calls it knows only numbers, and compares the types of what it passes.
+    """
+    held, views = [], []
+    for param in func.params:
+        width = int(param.dtype.lanes)
+        if width > 1:
+            shape = [*param.shape[:-1], param.shape[-1] * width]
+            numbers = tirx.decl_buffer(shape, str(param.dtype).split("x")[0], name=str(param.name))
+            views.append(tirx.DeclBuffer(param, data=numbers.data))
+            param = numbers
+        held.append(param)
+    if not views:
+        return func
+    return tirx.PrimFunc(held, tirx.SeqStmt([*views, func.body]), func.ret_type, func.attrs)
+
+
+def fits(job: Linear) -> bool:
+    """Whether rows and columns are whole vectors."""
+    return job.columns % WIDTH == job.width % WIDTH == job.matrix.k % WIDTH == 0
+
+
+def spread(value):
+    """One number in all four places."""
+    return T.Broadcast(value, WIDTH)
+
+
+def at(vector, place: int):
+    """One of the four."""
+    return T.Shuffle([vector], [place])
+
+
+def joined(values: list):
+    """Four numbers as a vector."""
+    return T.Shuffle(values, list(range(WIDTH)))
+
+
+def total(vector):
+    """Sum of the four."""
+    return (at(vector, 0) + at(vector, 1)) + (at(vector, 2) + at(vector, 3))
+
+
+def or_zero(condition, vector):
+    """The vector where the condition holds. WGSL's code generator has no vectors of truth values."""
+    none = tirx.const(0, str(vector.ty.dtype).split("x")[0])
+    return joined([T.Select(condition, at(vector, place), none) for place in range(WIDTH)])
+
+
+def zero():
+    """Four zeros."""
+    return spread(T.float32(0))
+
+
+def number(value: float):
+    """A number that is known, in all four places. TVM writes seven digits into WGSL: more go as bits."""
+    if float(f"{value:.6e}") == value:
+        return spread(T.float32(float(value)))
+    return spread(T.reinterpret("float32", T.uint32(int(np.float32(value).view(np.uint32)))))
+
+
+def fma(a, b, c):
+    """a·b + c, one instruction of every GPU; vectors, all of the dtype of `a`."""
+    return T.call_pure_extern(str(a.ty.dtype), "fma", a, b, c)
+
+
+def clear(array, count: int) -> None:
+    """Zeros into the first vectors of a local array (a statement of the kernel that is being parsed)."""
+    for i in range(count):
+        T.buffer_store(array, zero(), [i])
+
+
+def f32x4(vector):
+    """Cast to float32."""
+    return T.Cast(f"float32x{WIDTH}", vector)
+
+
+def low_halves(words):
+    """The float16 in the low half of each word, as float32."""
+    return T.call_pure_extern(f"float32x{WIDTH}", LOW_HALVES, words)
+
+
+def high_halves(words):
+    """The float16 in the high half of each word, as float32."""
+    return T.call_pure_extern(f"float32x{WIDTH}", HIGH_HALVES, words)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """A column of a matrix as `count` units of `inputs` inputs (a multiple of 4) in `words` words each."""
+
+    matrix: Matrix
+    units: Units
+    inputs: int
+    words: int
+    count: int
+
+    @staticmethod
+    def of(matrix: Matrix) -> Reader:
+        """That of a matrix. Of a dense one a unit is as many inputs as one vector of x has."""
+        units = Units.of(matrix)
+        fold = max(WIDTH // units.inputs, 1)
+        return Reader(matrix, units, units.inputs * fold, units.words * fold, units.count // fold)
+
+    def load(self, w0, unit, word: int, column):
+        """Word `word` of a unit of four columns."""
+        if self.matrix.quantized:
+            return self.units.load(w0, unit, word, column)
+        return w0[unit * self.words + word, column]
+
+    @property
+    def placed(self) -> bool:
+        """Whether codes are taken from halves of their word, where they stand: see `lift`."""
+        return self.units.placed
+
+    def lift(self, word: list, half: int):
+        """The codes in a half of a unit's word as the last bits of the mantissa of a number of 2^23 ulps.
+
+        The sign bit comes as the codes have it (see packing.SIGN_BIT).
+        """
+        if half:
+            top = 1 << (HALF_WORD - 1)
+            return T.shift_right(word[0], _bits(HALF_WORD)) ^ _bits(_ulps(0) | top)
+        return (word[0] & _bits((1 << HALF_WORD) - 1)) | _bits(_ulps(0))
+
+    def weight(self, word: list, e: int, lifted: list):
+        """Weight or code `e` of a unit whose words these are, float32x4. `lifted`: halves of placed codes.
+
+        No integer is converted: masking, subtracting and multiplying run at full rate on every GPU, a
+        conversion at a quarter or an eighth of it on some. A masked code is its number times 2^place beyond
+        2^23, so one multiplication with addition, without rounding, gives the number.
+        """
+        bits = self.matrix.bits
+        if bits == 32:
+            return word[e]
+        if not self.matrix.quantized:
+            return high_halves(word[e // 2]) if e % 2 else low_halves(word[e // 2])
+        if not self.units.placed:
+            return number_of(self._split_code(word, e))
+        half, place = divmod(e * bits, HALF_WORD)
+        mask = ((1 << bits) - 1) << place | ~((1 << MANTISSA) - 1) & 0xFFFFFFFF
+        made = T.reinterpret(f"float32x{WIDTH}", lifted[half] & _bits(mask))
+        if not place:
+            return made - number(1 << MANTISSA)
+        return fma(made, number(0.5**place), number(-(1 << MANTISSA - place)))
+
+    def _split_code(self, word: list, e: int):
+        """Code `e` of two planes."""
+        low, high = self.units.planes
+        each = 32 // low
+        lower = T.shift_right(word[e // each], _bits(e % each * low)) & _bits((1 << low) - 1)
+        upper = T.shift_right(word[-1], _bits(e * high)) & _bits((1 << high) - 1)
+        return lower | T.shift_left(upper, _bits(low))
+
+
+@dataclass(frozen=True)
+class Slices:
+    """How a thread reads `made` inputs (2, 4 or 8, from a multiple of them on) of four columns.
+
+    `planes`: for each the bits of a number, where its rows begin, and how many words a thread reads.
+    """
+
+    matrix: Matrix
+    planes: tuple[tuple[int, int, int], ...]
+
+    @staticmethod
+    def of(matrix: Matrix, made: int) -> Slices:
+        """Those of a matrix."""
+        out, before = [], 0
+        for bits in PLANES[matrix.bits] if matrix.quantized else (matrix.bits,):
+            out.append((bits, before, max(made * bits // 32, 1)))
+            before += matrix.k * bits // 32
+        return Slices(matrix, tuple(out))
+
+    @property
+    def words(self) -> int:
+        """Words of four columns that a thread reads."""
+        return sum(count for _, _, count in self.planes)
+
+    def load(self, w0, start, word: int, column, ragged: bool = False):
+        """Word `word` of those of the inputs from `start` on (symbolic). `ragged`: beyond the matrix's last
+        input the last that there is, as inputs of a dense matrix may end within what a thread reads.
+        """
+        for bits, before, count in self.planes:
+            if word < count:
+                row = before + start // (32 // bits) + word
+                return w0[T.min(row, w0.shape[0] - 1) if ragged else row, column]
+            word -= count
+        raise IndexError(word)
+
+    def bring(self, word, scale, w0, w1, start, column, ragged: bool = False) -> None:
+        """All that a thread reads for its inputs from `start` on, into registers (statements)."""
+        for i in range(self.words):
+            T.buffer_store(word, self.load(w0, start, i, column, ragged), [i])
+        if self.matrix.quantized:
+            T.buffer_store(scale, w1[start // self.matrix.group, column], [0])
+
+    def scaled(self, word, scale, first, e: int):
+        """The weight of input first + e from what `bring` brought: a code times its scale, plus its bias."""
+        value = self.weight(word, first, e)
+        return low_halves(scale[0]) * value + high_halves(scale[0]) if self.matrix.quantized else value
+
+    def weight(self, word, first, e: int):
+        """Weight or code of input first + e, float32x4; `first` (symbolic) counts from a multiple of 32."""
+        if self.matrix.bits == 32:
+            return word[e]
+        if not self.matrix.quantized:
+            return high_halves(word[e // 2]) if e % 2 else low_halves(word[e // 2])
+        code, at_word, below = None, 0, 0
+        for bits, _, count in self.planes:
+            each = 32 // bits
+            held = word[at_word + e // each]
+            if len(self.planes) == 1:
+                held = held ^ _bits(int(SIGN_BIT))
+            shift = T.Cast("uint32", (first + e) % each * bits)
+            part = T.shift_right(held, spread(shift)) & _bits((1 << bits) - 1)
+            code = part if code is None else code | T.shift_left(part, _bits(below))
+            at_word, below = at_word + count, below + bits
+        return number_of(code)
+
+
+def number_of(codes):
+    """Codes as float32: the last bits of a number of 2^23 ulps, which are then taken away."""
+    return T.reinterpret(f"float32x{WIDTH}", codes | _bits(_ulps(0))) - number(1 << MANTISSA)
+
+
+def _ulps(count: int) -> int:
+    """The bits of the float32 2^23 + count."""
+    return (EXPONENT_BIAS + MANTISSA) << MANTISSA | count
+
+
+def _bits(word: int):
+    return spread(T.uint32(word))
