@@ -31,8 +31,10 @@ from nearfar.kernels.jobs import (
 )
 from nearfar.kernels.quantized import Matrix
 from nearfar.targets import gpu, vulkan, webgpu
+from nearfar.targets.gpu import kernels as gpu_kernels
 from nearfar.targets.gpu.classes import CLASSES, Tuning
-from nearfar.targets.gpu.kernels.script.text import prim_func, script
+from nearfar.targets.gpu.kernels.script import text
+from nearfar.targets.gpu.kernels.script.text import prim_func
 from tests.support import gpu_jobs, project_jobs
 
 SCALE = 3.0
@@ -100,7 +102,7 @@ def test_a_kernel_is_what_tvm_makes_of_its_script(
     """With the same names, which code generators write."""
     precision, products = PROGRAMS[device]
     kernels = gpu.GpuKernels(Tuning(CLASSES[device], precision == "f16", False, products))
-    ours = script.made
+    ours = text.made
 
     def made(func: Callable[..., None], names: dict[str, Any]) -> tirx.PrimFunc:
         parsed.add((func.__code__.co_filename, func.__code__.co_firstlineno))
@@ -110,7 +112,7 @@ def test_a_kernel_is_what_tvm_makes_of_its_script(
         assert kernel.script() == expected.script()
         return kernel
 
-    monkeypatch.setattr(script, "made", made)
+    monkeypatch.setattr(text, "made", made)
     gpu._made.cache_clear()
     for job in jobs(kernels):
         kernels.stages(job)
@@ -122,7 +124,7 @@ def test_every_script_was_compared(parsed: set[tuple[str, int]]) -> None:
     if not parsed:
         pytest.skip("needs the test above")
     there = set()
-    for path in Path(script.__file__).parent.rglob("*.py"):
+    for path in Path(str(gpu_kernels.__file__)).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef):
                 there |= {(str(path), each.lineno) for each in node.decorator_list if _is_ours(each)}
@@ -195,7 +197,7 @@ def test_parts_of_the_language_are_as_in_tvm(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernel = kernel_of(tmp_path, EQUAL[name])
-    monkeypatch.setattr(script, "prim_func", T.prim_func(check_well_formed=False))
+    monkeypatch.setattr(text, "prim_func", T.prim_func(check_well_formed=False))
     expected = kernel_of(tmp_path, EQUAL[name])
     tvm.ir.assert_structural_equal(kernel, expected)
     assert kernel.script() == expected.script()
