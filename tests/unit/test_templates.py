@@ -57,6 +57,9 @@ BOMBS = {
     "map": "{{ ['x'] | map('center', 10**9) | list }}",
     "json": "{{ [1] | tojson(indent=10**9) }}",
     "lipsum": "{{ lipsum(10**6) }}",
+    "generation": "{% for a in range(10**9) %}{% generation %}x{% endgeneration %}{% endfor %}",
+    "loops in generation": "{% generation %}{% for a in range(99999) %}{% for b in range(99999) %}"
+    "{% endfor %}{% endfor %}{% endgeneration %}",
     "endless macro": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "constant": "{{ 'x' | center(1000000000) }}",
 }
@@ -136,6 +139,16 @@ def test_a_template_has_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ("{{ messages[::-1][0].role }} {{ 'a-b'.split('-')[-1] }} {{ x is defined }}", "assistant b False"),
         ("{{ 3000000000 | string | length }}", "10"),
+        (  # SmolLM 3 and LFM 2.5 mark so what the model wrote
+            "{% for m in messages %}{{ m.role }}{%- generation -%} {{ m.content }}{{ loop.index }}\n"
+            "{% endgeneration %}|{% endfor %}",
+            "usera1\n|assistantb2\n|",
+        ),
+        ("{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}", "21"),
+        (
+            "{% generation %}{% for m in messages %}{{ m.role }}{% break %}{% endfor %}{% endgeneration %}",
+            "user",
+        ),
     ],
 )
 def test_what_templates_need_still_works(source: str, expected: str) -> None:
