@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,11 @@ from nearfar import strict_json
 from nearfar.build.weights.checks import some
 from nearfar.build.weights.foreign import folder_is
 from nearfar.build.weights.headers import Entry, read_header
-from nearfar.errors import CheckpointError
+from nearfar.edge_runtime.text.files import TEMPLATE_FILES, TOKENIZER_FILES, ChatTemplates, find_templates
+from nearfar.errors import ArtifactError, CheckpointError
 from nearfar.targets.quantized import Array
 
 INDEX = "model.safetensors.index.json"
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 CONFIG_FILES = ("config.json", "generation_config.json")
 LICENSE_NAMES = ("LICENSE", "LICENSE.txt", "LICENSE.md")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -143,37 +144,24 @@ class DirectoryCheckpoint:
         return read_json(self.path / "generation_config.json", required=False)
 
     @cached_property
-    def chat_template(self) -> str | None:
-        """The chat template: chat_template.jinja, else the one in tokenizer_config.json (of several,
-        `default`).
-        """
-        file = self.path / "chat_template.jinja"
-        if file.is_file():
-            return _read_text(file)
-        template = self.tokenizer_config.get("chat_template")
-        if isinstance(template, list) and template and all(isinstance(item, dict) for item in template):
-            named = {str(item.get("name")): item.get("template", template) for item in template}
-            template = named.get("default", next(iter(named.values())))
-        if template is not None and not isinstance(template, str):
-            raise CheckpointError(
-                f"{self.path / 'tokenizer_config.json'}: chat_template is {str(template)[:80]}; expected a "
-                "template, or a list of objects with name and template: correct it, or remove it"
-            )
-        return template
+    def chat_templates(self) -> ChatTemplates:
+        """The chat templates: of their files, else of tokenizer_config.json."""
+        files = [name for name in TEMPLATE_FILES if (self.path / name).is_file()]
+        texts = {name: _read_text(self.path / name) for name in files}
+        try:
+            return find_templates(self.tokenizer_config, texts)
+        except ArtifactError as error:
+            raise CheckpointError(f"{self.path / 'tokenizer_config.json'}: {error}") from error
 
     def write_tokenizer(self, folder: Path) -> list[Path]:
-        """Copy the tokenizer's files into a folder, the chat template always as a file of its own; what
+        """Copy the tokenizer's files into a folder, each chat template always as a file of its own; what
         was written.
         """
-        folder.mkdir(exist_ok=True)
-        written = {file.name: folder / file.name for file in self.tokenizer_files}
-        for file in self.tokenizer_files:
-            written[file.name].write_bytes(file.read_bytes())
-        name = "chat_template.jinja"
-        if name not in written and self.chat_template is not None:
-            written[name] = folder / name
-            written[name].write_text(self.chat_template, encoding="utf-8")
-        return [written[name] for name in sorted(written)]
+        made = {name: text.encode() for name, text in self.chat_templates.files.items()}
+        copied = {
+            name: (self.path / name).read_bytes() for name in TOKENIZER_FILES if (self.path / name).is_file()
+        }
+        return write_files(folder, made | copied)
 
     @cached_property
     def license_text(self) -> str | None:
@@ -182,6 +170,14 @@ class DirectoryCheckpoint:
             if (self.path / name).is_file():
                 return (self.path / name).read_text(encoding="utf-8", errors="replace")
         return None
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
+    """Write files by their names below a folder; their paths, sorted."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return [folder / name for name in sorted(files)]
 
 
 def open_directory(path: Path, name: str) -> DirectoryCheckpoint:

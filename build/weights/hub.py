@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from nearfar.build.weights.checkpoint import CONFIG_FILES, INDEX, TOKENIZER_FILES
+from nearfar.build.weights.checkpoint import CONFIG_FILES, INDEX
 from nearfar.build.weights.gguf.container import stem_of
 from nearfar.build.weights.mlc_directory import MLC_FILES
+from nearfar.edge_runtime.text.files import TOKENIZER_FILES
 from nearfar.errors import CheckpointError
 from nearfar.hub import HUB_ID, failed, no_path, snapshot
 from nearfar.hub_reach import unreachable

@@ -158,7 +158,7 @@ class _Generation(jinja2.ext.Extension):
     has its body, whose variables stay inside, as in transformers.
     """
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
