@@ -20,11 +20,11 @@ from nearfar import strict_json
 from nearfar.build.weights.checks import some
 from nearfar.build.weights.foreign import folder_is
 from nearfar.build.weights.headers import Entry, read_header
+from nearfar.checkpoint_files import INDEX, weight_files
 from nearfar.edge_runtime.text.files import TEMPLATE_FILES, TOKENIZER_FILES, ChatTemplates, find_templates
 from nearfar.errors import ArtifactError, CheckpointError
 from nearfar.targets.quantized import Array
 
-INDEX = "model.safetensors.index.json"
 CONFIG_FILES = ("config.json", "generation_config.json")
 LICENSE_NAMES = ("LICENSE", "LICENSE.txt", "LICENSE.md")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -242,11 +242,12 @@ def _read_text(path: Path) -> str:
 
 
 def _entries(path: Path) -> dict[str, Entry]:
-    """Every tensor of the directory, in the order of names; from the index where there is one."""
-    single = path / "model.safetensors"
-    if (path / INDEX).is_file():
-        return _indexed(path)
-    files = [single] if single.is_file() else sorted(path.glob("*.safetensors"))
+    """Every tensor of the directory, in the order of names; from the index where there is one that holds."""
+    weight_map = _weight_map(path) if (path / INDEX).is_file() else {}
+    indexed = sorted(set(weight_map.values()))
+    files = weight_files([file.name for file in path.iterdir() if file.is_file()], indexed)
+    if weight_map and files == indexed:
+        return _indexed(path, weight_map, files)
     if not files:
         pickles = sorted(file.name for pattern in PICKLES for file in path.glob(pattern))
         if pickles:
@@ -261,17 +262,21 @@ def _entries(path: Path) -> dict[str, Entry]:
             f"{path}: {len(files)} safetensors files without {INDEX}: fetch the index, or leave only "
             "model.safetensors"
         )
-    return dict(sorted(read_header(files[0]).items()))
+    return dict(sorted(read_header(path / files[0]).items()))
 
 
-def _indexed(path: Path) -> dict[str, Entry]:
-    """Tensors of a checkpoint in several files, checked against its index in both directions."""
+def _weight_map(path: Path) -> dict[str, str]:
+    """The file of each tensor, as the index of a directory says."""
     weight_map = read_json(path / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise CheckpointError(f"{path / INDEX}: has no weight_map from tensors to files: download it again")
-    files = sorted(set(weight_map.values()))
-    if strange := [file for file in files if Path(file).name != file]:
+    if strange := sorted({file for file in weight_map.values() if Path(file).name != file}):
         raise CheckpointError(f"{path / INDEX}: names files outside the directory: {', '.join(strange)}")
+    return weight_map
+
+
+def _indexed(path: Path, weight_map: Mapping[str, str], files: list[str]) -> dict[str, Entry]:
+    """Tensors of a checkpoint in several files, checked against its index in both directions."""
     if missing := [file for file in files if not (path / file).is_file()]:
         raise CheckpointError(
             f"{path}: {len(missing)} of {len(files)} files named in {INDEX} are missing: "

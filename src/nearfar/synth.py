@@ -23,7 +23,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from nearfar import strict_json
 from nearfar.build.output import output_directory
-from nearfar.build.weights.checkpoint import INDEX
+from nearfar.checkpoint_files import INDEX
 from nearfar.errors import BuildError
 from nearfar.step.model import Model
 from nearfar.step.reading import read_model
