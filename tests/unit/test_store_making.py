@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,6 +17,7 @@ from nearfar.store.entries import Store, Wanted
 from nearfar.store.known import KNOWN
 from nearfar.store.making import Runner, artifacts_at
 from nearfar.store.naming import Asked, wanted_of
+from tests.support import tiny
 from tests.support.commands import nearfar
 from tests.support.paths import ROOT
 
@@ -25,7 +28,7 @@ BROWSERS = ("webgpu", "wasm")
 def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, ...]]:
     monkeypatch.setenv("NEARFAR_HOME", str(tmp_path / "home"))
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "model" / "config.json").write_text(json.dumps(tiny.CONFIG))
     return []
 
 
@@ -127,6 +130,29 @@ def test_what_a_dead_build_left_is_seen_removed_and_swept(tmp_path: Path) -> Non
     assert nearfar("rm", "songs", "earlier-12345678", NEARFAR_HOME=str(home)).returncode == 0
     assert sorted(path.name for path in store.root.glob("*")) == [Wanted("tales", "owner/tales").folder]
     assert [path.name for path in store.root.glob(".*")] == []  # no lock, nothing removed
+
+
+def test_a_removed_model_is_gone_at_once_and_its_bytes_with_the_next_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C, or kill -9, between the renaming and the end of the deletion."""
+    home = tmp_path / "home"
+    store = Store(home / "cache" / "models")
+    wanted = Wanted("tales", "owner/tales")
+    for command in ("list", "rm"):
+        with store.begun(wanted) as place:
+            (place / "weights").write_bytes(bytes(2000))
+            entry = store.keep(wanted, None)
+        with monkeypatch.context() as cut:
+            cut.setattr(shutil, "rmtree", Mock(side_effect=KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                store.remove(entry)
+        assert [path.name.startswith(f".{wanted.folder}.gone-") for path in store.root.iterdir()] == [True]
+        assert (store.entries(), store.unfinished(), store.find("tales")) == ([], [], None)
+        nearfar(command, *(["tales"] if command == "rm" else []), NEARFAR_HOME=str(home))
+        assert list(store.root.iterdir()) == []
+    # An entry that another process removes while this one lists it.
+    assert (entry.bytes, entry.targets, entry.scheme, entry.used.year) == (0, {}, None, 1970)
 
 
 def test_the_short_names_are_documented() -> None:
