@@ -27,6 +27,7 @@ from nearfar.build.options import Quality
 from nearfar.edge_runtime.artifact.finder import MANIFEST, by_target
 from nearfar.edge_runtime.artifact.folders import cache_folder
 from nearfar.errors import ArtifactError, StoreError
+from nearfar.format.adapters import DEVICE_CLASSES
 from nearfar.suggestions import suggested
 
 ENTRY, BEGUN = "entry.json", "begun.json"
@@ -84,6 +85,14 @@ class Entry:
                 manifest = strict_json.loads((folder / MANIFEST).read_bytes())
                 return str(manifest["quantization"]["scheme"])
         return None
+
+    def narrow(self, target: str) -> bool:
+        """Whether its artifact for a target was built for some classes of GPUs and not for others."""
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+            manifest = strict_json.loads((self.targets[target] / MANIFEST).read_bytes())
+            made = {program.get("device_class") for program in manifest["programs"]} - {None}
+            return bool(made) and not made >= {*DEVICE_CLASSES}
+        return False
 
     @property
     def bytes(self) -> int:
