@@ -7,7 +7,6 @@ in two processes. A process is told its share, and answers, in files of a folder
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 from nearfar.build.program.compile import Job
 from nearfar.build.program.compiled import Compiled
 from nearfar.errors import BuildError
+from nearfar.processors import processors
 from nearfar.targets.emit import EmitContext
 from nearfar.targets.kernels import Variant
 
@@ -52,7 +52,7 @@ def shares(variants: Sequence[Variant]) -> list[tuple[Variant, ...]]:
     for variant in variants:
         classes.setdefault(variant.device_class, []).append(variant)
     groups = list(classes.values())
-    count = max(1, min(os.cpu_count() or 1, len(groups)))
+    count = max(1, min(processors(), len(groups)))
     return [tuple(each for group in groups[start::count] for each in group) for start in range(count)]
 
 

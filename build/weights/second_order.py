@@ -10,7 +10,6 @@ fixed, in the same norm, and all of it once more on these grids.
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +19,7 @@ import numpy.typing as npt
 
 from nearfar.build.weights.quantize import F32, Scheme, quantize
 from nearfar.build.weights.slab import LARGEST
+from nearfar.processors import processors
 from nearfar.targets.codes import pack_codes
 from nearfar.targets.quantized import Array, QuantTensor
 
@@ -32,7 +32,7 @@ ROWS = 512
 """Rows that one thread works on."""
 ROUNDS = 2
 SMALLEST = 2.0**-14  # the smallest normal float16
-WORKERS = os.cpu_count() or 1
+WORKERS = processors()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ interpreter's lock. Memory is that of a few slices, and of one parameter where a
 
 from __future__ import annotations
 
-import os
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,6 +33,7 @@ from nearfar.build.weights.quantize import (
 from nearfar.build.weights.solved import Solved
 from nearfar.errors import CheckpointError
 from nearfar.format.manifest import CARRIED, Carriage, Weights
+from nearfar.processors import processors
 from nearfar.step.params import Param
 from nearfar.targets.quantized import Array, Matrix, QuantTensor
 
@@ -41,7 +41,7 @@ KEPT = "as in the checkpoint"
 """The report's method where codes are carried over."""
 Piece = QuantTensor | Array  # rows of a matrix: quantized, or float16 or float32 where it stays dense
 
-WORKERS = os.cpu_count() or 1
+WORKERS = processors()
 AHEAD = 2 * WORKERS  # slices in flight
 
 

@@ -26,7 +26,7 @@ class TorchOptions:
     name: str | None = None  # what the model is called; the folder's name by default
     device: str = "auto"  # "auto": CUDA where there is one
     dtype: DType = "auto"
-    threads: int | None = None  # of the CPU; None: as torch finds
+    threads: int | None = None  # of the CPU; None: as torch finds, within the quota
     page_size: int = 16  # tokens
     cache_bytes: int | None = None
     context_length: int | None = None  # no longer than the model's
