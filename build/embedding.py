@@ -14,6 +14,8 @@ from nearfar.errors import CheckpointError
 MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
 TRANSFORMER = "sentence_bert_config.json"
+EMBEDDING_FILES = (MODULES, SETTINGS, TRANSFORMER, "*_Pooling/config.json")
+"""All that is read here."""
 LAST = "lasttoken"
 ADVICE = "nearfar makes embeddings of the last token's state, normalized"
 

@@ -1,4 +1,4 @@
-"""What a model's config.json alone says of whether it can be built: before its weights are downloaded, a
+"""What a checkpoint's small files alone say of whether it can be built: before its weights are downloaded, a
 compiler is looked for, or anything heavy is imported.
 """
 
@@ -9,17 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from nearfar import strict_json
-from nearfar.errors import CheckpointError
-from nearfar.hub import HUB_ID, check_there, no_path, text_of
+from nearfar.checkpoint_files import ADAPTER, check_no_adapter
+from nearfar.errors import ArtifactError, CheckpointError
+from nearfar.hub import HUB_ID, check_there, names_of, no_path, snapshot, text_of
 from nearfar.step.kinds import writes_no_text
 from nearfar.step.models import NESTED, check_known
 
 CONFIG = "config.json"
 
 
-def first_look(source: str) -> None:
-    """CheckpointError for a checkpoint, here or on the hub, of an architecture that cannot be built; for a
-    path that is not there; for a name of the hub that cannot be had.
+def first_look(source: str, context: int | None = None, embeddings: bool = False) -> None:
+    """CheckpointError for a checkpoint, here or on the hub, that cannot be built, as far as its settings say;
+    for a path that is not there; for a name of the hub that cannot be had. `context` and `embeddings`: as the
+    build is asked for.
 
     What has no config.json (GGUF, MLC), or none that can be read, is told by who opens it.
     """
@@ -27,17 +29,9 @@ def first_look(source: str) -> None:
         raise CheckpointError(told)
     config = check_writes_text(source)
     if config is None:
-        return
-    model_type = config.get("model_type")
-    inner = config.get("text_config")
-    try:
-        if not isinstance(model_type, str) or model_type not in NESTED:
-            check_known(config)
-        elif isinstance(inner, Mapping):
-            named = inner.get("model_type") or NESTED[model_type]
-            check_known({**inner, "model_type": named}, "text_config.")
-    except CheckpointError as error:
-        raise CheckpointError(f"{source}: {error}") from error
+        _check_adapter(source)
+    else:
+        _check_buildable(source, config, context, embeddings)
 
 
 def check_writes_text(source: str) -> Mapping[str, Any] | None:
@@ -48,6 +42,72 @@ def check_writes_text(source: str) -> Mapping[str, Any] | None:
     if config is not None and (what := writes_no_text(config)):
         raise CheckpointError(f"{source}: config.json: {what}")
     return config
+
+
+def _check_buildable(source: str, config: Mapping[str, Any], context: int | None, embeddings: bool) -> None:
+    folder = None
+    model_type = config.get("model_type")
+    inner = config.get("text_config")
+    try:
+        if not isinstance(model_type, str) or model_type not in NESTED:
+            check_known(config)
+        elif isinstance(inner, Mapping):
+            named = inner.get("model_type") or NESTED[model_type]
+            check_known({**inner, "model_type": named}, "text_config.")
+        folder = _settings(source)
+        _check_settings(folder, dict(config), context, embeddings)
+    except CheckpointError as error:
+        told = str(error) if folder is None else str(error).replace(str(folder), source)
+        raise CheckpointError(told if told.startswith(source) else f"{source}: {told}") from error
+
+
+def _check_settings(folder: Path, config: dict[str, Any], context: int | None, embeddings: bool) -> None:
+    """All that `open_source` refuses before it looks at tensors and at the tokenizer's words."""
+    from nearfar.build.embedding import gives_embeddings, longest_text
+    from nearfar.build.unread import check_unread
+    from nearfar.build.weights.checkpoint import DirectoryCheckpoint
+    from nearfar.build.weights.packed import find_packed
+    from nearfar.edge_runtime.engine.sampling_params import defaults_of
+    from nearfar.edge_runtime.text.templates import ChatTemplate
+    from nearfar.step.reading import read_model
+
+    check_no_adapter(folder, str(folder))
+    embeds = gives_embeddings(folder, embeddings)
+    reading = read_model(config, (), context or (longest_text(folder) if embeds else None))
+    check_unread(reading.config, reading.model_type)
+    checkpoint = DirectoryCheckpoint(folder, folder.name, config, {})
+    find_packed(checkpoint)
+    try:
+        defaults_of(checkpoint.generation_config)
+        for template in checkpoint.chat_templates.all:
+            ChatTemplate(template)
+    except ArtifactError as error:
+        raise CheckpointError(f"{error}: correct it, or download the checkpoint again") from error
+
+
+def _settings(source: str) -> Path:
+    """A folder with the small files of a checkpoint that are looked at here."""
+    from nearfar.build.embedding import EMBEDDING_FILES
+    from nearfar.build.weights.checkpoint import CONFIG_FILES
+    from nearfar.edge_runtime.text.files import TEMPLATE_FILES
+
+    path = Path(source).expanduser()
+    wanted = (*CONFIG_FILES, *EMBEDDING_FILES, *TEMPLATE_FILES, "tokenizer_config.json", ADAPTER)
+    return path if path.exists() else snapshot(source, wanted)
+
+
+def _check_adapter(source: str) -> None:
+    """CheckpointError for a folder, or a repository of the hub, that has an adapter and no model."""
+    path, named = Path(source).expanduser(), HUB_ID.fullmatch(source)
+    if path.exists():
+        check_no_adapter(path, source)
+    if path.exists() or named is None or named["wanted"] is not None:
+        return
+    try:
+        if ADAPTER in names_of(source):
+            check_no_adapter(snapshot(source, (ADAPTER,)), source)
+    except ModuleNotFoundError:  # told by who needs more of the client
+        return
 
 
 def _config(source: str) -> Mapping[str, Any] | None:

@@ -147,7 +147,9 @@ def _text(checkpoint: Checkpoint, model: Model) -> TextCodec:
             f"{checkpoint.path / 'tokenizer.json'}: no tokenizer ({error}): download it again"
         ) from error
     try:
-        return TextCodec(tokenizer, checkpoint.tokenizer_config, checkpoint.chat_template, model.bos_token_id)
+        return TextCodec(
+            tokenizer, checkpoint.tokenizer_config, checkpoint.chat_templates, model.bos_token_id
+        )
     except ArtifactError as error:
         raise CheckpointError(
             f"{checkpoint.path}: {error}: correct it, or download the checkpoint again"

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from nearfar.build.weights.packed.settings import PLACES
 from nearfar.errors import CheckpointError
 from nearfar.step.config import ConfigReader, show
 
@@ -24,9 +25,11 @@ NEUTRAL = frozenset({
     "_name_or_path", "initializer_range", "use_cache", "attention_dropout", "embd_pdrop", "resid_pdrop",
     "hidden_dropout",
     "pad_token_id", "eod_token_id", "pretraining_tp", "id2label", "label2id", "problem_type", "return_dict",
-    "output_hidden_states", "output_attentions", "chunk_size_feed_forward",
+    "output_hidden_states", "output_attentions", "chunk_size_feed_forward", *PLACES,
 })  # fmt: skip
-"""Keys of such classes that do not change what is computed, or say it again."""
+"""Keys of such classes that do not change what is computed, or say it again; those of quantized weights are
+read by nearfar.build.weights.packed.
+"""
 
 SWITCHES = frozenset({
     "attention_bias", "mlp_bias", "use_bias", "qkv_bias", "use_qk_norm", "clip_qkv", "attn_logit_softcapping",

@@ -80,6 +80,13 @@ VENDORS: Mapping[int, str] = {
 """WebGPU's words for the numbers by which Vulkan names vendors (PCI's, or Khronos' own)."""
 
 
+def suited(device_class: DeviceClass) -> tuple[DeviceClass, ...]:
+    """The classes whose programs a device of a class may take, where there are programs of all: its own, and
+    its neighbour's, which a trial on the device tells apart. A processor that plays a GPU tries none.
+    """
+    return NEARNESS[device_class][: 1 if device_class == "software" else 2]
+
+
 def class_of(adapter: Adapter) -> DeviceClass:
     """The class of an adapter, by RULES."""
     return next(rule.device_class for rule in RULES if _meets(adapter, rule))

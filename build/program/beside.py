@@ -7,7 +7,6 @@ in two processes. A process is told its share, and answers, in files of a folder
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from nearfar.build.program.compiled import Compiled
 from nearfar.errors import BuildError
 from nearfar.kernels.contract import Variant
 from nearfar.kernels.emission import Emit, EmitContext
+from nearfar.processors import processors
 
 _WORK, _MADE = "work.pickle", "made.pickle"
 # TVM imports PyTorch where it finds it, which takes longer than all else that the process imports.
@@ -56,7 +56,7 @@ def shares(variants: Sequence[Variant]) -> list[tuple[Variant, ...]]:
     for variant in variants:
         classes.setdefault(variant.device_class, []).append(variant)
     groups = list(classes.values())
-    count = max(1, min(os.cpu_count() or 1, len(groups)))
+    count = max(1, min(processors(), len(groups)))
     return [tuple(each for group in groups[start::count] for each in group) for start in range(count)]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import threading
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,11 @@ from nearfar import strict_json
 from nearfar.build.weights.checks import some
 from nearfar.build.weights.foreign import folder_is
 from nearfar.build.weights.headers import Entry, read_header
-from nearfar.errors import CheckpointError
+from nearfar.checkpoint_files import INDEX, weight_files
+from nearfar.edge_runtime.text.files import TEMPLATE_FILES, TOKENIZER_FILES, ChatTemplates, find_templates
+from nearfar.errors import ArtifactError, CheckpointError
 from nearfar.kernels.quantized import Array
 
-INDEX = "model.safetensors.index.json"
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 CONFIG_FILES = ("config.json", "generation_config.json")
 LICENSE_NAMES = ("LICENSE", "LICENSE.txt", "LICENSE.md")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -143,37 +144,24 @@ class DirectoryCheckpoint:
         return read_json(self.path / "generation_config.json", required=False)
 
     @cached_property
-    def chat_template(self) -> str | None:
-        """The chat template: chat_template.jinja, else the one in tokenizer_config.json (of several,
-        `default`).
-        """
-        file = self.path / "chat_template.jinja"
-        if file.is_file():
-            return _read_text(file)
-        template = self.tokenizer_config.get("chat_template")
-        if isinstance(template, list) and template and all(isinstance(item, dict) for item in template):
-            named = {str(item.get("name")): item.get("template", template) for item in template}
-            template = named.get("default", next(iter(named.values())))
-        if template is not None and not isinstance(template, str):
-            raise CheckpointError(
-                f"{self.path / 'tokenizer_config.json'}: chat_template is {str(template)[:80]}; expected a "
-                "template, or a list of objects with name and template: correct it, or remove it"
-            )
-        return template
+    def chat_templates(self) -> ChatTemplates:
+        """The chat templates: of their files, else of tokenizer_config.json."""
+        files = [name for name in TEMPLATE_FILES if (self.path / name).is_file()]
+        texts = {name: _read_text(self.path / name) for name in files}
+        try:
+            return find_templates(self.tokenizer_config, texts)
+        except ArtifactError as error:
+            raise CheckpointError(f"{self.path / 'tokenizer_config.json'}: {error}") from error
 
     def write_tokenizer(self, folder: Path) -> list[Path]:
-        """Copy the tokenizer's files into a folder, the chat template always as a file of its own; what
+        """Copy the tokenizer's files into a folder, each chat template always as a file of its own; what
         was written.
         """
-        folder.mkdir(exist_ok=True)
-        written = {file.name: folder / file.name for file in self.tokenizer_files}
-        for file in self.tokenizer_files:
-            written[file.name].write_bytes(file.read_bytes())
-        name = "chat_template.jinja"
-        if name not in written and self.chat_template is not None:
-            written[name] = folder / name
-            written[name].write_text(self.chat_template, encoding="utf-8")
-        return [written[name] for name in sorted(written)]
+        made = {name: text.encode() for name, text in self.chat_templates.files.items()}
+        copied = {
+            name: (self.path / name).read_bytes() for name in TOKENIZER_FILES if (self.path / name).is_file()
+        }
+        return write_files(folder, made | copied)
 
     @cached_property
     def license_text(self) -> str | None:
@@ -182,6 +170,14 @@ class DirectoryCheckpoint:
             if (self.path / name).is_file():
                 return (self.path / name).read_text(encoding="utf-8", errors="replace")
         return None
+
+
+def write_files(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
+    """Write files by their names below a folder; their paths, sorted."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return [folder / name for name in sorted(files)]
 
 
 def open_directory(path: Path, name: str) -> DirectoryCheckpoint:
@@ -246,11 +242,12 @@ def _read_text(path: Path) -> str:
 
 
 def _entries(path: Path) -> dict[str, Entry]:
-    """Every tensor of the directory, in the order of names; from the index where there is one."""
-    single = path / "model.safetensors"
-    if (path / INDEX).is_file():
-        return _indexed(path)
-    files = [single] if single.is_file() else sorted(path.glob("*.safetensors"))
+    """Every tensor of the directory, in the order of names; from the index where there is one that holds."""
+    weight_map = _weight_map(path) if (path / INDEX).is_file() else {}
+    indexed = sorted(set(weight_map.values()))
+    files = weight_files([file.name for file in path.iterdir() if file.is_file()], indexed)
+    if weight_map and files == indexed:
+        return _indexed(path, weight_map, files)
     if not files:
         pickles = sorted(file.name for pattern in PICKLES for file in path.glob(pattern))
         if pickles:
@@ -265,17 +262,21 @@ def _entries(path: Path) -> dict[str, Entry]:
             f"{path}: {len(files)} safetensors files without {INDEX}: fetch the index, or leave only "
             "model.safetensors"
         )
-    return dict(sorted(read_header(files[0]).items()))
+    return dict(sorted(read_header(path / files[0]).items()))
 
 
-def _indexed(path: Path) -> dict[str, Entry]:
-    """Tensors of a checkpoint in several files, checked against its index in both directions."""
+def _weight_map(path: Path) -> dict[str, str]:
+    """The file of each tensor, as the index of a directory says."""
     weight_map = read_json(path / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise CheckpointError(f"{path / INDEX}: has no weight_map from tensors to files: download it again")
-    files = sorted(set(weight_map.values()))
-    if strange := [file for file in files if Path(file).name != file]:
+    if strange := sorted({file for file in weight_map.values() if Path(file).name != file}):
         raise CheckpointError(f"{path / INDEX}: names files outside the directory: {', '.join(strange)}")
+    return weight_map
+
+
+def _indexed(path: Path, weight_map: Mapping[str, str], files: list[str]) -> dict[str, Entry]:
+    """Tensors of a checkpoint in several files, checked against its index in both directions."""
     if missing := [file for file in files if not (path / file).is_file()]:
         raise CheckpointError(
             f"{path}: {len(missing)} of {len(files)} files named in {INDEX} are missing: "

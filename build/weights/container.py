@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from nearfar.edge_runtime.text.files import ChatTemplates
 from nearfar.kernels.quantized import Array
 
 
@@ -74,8 +75,8 @@ class Checkpoint(Protocol):
         ...
 
     @property
-    def chat_template(self) -> str | None:
-        """The chat template, None where there is none."""
+    def chat_templates(self) -> ChatTemplates:
+        """The chat templates."""
         ...
 
     @property
@@ -102,7 +103,7 @@ class Checkpoint(Protocol):
         ...
 
     def write_tokenizer(self, folder: Path) -> list[Path]:
-        """Write the tokenizer's files into a folder, the chat template as a file of its own; what was
+        """Write the tokenizer's files into a folder, each chat template as a file of its own; what was
         written.
         """
         ...

@@ -12,7 +12,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from nearfar import strict_json
+from nearfar.checkpoint_files import ADAPTER, adapter_is
 
 ORIGINAL = "take the original checkpoint in safetensors, or a GGUF file"
 SAVED = "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT)"
@@ -75,8 +75,8 @@ def folder_is(path: Path) -> str | None:
     there = sorted(path.iterdir())
     if not there:
         return "an empty folder"
-    if (path / "adapter_config.json").is_file():
-        return _adapter(path / "adapter_config.json")
+    if (path / ADAPTER).is_file():
+        return adapter_is(path / ADAPTER)
     for pattern, what in FOLDERS:
         if any(path.glob(pattern)):
             return what
@@ -115,18 +115,4 @@ def _safetensors(head: bytes, path: Path) -> str | None:
     return (
         f"tensors alone: name the directory that holds them with config.json and tokenizer.json, "
         f"{path.parent} if it does"
-    )
-
-
-def _adapter(file: Path) -> str:
-    base: object = None
-    try:
-        read = strict_json.loads(file.read_text(encoding="utf-8"))
-        base = read.get("base_model_name_or_path") if isinstance(read, dict) else None
-    except (OSError, ValueError):
-        pass
-    of = f" of {base[:100]}" if isinstance(base, str) else ""
-    return (
-        f"a LoRA adapter{of}: put it into its model with peft, merge_and_unload(), and save that with "
-        "save_pretrained"
     )

@@ -9,25 +9,25 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from nearfar.build.weights.checkpoint import CONFIG_FILES, INDEX, TOKENIZER_FILES
+from nearfar.build.embedding import EMBEDDING_FILES
+from nearfar.build.weights.checkpoint import CONFIG_FILES
 from nearfar.build.weights.gguf.container import stem_of
-from nearfar.build.weights.mlc_directory import MLC_FILES
+from nearfar.build.weights.mlc_directory import LISTS, MLC_FILES
+from nearfar.checkpoint_files import INDEX
+from nearfar.edge_runtime.text.files import TOKENIZER_FILES
 from nearfar.errors import CheckpointError
-from nearfar.hub import HUB_ID, failed, no_path, snapshot
-from nearfar.hub_reach import unreachable
+from nearfar.hub import HUB_ID, names_of, no_path, snapshot, weights_of
 
 PATTERNS = (
-    "*.safetensors",
     INDEX,
     *CONFIG_FILES,
     *TOKENIZER_FILES,
     "special_tokens_map.json",
-    "modules.json",
-    "config_sentence_transformers.json",
-    "*_Pooling/config.json",
+    *EMBEDDING_FILES,
     "LICENSE*",
     *MLC_FILES,
 )
+"""What is fetched of a repository beside the safetensors files that hold its weights."""
 USUAL = ("Q4_K_M", "Q4_0", "Q8_0")
 """Of a repository's GGUF models, what is taken where nothing is said: the first of these that it has."""
 NO_MODEL = ("mmproj", "imatrix")
@@ -50,13 +50,12 @@ def download(source: str) -> Path:
             "owner/name-GGUF:Q4_K_M: check the path"
         )
     repository, wanted = named["repository"], named["wanted"]
+    names = names_of(repository)
+    models = _models(names)
     if wanted is None:
-        folder = snapshot(repository, PATTERNS)
-        if any(any(folder.glob(pattern)) for pattern in ("*.safetensors", *MLC_FILES)):
-            return folder
-    models = _models(_names(repository))
-    if not models and wanted is None:
-        return folder  # what it lacks is told by who opens it
+        weights = weights_of(repository, names)
+        if weights or not models or any(name in names for name in LISTS):
+            return snapshot(repository, (*weights, *PATTERNS))  # what it lacks is told by who opens it
     files = choose(repository, models, wanted)
     return snapshot(repository, files) / files[0]
 
@@ -96,28 +95,3 @@ def _models(files: Iterable[str]) -> dict[str, list[str]]:
             continue
         models.setdefault(str(path.with_name(stem_of(path.name))), []).append(file)
     return models
-
-
-def _names(repository: str) -> list[str]:
-    """The names of a repository's files; of those in the cache, where the hub cannot be reached."""
-    from httpx import HTTPError
-    from huggingface_hub import CacheNotFound, HfApi, scan_cache_dir
-
-    try:
-        if (reason := unreachable()) is not None:
-            raise ConnectionError(reason)
-        return HfApi().list_repo_files(repository)
-    except (HTTPError, OSError) as error:  # the hub's own errors are both
-        try:
-            kept = [repo.refs.get("main") for repo in scan_cache_dir().repos if repo.repo_id == repository]
-        except CacheNotFound:
-            kept = []
-        names = [
-            file.file_path.relative_to(revision.snapshot_path).as_posix()
-            for revision in kept
-            if revision is not None
-            for file in revision.files
-        ]
-        if not names:
-            raise failed(repository, error) from error
-        return names

@@ -10,7 +10,6 @@ fixed, in the same norm, and all of it once more on these grids.
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +21,7 @@ from nearfar.build.weights.quantize import F32, Scheme, quantize
 from nearfar.build.weights.slab import LARGEST
 from nearfar.kernels.codes import pack_codes
 from nearfar.kernels.quantized import Array, QuantTensor
+from nearfar.processors import processors
 
 F64 = npt.NDArray[np.float64]
 DAMPING = 0.01
@@ -32,7 +32,7 @@ ROWS = 512
 """Rows that one thread works on."""
 ROUNDS = 2
 SMALLEST = 2.0**-14  # the smallest normal float16
-WORKERS = os.cpu_count() or 1
+WORKERS = processors()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ interpreter's lock. Memory is that of a few slices, and of one parameter where a
 
 from __future__ import annotations
 
-import os
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -35,13 +34,14 @@ from nearfar.build.weights.solved import Solved
 from nearfar.errors import CheckpointError
 from nearfar.format.manifest import CARRIED, Carriage, Weights
 from nearfar.kernels.quantized import Array, Matrix, QuantTensor
+from nearfar.processors import processors
 from nearfar.step.params import Param
 
 KEPT = "as in the checkpoint"
 """The report's method where codes are carried over."""
 Piece = QuantTensor | Array  # rows of a matrix: quantized, or float16 or float32 where it stays dense
 
-WORKERS = os.cpu_count() or 1
+WORKERS = processors()
 AHEAD = 2 * WORKERS  # slices in flight
 
 

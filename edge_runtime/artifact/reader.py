@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.edge_runtime.text.files import TOKENIZER_FILES
 from nearfar.errors import ArtifactError, DeviceError, RequestError
 from nearfar.format import packs
 from nearfar.format.kv import BITS, OF_TARGET
@@ -24,7 +25,6 @@ from nearfar.format.plans import Plan, parse_plan
 if TYPE_CHECKING:
     from nearfar.edge_runtime.devices import Found
 
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 _hashes: dict[tuple[str, int, int], str] = {}
 """SHA-256 of files already read in this process, by path, size and time of change."""
 

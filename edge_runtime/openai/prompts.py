@@ -32,7 +32,8 @@ class ChatEncoder:
     def __call__(self, messages: Seq[Mapping[str, Any]]) -> list[int]:
         """The tokens of a conversation."""
         codec = self._codec
-        given, variables = prepared(messages, self._tools, codec.answers, codec.template_source or "")
+        source = codec.template_source(bool(self._tools)) or ""
+        given, variables = prepared(messages, self._tools, codec.answers, source)
         variables = {**self._variables, **variables}
         text = codec.render_chat(given, continue_last=self._continue, variables=variables)
         self.reasoning_open = reasoning_opened(codec.answers, text)

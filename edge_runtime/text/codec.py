@@ -12,6 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.edge_runtime.text.files import TEMPLATE_FILES, ChatTemplates, find_templates
 from nearfar.edge_runtime.text.templates import ChatTemplate
 from nearfar.edge_runtime.tools.formats import shown_format
 from nearfar.errors import ArtifactError, RequestError
@@ -24,23 +25,25 @@ _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 
 
 class TextCodec:
-    """A tokenizer and its chat template."""
+    """A tokenizer and its chat templates."""
 
     def __init__(
         self,
         tokenizer: Tokenizer,
         config: Mapping[str, Any],
-        template: str | None,
+        templates: ChatTemplates | str | None,
         bos: int | None,
         answers: AnswerFormat | None = None,
     ) -> None:
+        self._templates = (
+            templates if isinstance(templates, ChatTemplates) else ChatTemplates(templates or None)
+        )
         self.tokenizer = tokenizer
-        self.answers = answers or shown_format(template or "", config)
+        self.answers = answers or shown_format(self._templates.all, config)
         """How the model marks the parts of its answers."""
         self._bos = bos
         self._special = {name: text for name in _SPECIAL if (text := _content(config.get(name))) is not None}
-        self.template_source = template or None
-        self._template = ChatTemplate(template) if template else None
+        self._compiled = {source: ChatTemplate(source) for source in self._templates.all}
         added = tokenizer.get_added_tokens_decoder()
         self.silent = frozenset(token for token, entry in added.items() if entry.special)
         """Tokens that add nothing to a text."""
@@ -64,7 +67,7 @@ class TextCodec:
 
     @classmethod
     def open_directory(cls, path: Path, bos: int | None, answers: AnswerFormat | None = None) -> TextCodec:
-        """Load tokenizer.json, tokenizer_config.json and chat_template.jinja of a directory.
+        """Load tokenizer.json, tokenizer_config.json and the chat templates of a directory.
 
         `answers`: how the model marks the parts of its answers, None: as these files show. Special tokens
         that occur in its marks are text.
@@ -72,19 +75,23 @@ class TextCodec:
         file = path / "tokenizer.json"
         if not file.is_file():
             raise ArtifactError(f"{path} has no tokenizer.json; save the model's fast tokenizer there")
-        config, template = _read_config(path / "tokenizer_config.json"), _read(path / "chat_template.jinja")
-        template = _default_template(config, path) if template is None else template
-        answers = answers or shown_format(template or "", config)
+        config = _read_config(path / "tokenizer_config.json")
+        templates = _read_templates(path, config)
+        answers = answers or shown_format(templates.all, config)
         try:
             tokenizer = _tokenizer(file.read_text(encoding="utf-8"), answers)
         except BaseException as error:
             raise _refusal(error, f"{path.name}/tokenizer.json of {path.parent} cannot be read") from error
-        return cls(tokenizer, config, template, bos, answers)
+        return cls(tokenizer, config, templates, bos, answers)
 
     @property
     def has_template(self) -> bool:
         """Whether the model knows how to chat."""
-        return self._template is not None
+        return self._templates.plain is not None
+
+    def template_source(self, tools: bool) -> str | None:
+        """The chat template of a conversation in which there are tools, or none."""
+        return self._templates.chosen(tools)
 
     def encode(self, text: str) -> list[int]:
         """Tokens of a raw prompt, with what the tokenizer itself puts around it. An empty prompt is just
@@ -102,10 +109,9 @@ class TextCodec:
         return self._encode(text, False)
 
     def template_variables(self) -> list[str]:
-        """The variables that its chat template knows, beside messages, tools and special tokens."""
-        if self._template is None:
-            return []
-        return sorted(self._template.asks_for() - {*_SPECIAL, *_CONVERSATION})
+        """The variables that its chat templates know, beside messages, tools and special tokens."""
+        known = frozenset[str]().union(*(template.asks_for() for template in self._compiled.values()))
+        return sorted(known - {*_SPECIAL, *_CONVERSATION})
 
     def render_chat(
         self,
@@ -119,13 +125,14 @@ class TextCodec:
         `continue_last`: the answer continues the last message. `variables`: what else the template knows
         (tools, …); they cannot take the place of what is here anyway.
         """
-        if self._template is None:
+        source = self.template_source(bool((variables or {}).get("tools")))
+        if source is None:
             raise RequestError(
                 "this model has no chat template; send a raw prompt instead (completions, --raw)"
             )
         shown = _marked(messages) if continue_last else list(messages)
         own = {**self._special, "messages": shown, "add_generation_prompt": not continue_last}
-        text = self._template.render({**(variables or {}), **own})
+        text = self._compiled[source].render({**(variables or {}), **own})
         return _until_mark(text) if continue_last else text
 
     def decode(self, tokens: Seq[int]) -> str:
@@ -349,17 +356,13 @@ def _read_config(file: Path) -> Mapping[str, Any]:
     return config
 
 
-def _default_template(config: Mapping[str, Any], path: Path) -> str | None:
-    """The template of a tokenizer config: a string, or a list of named ones."""
-    value = config.get("chat_template")
-    if isinstance(value, list) and all(isinstance(item, dict) for item in value):
-        value = next((item.get("template", False) for item in value if item.get("name") == "default"), None)
-    if value is None or isinstance(value, str):
-        return value
-    raise ArtifactError(
-        f"chat_template in {path.name}/tokenizer_config.json of {path.parent} is neither a text nor a list "
-        "of named ones ({name, template}): correct it, and build the artifact again"
-    )
+def _read_templates(path: Path, config: Mapping[str, Any]) -> ChatTemplates:
+    """The chat templates of a directory, and of its tokenizer_config.json."""
+    texts = {name: text for name in TEMPLATE_FILES if (text := _read(path / name)) is not None}
+    try:
+        return find_templates(config, texts)
+    except ArtifactError as error:
+        raise _unreadable(path / "tokenizer_config.json", error) from error
 
 
 def _content(value: object) -> str | None:

@@ -22,6 +22,7 @@ import jinja2.ext
 import jinja2.meta
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from nearfar.errors import ArtifactError, RequestError
@@ -152,8 +153,21 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         return super().call(__context, __obj, *args, **kwargs)
 
 
+class _Generation(jinja2.ext.Extension):
+    """`{% generation %}` … `{% endgeneration %}`: what the model itself wrote, marked for training. A prompt
+    has its body, whose variables stay inside, as in transformers.
+    """
+
+    tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
 def _environment() -> _Sandbox:
-    made = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols])
+    made = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
     made.filters = {name: _bounded(name, function) for name, function in made.filters.items()}
     made.filters["tojson"] = _tojson
     made.filters[_STEPS_FILTER] = _steps

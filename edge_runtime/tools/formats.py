@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -23,8 +23,9 @@ def families() -> list[dict[str, Any]]:
     return rows
 
 
-def shown_format(template: str, config: Mapping[str, Any] | None = None) -> AnswerFormat:
-    """The format that a chat template shows its model: each part from the first row that tells it.
+def shown_format(templates: Sequence[str] | str, config: Mapping[str, Any] | None = None) -> AnswerFormat:
+    """The format that chat templates show their model: each part from the first template that shows it, and
+    there from the first row that tells it.
 
     `config`: tokenizer_config.json; its `response_template`, where there is one that can be told in a record,
     comes first.
@@ -32,10 +33,10 @@ def shown_format(template: str, config: Mapping[str, Any] | None = None) -> Answ
     told = dict(told_by((config or {}).get("response_template")) or {})
     if "calls" in told:
         told["calls"] = {**_blanks(told["calls"]), **told["calls"]}
-    for row in families():
-        if all(sign in template for sign in row["signs"]):
-            part = row["answers"]
-            told = {**part, **told}
+    for template in (templates,) if isinstance(templates, str) else templates or ("",):
+        for row in families():
+            if all(sign in template for sign in row["signs"]):
+                told = {**row["answers"], **told}
     form: AnswerFormat = record(AnswerFormat, told)
     return form
 

@@ -181,11 +181,12 @@ class LocalEngine:
         return (tuple(answer["tokens"]),), answer["tail"]
 
     def _chat_job(self, request: EngineRequest) -> dict[str, Any]:
-        if self.codec.template_source is None:
-            raise RequestError("this model has no chat template; use /v1/completions", "messages")
-        variables = {**request.template, **self._hints(request)}
         may = offered(request.tools, request.tool_choice)
-        messages, given = prepared(request.messages, may, self._form, self.codec.template_source)
+        source = self.codec.template_source(bool(may))
+        if source is None:
+            raise RequestError("this model has no chat template; use /v1/completions", "messages")
+        variables = {**request.template, **self._hints(request, source)}
+        messages, given = prepared(request.messages, may, self._form, source)
         return {
             "op": "chat",
             "messages": messages,
@@ -193,11 +194,10 @@ class LocalEngine:
             "continue_last": request.continue_last,
         }
 
-    def _hints(self, request: EngineRequest) -> dict[str, str]:
+    def _hints(self, request: EngineRequest, source: str) -> dict[str, str]:
         """The hints that the chat template follows. Others are refused, but for the values that change
         nothing.
         """
-        source = self.codec.template_source or ""
         for name, value in request.hints.items():
             idle = value == "medium" or (
                 name == "reasoning_effort" and value == "none" and self._form.reasoning is None

@@ -11,6 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
+from nearfar.checkpoint_files import ADAPTER
 from nearfar.edge_runtime.artifact.finder import holds_artifacts
 from nearfar.edge_runtime.progress import Tell, Teller
 from nearfar.errors import CheckpointError, RequestError
@@ -21,12 +22,14 @@ from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOpt
 from nearfar.fallback_server.torch_engine.options import require_checkpoint, require_system
 from nearfar.format.answers import AnswerFormat
 from nearfar.format.manifest import Model
-from nearfar.hub import snapshot, watched
+from nearfar.hub import names_of, snapshot, watched, weights_of
 
 Kind = Literal["auto", "torch", "artifact", "upstream"]
 KINDS: tuple[Kind, ...] = ("auto", "torch", "artifact", "upstream")
-CHECKPOINT_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model")
-"""What the torch engine reads of a hub repository: transformers may ask for any of its settings."""
+CHECKPOINT_FILES = ("*.json", "*.jinja", "*.model")
+"""What the torch engine reads of a hub repository beside its weights: transformers may ask for any of its
+settings.
+"""
 
 
 @dataclass(frozen=True)
@@ -98,8 +101,8 @@ async def _download(repository: str, telling: Teller) -> None:
     stop = threading.Event()
     watched.set(lambda progress: telling("downloading", progress.all_done, progress.all_total))
     try:
-        require_checkpoint(await asyncio.to_thread(snapshot, repository, ("config.json",), stop))
-        await asyncio.to_thread(snapshot, repository, CHECKPOINT_FILES, stop)
+        require_checkpoint(await asyncio.to_thread(snapshot, repository, ("config.json", ADAPTER), stop))
+        await asyncio.to_thread(_fetched, repository, stop)
     finally:  # a server that is told to end does not wait for it
         stop.set()
 
@@ -209,7 +212,13 @@ async def _torch(source: str, options: EngineOptions) -> Backend:
 
 
 def _checkpoint(source: str) -> Path:
-    return Path(source) if Path(source).is_dir() else snapshot(source, CHECKPOINT_FILES)
+    return Path(source) if Path(source).is_dir() else _fetched(source)
+
+
+def _fetched(repository: str, stop: threading.Event | None = None) -> Path:
+    """A repository's checkpoint, as a directory in the hub's cache."""
+    weights = weights_of(repository, names_of(repository, stop))
+    return snapshot(repository, (*weights, *CHECKPOINT_FILES), stop)
 
 
 def _bos(path: Path) -> int | None:

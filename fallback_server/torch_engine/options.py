@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from nearfar import strict_json
+from nearfar.checkpoint_files import check_no_adapter
 from nearfar.errors import CheckpointError, DeviceError
 from nearfar.fallback_server.backend import GRAMMAR_SECONDS
 from nearfar.step.kinds import writes_no_text
@@ -25,7 +26,7 @@ class TorchOptions:
     name: str | None = None  # what the model is called; the folder's name by default
     device: str = "auto"  # "auto": CUDA where there is one
     dtype: DType = "auto"
-    threads: int | None = None  # of the CPU; None: as torch finds
+    threads: int | None = None  # of the CPU; None: as torch finds, within the quota
     page_size: int = 16  # tokens
     cache_bytes: int | None = None
     context_length: int | None = None  # no longer than the model's
@@ -55,9 +56,10 @@ def require_system() -> None:
 
 
 def require_checkpoint(path: Path) -> None:
-    """Refuse a folder that is no checkpoint, or one of a model that writes no text, before anything heavy is
-    loaded.
+    """Refuse a folder that is no checkpoint, or one of an adapter or of a model that writes no text, before
+    anything heavy is loaded.
     """
+    check_no_adapter(path, str(path))
     if not (path / "config.json").is_file():
         raise CheckpointError(f"{path} is not a Hugging Face checkpoint: it has no config.json")
     try:

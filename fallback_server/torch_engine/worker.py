@@ -29,6 +29,7 @@ from nearfar.fallback_server.torch_engine.messages import (
     receive,
 )
 from nearfar.fallback_server.torch_engine.model import load_model, make_cache
+from nearfar.processors import within_quota
 
 
 def main() -> None:
@@ -44,8 +45,7 @@ def main() -> None:
     inbox: queue.SimpleQueue[ToWorker | Loaded] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(connection, inbox), daemon=True).start()
     options = start.options
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
+    torch.set_num_threads(options.threads or within_quota(torch.get_num_threads()))
 
     def emit(message: FromWorker) -> None:
         try:

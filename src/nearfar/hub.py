@@ -6,12 +6,13 @@ import contextlib
 import os
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nearfar.checkpoint_files import INDEX, indexed_files, weight_files
 from nearfar.errors import CheckpointError
 from nearfar.hub_reach import host, unreachable
 from nearfar.hub_transfer import Fetched, Transfer
@@ -72,6 +73,42 @@ def snapshot(repository: str, patterns: Sequence[str], stop: threading.Event | N
         )
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, HTTPError, OSError) as error:
         raise failed(repository, error) from error
+
+
+def names_of(repository: str, stop: threading.Event | None = None) -> list[str]:
+    """The names of a repository's files; of those in the cache, where the hub cannot be reached. `stop`, and
+    errors: as of `snapshot`.
+    """
+    from httpx import HTTPError
+    from huggingface_hub import CacheNotFound, HfApi, scan_cache_dir
+
+    try:
+        with _asking():
+            if (reason := unreachable()) is not None:
+                raise ConnectionError(reason)
+            return interruptible(lambda: HfApi().list_repo_files(repository), stop)
+    except (HTTPError, OSError) as error:  # the hub's own errors are both
+        try:
+            kept = [repo.refs.get("main") for repo in scan_cache_dir().repos if repo.repo_id == repository]
+        except CacheNotFound:
+            kept = []
+        names = [
+            file.file_path.relative_to(revision.snapshot_path).as_posix()
+            for revision in kept
+            if revision is not None
+            for file in revision.files
+        ]
+        if not names:
+            raise failed(repository, error) from error
+        return names
+
+
+def weights_of(repository: str, names: Collection[str]) -> list[str]:
+    """Of the names of a repository's files, the safetensors files that hold its weights: it may have the same
+    weights twice.
+    """
+    index = text_of(repository, INDEX) if INDEX in names else None
+    return weight_files(names, indexed_files(index) if index else ())
 
 
 def text_of(repository: str, name: str) -> bytes | None:

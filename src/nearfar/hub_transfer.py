@@ -97,7 +97,11 @@ class Transfer:
 
         url = hf_hub_url(self._repository, file.filename, revision=file.commit_hash)
         known = get_hf_file_metadata(url)
-        assert known.etag is not None
+        if known.etag is None:
+            raise CheckpointError(
+                f"{urlsplit(url).netloc} gives {file.filename} no entity tag (ETag), by which files are "
+                "kept and gone on with: let HF_ENDPOINT name the hub, or a mirror that passes ETag on"
+            )
         headers = build_hf_headers()
         if urlsplit(known.location).netloc != urlsplit(url).netloc:
             headers.pop("authorization", None)  # it is the hub's, not its storage's

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,8 +22,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from nearfar import strict_json
 from nearfar.build.output import output_directory
-from nearfar.build.weights.checkpoint import INDEX
+from nearfar.checkpoint_files import INDEX
 from nearfar.errors import BuildError
+from nearfar.processors import processors
 from nearfar.step.model import Model
 from nearfar.step.reading import read_model
 
@@ -137,7 +137,7 @@ def _write_weights(directory: Path, shape: Shape, seed: int, progress: Progress,
     files = _split(tensors, file_bytes)
     total, done = sum(2 * tensor.size for tensor in tensors.values()), 0
     weight_map: dict[str, str] = {}
-    with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(4, processors())) as pool:
         for index, group in enumerate(files):
             file = (
                 f"model-{index + 1:05d}-of-{len(files):05d}.safetensors"

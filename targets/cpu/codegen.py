@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,7 @@ from tvm.target import codegen as llvm
 from nearfar.errors import BuildError
 from nearfar.format.machines import KNOWN, architecture
 from nearfar.format.processor import offered
+from nearfar.processors import processors
 from nearfar.targets.cpu.link import link
 from nearfar.targets.cpu.platforms import Platform, host
 from nearfar.targets.cpu.tir_passes import PIPELINE
@@ -107,7 +107,7 @@ def compile_objects(
         return path
 
     total = len(first) + len(shared)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(processors()) as pool:
         files = []
         for count, file in enumerate(pool.map(compile_one, enumerate(first.items())), 1 + len(shared)):
             files.append(file)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from typing import Any
@@ -12,6 +11,7 @@ import tvm_ffi
 from tvm import tirx
 
 from nearfar.errors import BuildError
+from nearfar.processors import processors
 
 from .tir_passes import EXPLICIT_SYNC, PIPELINE
 
@@ -30,7 +30,7 @@ def kernels(mod: tvm.IRModule) -> dict[str, tirx.PrimFunc]:
 def device_sources(mod: tvm.IRModule, kind: str) -> dict[str, str]:
     """The source of every kernel of `mod` for a kind of target, by the kernel's name."""
     funcs = kernels(mod)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:  # TVM's passes release the interpreter lock
+    with ThreadPoolExecutor(processors()) as pool:  # TVM's passes release the interpreter lock
         made = pool.map(lambda name: _source(name, _Structure(funcs[name]), kind), funcs)
         return dict(zip(funcs, made, strict=True))
 

@@ -140,5 +140,5 @@ def test_ends_and_template_are_those_of_the_file(tmp_path: Path) -> None:
     file = gguf_files.write(write(tmp_path / "plain", CONFIG, weights()), tmp_path / "x")
     source = open_source(BuildOptions(str(file), tmp_path))
     assert (source.model.bos_token_id, source.model.eos_token_ids) == (256, (257,))
-    assert source.checkpoint.chat_template == tiny.TEMPLATE
+    assert source.checkpoint.chat_templates.plain == tiny.TEMPLATE
     assert source.checkpoint.license_text == "mit"

@@ -17,6 +17,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -30,6 +32,11 @@ class Hub:
     asked: list[str] = field(default_factory=list)
     hold: dict[str, int] = field(default_factory=dict)
     held: threading.Event = field(default_factory=threading.Event)
+
+    def fetched(self) -> set[str]:
+        """The files whose contents went out."""
+        parts = [line.split() for line in self.asked if line.startswith("GET")]
+        return {path.split("/resolve/")[1].partition("/")[2] for _, path, *_ in parts if "/resolve/" in path}
 
     def names(self, repository: str) -> list[str]:
         """The files of a repository."""
@@ -123,3 +130,12 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body if cut is None else body[:cut])
         if cut is not None:
             self.close_connection = True
+
+
+def talk_to(at: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the hub's client in this process talk to this server, with a cache of its own."""
+    constants = pytest.importorskip("huggingface_hub.constants")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "ENDPOINT", at.url)
+    template = f"{at.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,7 +32,7 @@ def classes(variants: Sequence[Variant]) -> list[str | None]:
 
 @pytest.mark.parametrize("processors", [1, 2, 3, 64])
 def test_programs_of_a_class_stay_together(processors: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: processors)
+    monkeypatch.setattr("nearfar.build.program.beside.processors", lambda: processors)
     cut = shares(VARIANTS)
     assert len(cut) == min(processors, len(classes(VARIANTS)))
     assert sorted(each.name for part in cut for each in part) == sorted(each.name for each in VARIANTS)

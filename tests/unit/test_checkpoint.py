@@ -12,10 +12,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from nearfar.build.pipeline import BuildOptions, build
-from nearfar.build.weights.checkpoint import INDEX
 from nearfar.build.weights.checks import check_finite, check_tensors
 from nearfar.build.weights.containers import open_checkpoint
 from nearfar.build.weights.packed.contract import Wanted
+from nearfar.checkpoint_files import INDEX
 from nearfar.errors import CheckpointError
 from tests.shared_data import shared_data
 
@@ -65,7 +65,7 @@ def test_reads_what_was_written(model: Path) -> None:
     np.testing.assert_array_equal(checkpoint.read("a"), A)
     np.testing.assert_array_equal(checkpoint.read("a", 1, 3), A[1:3])
     np.testing.assert_array_equal(checkpoint.read("b"), B)
-    assert checkpoint.chat_template == "hello"
+    assert checkpoint.chat_templates.plain == "hello"
     assert checkpoint.license_text is None
     with pytest.raises(CheckpointError, match="no tensor 'c'"):
         checkpoint.read("c")
@@ -81,13 +81,12 @@ def test_sharded_equals_single(sharded: Path) -> None:
 def test_chat_template_file_wins_and_lists_have_a_default(model: Path) -> None:
     named = [{"name": "tools", "template": "t"}, {"name": "default", "template": "d"}]
     (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
-    assert open_checkpoint(model).chat_template == "d"
+    assert open_checkpoint(model).chat_templates.plain == "d"
     (model / "chat_template.jinja").write_text("from the file")
     (model / "LICENSE").write_text("MIT")
     checkpoint = open_checkpoint(model)
-    assert checkpoint.chat_template == "from the file"
+    assert checkpoint.chat_templates.plain == "from the file"
     assert checkpoint.license_text == "MIT"
-    assert len(checkpoint.tokenizer_files) == 3
 
 
 def test_sha256_changes_with_one_weight(model: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.edge_runtime.executors.cpu.cores import cpu_quota, fast_cores, usable_cores
+from nearfar.edge_runtime.executors.cpu.cores import fast_cores, usable_cores
+from nearfar.processors import cpu_quota, processors
+from tests.support.paths import ROOT
 
 
 def write(root: Path, files: dict[str, str]) -> None:
@@ -67,12 +70,24 @@ def test_threads_stay_within_the_quota(
     monkeypatch: pytest.MonkeyPatch, quota: float | None, expected: int
 ) -> None:
     monkeypatch.setattr("nearfar.edge_runtime.executors.cpu.cores.fast_cores", lambda allowed: 0)
-    monkeypatch.setattr("nearfar.edge_runtime.executors.cpu.cores.cpu_quota", lambda: quota)
+    monkeypatch.setattr("nearfar.processors.cpu_quota", lambda: quota)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.setattr("psutil.cpu_count", lambda logical: 16)
     assert usable_cores() == expected
     monkeypatch.setattr("nearfar.edge_runtime.executors.cpu.cores.fast_cores", lambda allowed: 4)
     assert usable_cores() == min(expected, 4)
+    assert processors() == expected
+
+
+def test_nobody_counts_processors_but_these() -> None:
+    """os.cpu_count is the machine's, also in a container with a part of it: memory and threads for 64."""
+    told = re.compile(r"cpu_count\(")
+    parts = (ROOT / name for name in ("src/nearfar", "step", "format", "build", "targets", "edge_runtime",
+                                      "remote", "fallback_server", "routing"))  # fmt: skip
+    found = {path for part in parts for path in part.rglob("*.py") if told.search(path.read_text())}
+    counts = ("src/nearfar/processors.py", "edge_runtime/executors/cpu/cores.py")
+    shows = "edge_runtime/executors/cpu/__init__.py"  # `nearfar devices` shows the machine
+    assert {str(path.relative_to(ROOT)) for path in found} == {*counts, shows}
 
 
 def capacities(*values: int) -> dict[str, str]:
@@ -144,7 +159,8 @@ def test_a_real_control_group_limits_the_threads() -> None:
     with control_group() as group:
         code = (
             f"import os; open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
-            "from nearfar.edge_runtime.executors.cpu.cores import cpu_quota, usable_cores\n"
+            "from nearfar.edge_runtime.executors.cpu.cores import usable_cores\n"
+            "from nearfar.processors import cpu_quota\n"
             "print(cpu_quota(), usable_cores())"
         )
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)

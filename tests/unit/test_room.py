@@ -18,7 +18,7 @@ from nearfar.errors import BuildError, CheckpointError
 from nearfar.fallback_server.engines.opening import EngineOptions, open_engine
 from nearfar.room import lacking
 from tests.shared_data import shared_data
-from tests.support.hub import hub
+from tests.support.hub import hub, talk_to
 
 SAMPLE = Path(__file__).resolve().parents[2] / "examples" / "sample-model"
 Usage = namedtuple("Usage", "total used free")
@@ -58,13 +58,8 @@ def no_room(*_: object) -> None:
 def test_a_download_asks_for_what_the_cache_lacks(
     tmp_path: Path, free: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    constants = pytest.importorskip("huggingface_hub.constants")
-    cache = tmp_path / "cache"
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     with hub({"someone/stories": shared_data("models", "stories260K")}) as at:
-        monkeypatch.setattr(constants, "ENDPOINT", at.url)
-        template = f"{at.url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        talk_to(at, tmp_path / "cache", monkeypatch)
         free(500_000)
         with pytest.raises(
             CheckpointError, match=r"download of someone/stories needs 1.1 MB .* has 500.0 kB free: .*HF_HOME"

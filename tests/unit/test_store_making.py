@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
+import shutil
 from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from nearfar.build.options import BuildOptions
+from nearfar.edge_runtime.devices import Found, device
 from nearfar.errors import StoreError
+from nearfar.format.adapters import DEVICE_CLASSES, Adapter, Kind
 from nearfar.store.entries import Store, Wanted
 from nearfar.store.known import KNOWN
-from nearfar.store.making import Runner, artifacts_at
+from nearfar.store.making import Best, Runner, artifacts_at, elsewhere, for_device
 from nearfar.store.naming import Asked, wanted_of
+from tests.support import tiny
 from tests.support.commands import nearfar
 from tests.support.paths import ROOT
 
@@ -25,16 +31,25 @@ BROWSERS = ("webgpu", "wasm")
 def built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, ...]]:
     monkeypatch.setenv("NEARFAR_HOME", str(tmp_path / "home"))
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "model" / "config.json").write_text(json.dumps(tiny.CONFIG))
     return []
 
 
-def ask(checkpoint: Path, runner: Runner, built: list[tuple[str, ...]]) -> Path:
+def ask(
+    checkpoint: Path,
+    runner: Runner,
+    built: list[tuple[str, ...]],
+    classes: list[tuple[str, ...]] | None = None,
+) -> Path:
     def build(options: BuildOptions) -> None:
         built.append(options.targets)
+        if classes is not None:
+            classes.append(options.device_classes)
+        programs = [{"device_class": name} for name in options.device_classes]
         for target in options.targets:
-            (options.out / target).mkdir(parents=True)
-            (options.out / target / "manifest.json").write_text(json.dumps({"target": target}))
+            (options.out / target).mkdir(parents=True, exist_ok=True)
+            manifest = {"target": target, "programs": programs}
+            (options.out / target / "manifest.json").write_text(json.dumps(manifest))
 
     return artifacts_at(
         str(checkpoint), runner, build, lambda _: None, lambda _: nullcontext(lambda *_: None)
@@ -45,18 +60,48 @@ def test_a_browser_gets_what_it_may_need_beside_what_is_there(
     built: list[tuple[str, ...]], tmp_path: Path
 ) -> None:
     """Chrome on Linux has no WebGPU unless it is switched on: the page then runs WebAssembly."""
-    model, browser = tmp_path / "model", Runner(BROWSERS, lambda: BROWSERS[0], every=True)
-    place = ask(model, Runner(("webgpu",), lambda: "webgpu"), built)
+    model, browser = tmp_path / "model", elsewhere(*BROWSERS)
+    place = ask(model, Runner(("webgpu",), lambda: Best("webgpu")), built)
     assert ask(model, browser, built) == place
     assert ask(model, browser, built) == place
     assert built == [("webgpu",), ("wasm",)]
 
 
 def test_a_device_gets_its_best_alone(built: list[tuple[str, ...]], tmp_path: Path) -> None:
-    here = Runner(("cpu", "vulkan"), lambda: "vulkan")
+    here = Runner(("cpu", "vulkan"), lambda: Best("vulkan"))
     ask(tmp_path / "model", here, built)
     ask(tmp_path / "model", here, built)
     assert built == [("vulkan",)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "classes"),
+    [
+        ("discrete", ("discrete", "integrated")),
+        ("integrated", ("integrated", "discrete")),
+        ("mobile", ("mobile", "integrated")),
+        ("cpu", ("software",)),
+        (None, DEVICE_CLASSES),
+    ],
+)
+def test_a_machine_gets_programs_for_its_own_gpu_and_a_browser_for_all(
+    built: list[tuple[str, ...]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: Kind | None,
+    classes: tuple[str, ...],
+) -> None:
+    adapter = None if kind is None else Adapter("", "", "", "", kind)
+    mine = dataclasses.replace(device("webgpu"), probe=lambda which=None: Found(frozenset(), adapter=adapter))
+    monkeypatch.setattr("nearfar.edge_runtime.executors.webgpu.DEVICE", mine)
+    model, asked = tmp_path / "model", []
+    place = ask(model, for_device("webgpu"), built, asked)
+    assert asked == [classes]
+    ask(model, for_device("webgpu"), built, asked)
+    ask(model, elsewhere("webgpu"), built, asked)
+    ask(model, elsewhere("webgpu"), built, asked)
+    assert asked == list(dict.fromkeys((classes, DEVICE_CLASSES)))
+    assert (place / "webgpu").is_dir()
 
 
 def test_each_quality_is_a_model_of_its_own(tmp_path: Path) -> None:
@@ -127,6 +172,29 @@ def test_what_a_dead_build_left_is_seen_removed_and_swept(tmp_path: Path) -> Non
     assert nearfar("rm", "songs", "earlier-12345678", NEARFAR_HOME=str(home)).returncode == 0
     assert sorted(path.name for path in store.root.glob("*")) == [Wanted("tales", "owner/tales").folder]
     assert [path.name for path in store.root.glob(".*")] == []  # no lock, nothing removed
+
+
+def test_a_removed_model_is_gone_at_once_and_its_bytes_with_the_next_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C, or kill -9, between the renaming and the end of the deletion."""
+    home = tmp_path / "home"
+    store = Store(home / "cache" / "models")
+    wanted = Wanted("tales", "owner/tales")
+    for command in ("list", "rm"):
+        with store.begun(wanted) as place:
+            (place / "weights").write_bytes(bytes(2000))
+            entry = store.keep(wanted, None)
+        with monkeypatch.context() as cut:
+            cut.setattr(shutil, "rmtree", Mock(side_effect=KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                store.remove(entry)
+        assert [path.name.startswith(f".{wanted.folder}.gone-") for path in store.root.iterdir()] == [True]
+        assert (store.entries(), store.unfinished(), store.find("tales")) == ([], [], None)
+        nearfar(command, *(["tales"] if command == "rm" else []), NEARFAR_HOME=str(home))
+        assert list(store.root.iterdir()) == []
+    # An entry that another process removes while this one lists it.
+    assert (entry.bytes, entry.targets, entry.scheme, entry.used.year) == (0, {}, None, 1970)
 
 
 def test_the_short_names_are_documented() -> None:

@@ -57,6 +57,9 @@ BOMBS = {
     "map": "{{ ['x'] | map('center', 10**9) | list }}",
     "json": "{{ [1] | tojson(indent=10**9) }}",
     "lipsum": "{{ lipsum(10**6) }}",
+    "generation": "{% for a in range(10**9) %}{% generation %}x{% endgeneration %}{% endfor %}",
+    "loops in generation": "{% generation %}{% for a in range(99999) %}{% for b in range(99999) %}"
+    "{% endfor %}{% endfor %}{% endgeneration %}",
     "endless macro": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "constant": "{{ 'x' | center(1000000000) }}",
 }
@@ -136,6 +139,16 @@ def test_a_template_has_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ("{{ messages[::-1][0].role }} {{ 'a-b'.split('-')[-1] }} {{ x is defined }}", "assistant b False"),
         ("{{ 3000000000 | string | length }}", "10"),
+        (  # SmolLM 3 and LFM 2.5 mark so what the model wrote
+            "{% for m in messages %}{{ m.role }}{%- generation -%} {{ m.content }}{{ loop.index }}\n"
+            "{% endgeneration %}|{% endfor %}",
+            "usera1\n|assistantb2\n|",
+        ),
+        ("{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}", "21"),
+        (
+            "{% generation %}{% for m in messages %}{{ m.role }}{% break %}{% endfor %}{% endgeneration %}",
+            "user",
+        ),
     ],
 )
 def test_what_templates_need_still_works(source: str, expected: str) -> None:
@@ -167,17 +180,10 @@ def test_a_template_that_cannot_be_read_is_refused(source: str) -> None:
     "value", [[1], [{"name": "default"}], [{"name": "default", "template": 3}], 7, {"default": "x"}]
 )
 def test_a_chat_template_of_another_type_is_refused(tmp_path: Path, value: object) -> None:
-    with pytest.raises(ArtifactError, match=r"chat_template in .*/tokenizer_config.json of .* is neither"):
+    with pytest.raises(
+        ArtifactError, match=r"tokenizer_config.json of .* cannot be read: chat_template is .*expected a"
+    ):
         open_with(tmp_path, {"tokenizer_config.json": json.dumps({"chat_template": value}).encode()})
-
-
-def test_named_templates(tmp_path: Path) -> None:
-    named = [{"name": "tool_use", "template": "t"}, {"name": "default", "template": "d"}]
-    codec = open_with(tmp_path, {"tokenizer_config.json": json.dumps({"chat_template": named}).encode()})
-    assert codec.render_chat([]) == "d"
-    assert not open_with(
-        tmp_path, {"tokenizer_config.json": json.dumps({"chat_template": named[:1]}).encode()}
-    ).has_template
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.build.weights.checkpoint import HASH_BYTES, DirectoryCheckpoint
+from nearfar.build.weights.checkpoint import HASH_BYTES, DirectoryCheckpoint, write_files
 from nearfar.build.weights.gguf.config import read_config
 from nearfar.build.weights.gguf.header import Header, Tensor, is_gguf, read_header
 from nearfar.build.weights.gguf.names import FREQUENCIES, heads_of, is_one_more, pair_rows, tensor_name
 from nearfar.build.weights.gguf.tokenizer import GgufTokenizer, read_tokenizer
+from nearfar.edge_runtime.text.files import ChatTemplates
 from nearfar.errors import CheckpointError
 from nearfar.kernels.quantized import Array
 
@@ -120,22 +121,18 @@ class GgufCheckpoint(DirectoryCheckpoint):
         return ends | self._sampling
 
     @cached_property
-    def chat_template(self) -> str | None:
-        """That of the metadata."""
-        return self._tokenizer.template
+    def chat_templates(self) -> ChatTemplates:
+        """Those of the metadata."""
+        return self._tokenizer.templates
 
     def write_tokenizer(self, folder: Path) -> list[Path]:
         """See Checkpoint."""
-        folder.mkdir(exist_ok=True)
         files = {
             "tokenizer.json": self._tokenizer.json,
             "tokenizer_config.json": json.dumps(self._tokenizer.config, ensure_ascii=False).encode(),
         }
-        if self._tokenizer.template is not None:
-            files["chat_template.jinja"] = self._tokenizer.template.encode()
-        for name, content in files.items():
-            (folder / name).write_bytes(content)
-        return [folder / name for name in sorted(files)]
+        files |= {name: text.encode() for name, text in self.chat_templates.files.items()}
+        return write_files(folder, files)
 
     @cached_property
     def license_text(self) -> str | None:

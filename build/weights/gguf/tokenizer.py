@@ -16,6 +16,7 @@ import numpy as np
 
 from nearfar.build.weights.gguf.pieces import bpe_merges, byte_fallback_model, byte_level_model
 from nearfar.build.weights.gguf.splits import SPLITS, Split
+from nearfar.edge_runtime.text.files import TEMPLATE, TOOL_TEMPLATE, ChatTemplates, find_templates
 from nearfar.errors import CheckpointError
 
 PREFIX = "tokenizer.ggml."
@@ -45,11 +46,11 @@ NEUTRAL: Mapping[str, object] = {"remove_extra_whitespaces": False, "add_sep_tok
 
 @dataclass(frozen=True)
 class GgufTokenizer:
-    """tokenizer.json, tokenizer_config.json, the chat template, and the tokens that end an answer."""
+    """tokenizer.json, tokenizer_config.json, the chat templates, and the tokens that end an answer."""
 
     json: bytes
     config: dict[str, Any]
-    template: str | None
+    templates: ChatTemplates
     ends: tuple[int, ...]
 
 
@@ -105,7 +106,7 @@ def read_tokenizer(file: Path, metadata: Mapping[str, Any], vocab_size: int) -> 
     special = {name: words.token(key) for name, key in SPECIAL_IDS.items()}
     config = {name: words.tokens[token] for name, token in special.items() if token is not None}
     text = json.dumps({"version": "1.0", "truncation": None, "padding": None, **made}, ensure_ascii=False)
-    return GgufTokenizer(text.encode("utf-8"), config, _template(words), _ends(words))
+    return GgufTokenizer(text.encode("utf-8"), config, _templates(words), _ends(words))
 
 
 def _vocabulary(file: Path, metadata: Mapping[str, Any], vocab_size: int) -> Vocabulary:
@@ -250,11 +251,13 @@ def _around(words: Vocabulary, add_bos: bool) -> dict[str, Any] | None:
     }
 
 
-def _template(words: Vocabulary) -> str | None:
-    found = words.metadata.get("tokenizer.chat_template")
-    if found is not None and not isinstance(found, str):
-        raise words.error("tokenizer.chat_template is no text")
-    return found
+def _templates(words: Vocabulary) -> ChatTemplates:
+    """The plain one, and that of tools: llama.cpp writes named templates under keys of their own."""
+    keys = {TEMPLATE: "tokenizer.chat_template", TOOL_TEMPLATE: "tokenizer.chat_template.tool_use"}
+    found = {name: text for name, key in keys.items() if (text := words.metadata.get(key)) is not None}
+    if wrong := [keys[name] for name, text in found.items() if not isinstance(text, str)]:
+        raise words.error(f"{wrong[0]} is no text")
+    return find_templates({}, found)
 
 
 def _ends(words: Vocabulary) -> tuple[int, ...]:

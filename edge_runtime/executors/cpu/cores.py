@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 
+from nearfar.processors import affinity, within_quota, words_of
+
 PROCESSORS = Path("/sys/devices/system/cpu")
-CGROUPS = Path("/sys/fs/cgroup")
-MEMBERSHIP = Path("/proc/self/cgroup")
 ALIKE = 0.6
 """Of the highest speed: what is faster than this is worth a thread. Little cores are at 0.2 to 0.45; of the
 big ones some clock higher than others.
@@ -22,10 +21,9 @@ def usable_cores() -> int:
     """Physical cores this process may use: a second thread on a core waits for the same arithmetic units.
 
     Where cores differ in speed, the fast ones: a launch ends with its last task, and a slow core would take
-    memory's time from them. No more than its container's quota: threads beyond it get the whole process
-    stopped for most of every tenth of a second.
+    memory's time from them. No more than its container's quota.
     """
-    allowed = _affinity()
+    allowed = affinity()
     count = len(allowed)
     fast = fast_cores(allowed)
     if fast:
@@ -35,15 +33,7 @@ def usable_cores() -> int:
             import psutil
 
             count = min(count, psutil.cpu_count(logical=False) or count)
-    quota = cpu_quota()
-    return max(1, count if quota is None else min(count, int(quota)))
-
-
-def _affinity() -> Collection[int]:
-    """The processors that the system lets this process use, by number."""
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return range(os.cpu_count() or 1)
+    return within_quota(count)
 
 
 def fast_cores(allowed: Collection[int], root: Path | None = None) -> int:
@@ -72,7 +62,7 @@ def fast_cores(allowed: Collection[int], root: Path | None = None) -> int:
 def _speed(root: Path, cpu: int) -> int:
     """The capacity of a processor (of 1024), or its highest clock in kHz; 0: not known."""
     for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
-        (word,) = _words(root / f"cpu{cpu}" / name, 1)
+        (word,) = words_of(root / f"cpu{cpu}" / name, 1)
         if word.isdigit():
             return int(word)
     return 0
@@ -86,7 +76,7 @@ def _core(root: Path, cpu: int) -> frozenset[int]:
 def _listed(file: Path) -> frozenset[int]:
     """A list of processors as Linux writes it: "0-3,8"; empty where there is none."""
     found: set[int] = set()
-    for part in _words(file, 1)[0].split(","):
+    for part in words_of(file, 1)[0].split(","):
         first, _, last = part.partition("-")
         if first.isdigit() and (last or first).isdigit():
             found.update(range(int(first), int(last or first) + 1))
@@ -100,59 +90,3 @@ def _darwin_fast_cores() -> int:
         said = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
         return int(said) if said.isdigit() else 0
     return 0
-
-
-def cpu_quota(membership: Path = MEMBERSHIP, cgroups: Path = CGROUPS) -> float | None:
-    """CPUs that Linux lets this process use at once, on average: the least of its groups. None: no limit.
-
-    `membership` names the group of each hierarchy; a container may not see its own name there as the host
-    gives it, so the groups above count too, up to the root.
-    """
-    try:
-        lines = membership.read_text().splitlines()
-    except (OSError, UnicodeDecodeError):
-        return None
-    quotas: list[float] = []
-    for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if not controllers:
-            quotas += _found(_unified(folder) for folder in _upwards(cgroups, path))
-            quotas += _found(_unified(folder) for folder in _upwards(cgroups / "unified", path))
-        elif "cpu" in controllers.split(","):
-            for mounted in dict.fromkeys((controllers, "cpu", "cpu,cpuacct")):
-                quotas += _found(_legacy(folder) for folder in _upwards(cgroups / mounted, path))
-    return min(quotas, default=None)
-
-
-def _upwards(root: Path, path: str) -> list[Path]:
-    """The folder of a group and those above it, up to the root of the hierarchy."""
-    parts = [part for part in path.split("/") if part not in ("", "..")]
-    return [root.joinpath(*parts[:count]) for count in range(len(parts), -1, -1)]
-
-
-def _found(quotas: Iterator[float | None]) -> list[float]:
-    return [quota for quota in quotas if quota is not None]
-
-
-def _unified(folder: Path) -> float | None:
-    """Control groups v2: "QUOTA PERIOD" in microseconds, or "max PERIOD"."""
-    return _ratio(*_words(folder / "cpu.max", 2))
-
-
-def _legacy(folder: Path) -> float | None:
-    """Control groups v1: the same in two files, -1 for no limit."""
-    return _ratio(*_words(folder / "cpu.cfs_quota_us", 1), *_words(folder / "cpu.cfs_period_us", 1))
-
-
-def _words(file: Path, count: int) -> list[str]:
-    """So many words of a file, empty ones where it has fewer."""
-    try:
-        words = file.read_text().split()
-    except (OSError, UnicodeDecodeError):
-        words = []
-    return [*words, *[""] * count][:count]
-
-
-def _ratio(quota: str, period: str) -> float | None:
-    return int(quota) / int(period) if quota.isdigit() and period.isdigit() and int(period) > 0 else None

@@ -208,7 +208,7 @@ def build(
             "leave it out"
         )
     check_place(out)
-    first_look(checkpoint)
+    first_look(checkpoint, context, embeddings)
     with importing("the compiler"):
         from nearfar.edge_runtime.artifact.budget import parse_size
     options = BuildOptions(

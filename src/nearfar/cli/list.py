@@ -19,6 +19,7 @@ def list(
 ) -> None:
     """List the models of the store, what was used last first."""
     store = Store()
+    store.clear_removed()
     entries = [*store.entries(), *store.unfinished()]
     if as_json:
         print_json([described(entry) for entry in entries])

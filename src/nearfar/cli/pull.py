@@ -14,7 +14,7 @@ from nearfar.edge_runtime.artifact.budget import show_size
 from nearfar.edge_runtime.devices import AUTO
 from nearfar.store.entries import Store
 from nearfar.store.known import KNOWN
-from nearfar.store.making import Runner, for_device, made
+from nearfar.store.making import elsewhere, for_device, made
 from nearfar.store.naming import Asked, wanted_of
 
 
@@ -60,7 +60,7 @@ def pull(
     """
     console, store = Console(stderr=True), Store()
     named = [name.strip() for part in target or () for name in part.split(",") if name.strip()]
-    runners = [Runner((name,), lambda name=name: name) for name in dict.fromkeys(named)]  # type: ignore[misc]
+    runners = [elsewhere(name) for name in dict.fromkeys(named)]
     wanted = wanted_of(model, store, Asked(quant, quality, requantize))
     for runner in runners or [for_device(AUTO)]:
         entry = made(store, wanted, runner, building(console), telling(console), bytes_bar)

@@ -19,6 +19,7 @@ def rm(
 ) -> None:
     """Remove models from the store. What was downloaded stays in the hub's own cache."""
     store = Store()
+    store.clear_removed()
     unfinished = store.unfinished()
     found = [
         store.find(name) or store.find(name, unfinished) or store.require(name) for name in names

@@ -18,7 +18,7 @@ from nearfar.edge_runtime.artifact.finder import by_target, none_for
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import ArtifactError
 from nearfar.page_server import Site, find_page, open_server, origin_of
-from nearfar.store.making import Runner, artifacts_at
+from nearfar.store.making import artifacts_at, elsewhere
 
 TARGETS = ("webgpu", "wasm")
 """What a browser runs; it takes the first that it can."""
@@ -125,7 +125,7 @@ def web(
     if cloud is not None:
         origin_of(cloud)  # refuses what is no address
     console = Console(stderr=True)
-    browser = Runner(TARGETS, lambda: TARGETS[0], every=True)  # many browsers have no GPU to offer
+    browser = elsewhere(*TARGETS)  # many browsers have no GPU to offer
     ways = (building(console), telling(console), bytes_bar)
     offered = offer([artifacts_at(name, browser, *ways) for name in artifact])
     served = offered.artifacts

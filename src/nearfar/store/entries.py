@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,6 +27,7 @@ from nearfar.build.options import Quality
 from nearfar.edge_runtime.artifact.finder import MANIFEST, by_target
 from nearfar.errors import ArtifactError, StoreError
 from nearfar.folders import cache_folder
+from nearfar.format.adapters import DEVICE_CLASSES
 from nearfar.suggestions import suggested
 
 ENTRY, BEGUN = "entry.json", "begun.json"
@@ -84,16 +86,27 @@ class Entry:
                 return str(manifest["quantization"]["scheme"])
         return None
 
+    def narrow(self, target: str) -> bool:
+        """Whether its artifact for a target was built for some classes of GPUs and not for others."""
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
+            manifest = strict_json.loads((self.targets[target] / MANIFEST).read_bytes())
+            made = {program.get("device_class") for program in manifest["programs"]} - {None}
+            return bool(made) and not made >= {*DEVICE_CLASSES}
+        return False
+
     @property
     def bytes(self) -> int:
-        """Of all of its files."""
-        return sum(file.stat().st_size for file in self.folder.rglob("*") if file.is_file())
+        """Of all of its files; of those that are left, while another process removes it."""
+        return sum(_size(Path(folder, name)) for folder, _, names in os.walk(self.folder) for name in names)
 
     @property
     def used(self) -> datetime:
-        """When it was used last."""
+        """When it was used last; long ago, where another process has removed it since."""
         file = self.folder / ENTRY if self.finished else self.folder
-        return datetime.fromtimestamp(file.stat().st_mtime, UTC)
+        try:
+            return datetime.fromtimestamp(file.stat().st_mtime, UTC)
+        except OSError:
+            return datetime.fromtimestamp(0, UTC)
 
     def touch(self) -> None:
         """Say that it is used now."""
@@ -109,7 +122,7 @@ class Store:
 
     def entries(self) -> list[Entry]:
         """All, what was used last first. A folder whose entry cannot be read is none."""
-        found = [self._read(file) for file in self.root.glob(f"*/{ENTRY}")]
+        found = [self._read(file) for file in self.root.glob(f"[!.]*/{ENTRY}")]
         return sorted((entry for entry in found if entry), key=lambda entry: entry.used, reverse=True)
 
     def unfinished(self) -> list[Entry]:
@@ -178,12 +191,12 @@ class Store:
     def remove(self, entry: Entry) -> int:
         """Delete it, and tell the bytes; whole or not at all, for those who look."""
         size = entry.bytes
-        gone = entry.folder.with_name(f".{entry.folder.name}{_GONE}-{os.getpid()}")
+        gone = entry.folder.with_name(f".{entry.folder.name}{_GONE}-{secrets.token_hex(4)}")
         try:
             entry.folder.rename(gone)
         except OSError as error:
             raise StoreError(f"{entry.wanted.name} cannot be removed: {error}") from error
-        shutil.rmtree(gone, ignore_errors=True)
+        self.clear_removed()
         return size
 
     @contextmanager
@@ -204,12 +217,16 @@ class Store:
             elif left == {BEGUN}:
                 shutil.rmtree(folder, ignore_errors=True)
 
+    def clear_removed(self) -> None:
+        """Delete what is left of removed models, also where the process that removed them was ended."""
+        for gone in self.root.glob(f".*{_GONE}-*"):
+            shutil.rmtree(gone, ignore_errors=True)
+
     def sweep(self) -> None:
         """Delete what processes that died have left and nobody goes on with: half-written artifacts, removed
         models, locks. Downloads stay.
         """
-        for gone in self.root.glob(f".*{_GONE}-*"):
-            shutil.rmtree(gone, ignore_errors=True)
+        self.clear_removed()
         partial = {path.parent.name for path in self.root.glob("*/.*.partial-*")}
         locked = {path.name[1 : -len(_LOCK)] for path in self.root.glob(f".*{_LOCK}")}
         for name in partial | locked:
@@ -259,3 +276,11 @@ class Store:
             return Entry(file.parent, wanted, record["mark"])
         except (OSError, ValueError, LookupError, TypeError):
             return None
+
+
+def _size(file: Path) -> int:
+    """Bytes of a file; 0 where it has gone."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0

@@ -48,11 +48,10 @@ export class Chats {
 
   /** Whether the model may be offered tools. */
   get canCall(): boolean {
-    return !!this.record?.calls && this.codec.template !== null;
+    return !!this.record?.calls && this.codec.templateFor(true) !== null;
   }
 
   encode({ messages, continueLast, calling, variables }: Chat): ChatPrompt {
-    const { template } = this.codec;
     const calls = this.#form?.calls ?? null;
     if (calling && !calls)
       throw new RequestError(
@@ -61,6 +60,7 @@ export class Chats {
         { code: "unsupported" },
       );
     const tools = calling?.tools ?? [];
+    const template = this.codec.templateFor(tools.length > 0);
     const told =
       this.#answers && template !== null && (calling || messages.some(isOfTools))
         ? this.#answers.prompting(messages, tools, calls, template)

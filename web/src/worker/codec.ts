@@ -14,11 +14,12 @@ export async function loadCodec({ base, manifest }: Found, options: KeptOptions)
     const entry = manifest.tokenizerFiles.find(({ file }) => file.endsWith(`/${name}`));
     return entry ? new TextDecoder().decode(await (await small)(entry)) : null;
   };
-  const [{ createTextCodec }, tokenizer, config, template] = await Promise.all([
+  const [{ createTextCodec }, tokenizer, config, template, toolTemplate] = await Promise.all([
     import("./text/index.js"),
     read("tokenizer.json"),
     read("tokenizer_config.json"),
     read("chat_template.jinja"),
+    read("tool_use.jinja"),
   ]);
   if (tokenizer === null)
     throw new ArtifactError("The artifact has no tokenizer/tokenizer.json. Build it again.");
@@ -26,6 +27,7 @@ export async function loadCodec({ base, manifest }: Found, options: KeptOptions)
     tokenizerJson: JSON.parse(tokenizer) as unknown,
     tokenizerConfig: JSON.parse(config ?? "{}") as unknown,
     ...(template !== null && { chatTemplate: template }),
+    ...(toolTemplate !== null && { toolTemplate }),
   };
   return createTextCodec(files, { ...manifest.model, answers: manifest.answers });
 }

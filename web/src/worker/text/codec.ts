@@ -9,10 +9,10 @@ import { type ByteRules, byteRules } from "./token-bytes.js";
 import {
   asObject,
   checkVocabulary,
+  findTemplates,
   type JsonObject,
   namedTokens,
   specialIds,
-  templateOf,
 } from "./tokenizer-file.js";
 import type { ChatOptions, SpecialTokens, TextCodec, TextFiles, TextStream, Told } from "./types.js";
 
@@ -23,6 +23,7 @@ class ModelTextCodec implements TextCodec {
   readonly #special: ReadonlySet<number>;
   readonly #silent: ReadonlySet<number>;
   readonly #template: ChatTemplate | null;
+  readonly #toolTemplate: ChatTemplate | null;
   readonly #bosTokenId: number | null;
 
   constructor(files: TextFiles, special: SpecialTokens) {
@@ -34,8 +35,11 @@ class ModelTextCodec implements TextCodec {
     const marks = stringsIn(special.answers);
     const isMark = (text = ""): boolean => text !== "" && marks.some((mark) => mark.includes(text));
     this.#silent = new Set([...this.#special].filter((id) => !isMark(this.#tokenizer.id_to_token(id))));
-    const template = files.chatTemplate ?? templateOf(config);
-    this.#template = template === undefined ? null : new ChatTemplate(template, namedTokens(config));
+    const { plain, tools } = findTemplates(config, files);
+    const opened = (source: string | null): ChatTemplate | null =>
+      source === null ? null : new ChatTemplate(source, namedTokens(config));
+    this.#template = opened(plain);
+    this.#toolTemplate = opened(tools) ?? this.#template;
     this.#bosTokenId = special.bosTokenId;
   }
 
@@ -62,8 +66,8 @@ class ModelTextCodec implements TextCodec {
     }
   }
 
-  get template(): string | null {
-    return this.#template?.source ?? null;
+  templateFor(tools: boolean): string | null {
+    return (tools ? this.#toolTemplate : this.#template)?.source ?? null;
   }
 
   chat(messages: readonly Told[], options: ChatOptions = {}): number[] {
@@ -72,13 +76,14 @@ class ModelTextCodec implements TextCodec {
   }
 
   render(messages: readonly Told[], options: ChatOptions = {}): string {
-    if (this.#template === null) {
+    const template = options.tools?.length ? this.#toolTemplate : this.#template;
+    if (template === null) {
       throw new RequestError(
         "this model has no chat template; give it a plain prompt instead of messages",
         "messages",
       );
     }
-    return this.#template.render(messages, options);
+    return template.render(messages, options);
   }
 
   stream(stop: readonly string[], context: readonly number[] = [], withMarks = false): TextStream {

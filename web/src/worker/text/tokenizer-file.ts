@@ -4,6 +4,7 @@
  */
 
 import { ArtifactError } from "../../both/errors.js";
+import type { TextFiles } from "./types.js";
 
 export type JsonObject = { readonly [key: string]: unknown };
 
@@ -59,15 +60,36 @@ export function namedTokens(config: JsonObject): Record<string, string> {
   return names;
 }
 
-/**
- * The chat template inside tokenizer_config.json: one string, or a list of named ones of which `default` is
- * meant.
- */
-export function templateOf(config: JsonObject): string | undefined {
-  const template = config.chat_template;
-  if (typeof template === "string") return template;
-  if (!Array.isArray(template)) return undefined;
-  const entries: readonly unknown[] = template;
-  const chosen = entries.filter(isObject).find((entry) => entry.name === "default");
-  return typeof chosen?.template === "string" ? chosen.template : undefined;
+/** The texts of a model's chat templates; `tools`: of conversations with tools, null where `plain` is. */
+export interface ChatTemplates {
+  readonly plain: string | null;
+  readonly tools: string | null;
+}
+
+/** As edge_runtime/text/files.py finds them; tests/vectors/chat_templates.json holds both. */
+export function findTemplates(
+  config: JsonObject,
+  { chatTemplate, toolTemplate }: Pick<TextFiles, "chatTemplate" | "toolTemplate">,
+): ChatTemplates {
+  const named = new Map(chatTemplate === undefined ? namedTemplates(config.chat_template) : []);
+  if (chatTemplate !== undefined) named.set("default", chatTemplate);
+  if (toolTemplate !== undefined) named.set("tool_use", toolTemplate);
+  if (named.size > 1 && !named.has("default"))
+    throw new ArtifactError(
+      `of the chat templates ${[...named.keys()].join(", ")} none is called default. Correct ` +
+        "tokenizer_config.json, and build the artifact again.",
+    );
+  const plain = named.get("default") ?? [...named.values()][0] ?? "";
+  return { plain: plain || null, tools: named.get("tool_use") || null };
+}
+
+/** Of a tokenizer config: one text, or a list of named ones. */
+function namedTemplates(value: unknown): [string, string][] {
+  if (typeof value === "string") return [["default", value]];
+  const items: readonly unknown[] = Array.isArray(value) ? value : [];
+  return items
+    .filter(isObject)
+    .flatMap(({ name, template }): [string, string][] =>
+      typeof name === "string" && typeof template === "string" ? [[name, template]] : [],
+    );
 }

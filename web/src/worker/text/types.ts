@@ -7,8 +7,10 @@ import type { FunctionTool, TemplateVariables } from "../../both/openai.js";
 export interface TextFiles {
   readonly tokenizerJson: unknown;
   readonly tokenizerConfig: unknown;
-  /** Contents of chat_template.jinja; wins over the template inside tokenizerConfig. */
+  /** Contents of chat_template.jinja; wins over the templates inside tokenizerConfig. */
   readonly chatTemplate?: string;
+  /** Contents of additional_chat_templates/tool_use.jinja: the template of conversations with tools. */
+  readonly toolTemplate?: string;
 }
 
 /** The special tokens that the manifest states. */
@@ -52,8 +54,8 @@ export interface ChatOptions {
 export interface TextCodec {
   /** `addSpecialTokens` (default true) lets the tokenizer add what it adds by itself, such as BOS. */
   encode(text: string, options?: { readonly addSpecialTokens?: boolean }): number[];
-  /** The chat template; null where the model has none. */
-  readonly template: string | null;
+  /** The chat template of a conversation with tools, or without; null where the model has none. */
+  templateFor(tools: boolean): string | null;
   /**
    * A conversation as text, ready for the assistant's answer; with `continueLast` for the rest of the last
    * message. Throws RequestError where the model has no template.
