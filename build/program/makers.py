@@ -19,6 +19,7 @@ ROOT = Path(nearfar.__file__).parent
 IDLE = {
     "nearfar": "names the two halves of the project",
     "nearfar.folders": "says where zig keeps what it made",
+    "nearfar.processors": "says how much is compiled side by side",
 }
 """Modules that are imported by what compiles and have no part in what comes out, and why: neither they nor
 what they import count.
