@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
 
 from nearfar.build.embedding import gives_embeddings, longest_text
 from nearfar.build.options import GROUP_SIZE, QUALITIES, QUANT, BuildOptions, Quality
@@ -24,6 +23,7 @@ from nearfar.build.weights.quantize import Scheme
 from nearfar.build.weights.stream import Report
 from nearfar.edge_runtime.engine.sampling_params import defaults_of
 from nearfar.edge_runtime.text.codec import TextCodec
+from nearfar.edge_runtime.text.tokenizer import tokenizer_of
 from nearfar.errors import ArtifactError, BuildError, CheckpointError
 from nearfar.format.answers import AnswerFormat
 from nearfar.format.sampling import NOTHING, SamplingDefaults
@@ -141,7 +141,7 @@ def _text(checkpoint: Checkpoint, model: Model) -> TextCodec:
     where they cannot be.
     """
     try:
-        tokenizer = Tokenizer.from_buffer(checkpoint.tokenizer_json)
+        tokenizer = tokenizer_of(checkpoint.tokenizer_json)
     except Exception as error:  # the library raises plain Exception
         raise CheckpointError(
             f"{checkpoint.path / 'tokenizer.json'}: no tokenizer ({error}): download it again"

@@ -7,6 +7,7 @@ process is that of the tensor asked for and not of the file.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import threading
 from functools import cached_property
@@ -24,6 +25,8 @@ from nearfar.targets.quantized import Array
 
 INDEX = "model.safetensors.index.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+CALLS = ("truncation", "padding")
+"""Keys of a tokenizer.json that say how its saver called it, and nothing of the model."""
 CONFIG_FILES = ("config.json", "generation_config.json")
 LICENSE_NAMES = ("LICENSE", "LICENSE.txt", "LICENSE.md")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -162,13 +165,14 @@ class DirectoryCheckpoint:
         return template
 
     def write_tokenizer(self, folder: Path) -> list[Path]:
-        """Copy the tokenizer's files into a folder, the chat template always as a file of its own; what
-        was written.
+        """Copy the tokenizer's files into a folder, the chat template always as a file of its own, and
+        tokenizer.json without settings of calls; what was written.
         """
         folder.mkdir(exist_ok=True)
         written = {file.name: folder / file.name for file in self.tokenizer_files}
         for file in self.tokenizer_files:
-            written[file.name].write_bytes(file.read_bytes())
+            data = file.read_bytes()
+            written[file.name].write_bytes(without_calls(data) if file.name == "tokenizer.json" else data)
         name = "chat_template.jinja"
         if name not in written and self.chat_template is not None:
             written[name] = folder / name
@@ -202,6 +206,16 @@ def check_tokenizer(path: Path) -> None:
         )
     read_json(path / "tokenizer.json")
     read_json(path / "tokenizer_config.json", required=False)
+
+
+def without_calls(tokenizer_json: bytes) -> bytes:
+    """A tokenizer.json without `truncation` and `padding`, settings of the calls of whoever saved it, which
+    some readers obey; the bytes as they are where neither is set.
+    """
+    data = strict_json.loads(tokenizer_json)
+    if not isinstance(data, dict) or not any(data.get(key) for key in CALLS):
+        return tokenizer_json
+    return json.dumps(data | dict.fromkeys(CALLS), ensure_ascii=False).encode()
 
 
 def _name_in_manifest(path: Path) -> str | None:

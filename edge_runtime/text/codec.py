@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.text.templates import ChatTemplate
+from nearfar.edge_runtime.text.tokenizer import tokenizer_of
 from nearfar.edge_runtime.tools.formats import shown_format
 from nearfar.errors import ArtifactError, RequestError
 from nearfar.format.answers import AnswerFormat, strings
@@ -283,7 +284,7 @@ class TextStream:
 
 def _tokenizer(text: str, answers: AnswerFormat) -> Tokenizer:
     """Of a tokenizer.json, in which no token is special that occurs in a mark."""
-    made = Tokenizer.from_str(text)
+    made = tokenizer_of(text)
     marks = set(strings(answers))
     special = {entry.content for entry in made.get_added_tokens_decoder().values() if entry.special}
     visible = {token for token in special if any(token in mark for mark in marks)}
@@ -292,7 +293,7 @@ def _tokenizer(text: str, answers: AnswerFormat) -> Tokenizer:
     data = json.loads(text)
     for token in data.get("added_tokens") or ():
         token["special"] = token["special"] and token["content"] not in visible
-    return Tokenizer.from_str(json.dumps(data))
+    return tokenizer_of(json.dumps(data))
 
 
 _MARK = "[the-answer-goes-on-here]"
