@@ -21,7 +21,6 @@ from nearfar.format.consistency import PLANNED
 from nearfar.format.manifest import File, Function, Program, Requires, Weights
 from nearfar.format.sizes import MAX_ROWS, ROW_BUCKETS, STEP_BUCKETS
 from nearfar.step.params import Param
-from nearfar.step.reading import read_model
 from nearfar.targets.kernels import Products
 from nearfar.targets.mlx.config_json import mlx_config, module_of
 from nearfar.targets.quantized import QuantTensor
@@ -147,8 +146,7 @@ class MlxTarget:
     ) -> Made:
         """config.json, the tokenizer and, where asked for, the exported function."""
         checkpoint = source.checkpoint
-        reading = read_model(checkpoint.config, checkpoint.entries, options.context)
-        document = mlx_config(checkpoint.config, reading, source.matrices)
+        document = mlx_config(checkpoint.config, source.reading, source.matrices)
         (root / "config.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
         for name in COPIED:
             if (checkpoint.path / name).is_file():
