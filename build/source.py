@@ -22,6 +22,7 @@ from nearfar.build.weights.quantize import Scheme
 from nearfar.build.weights.stream import Report
 from nearfar.edge_runtime.engine.sampling_params import defaults_of
 from nearfar.edge_runtime.text.codec import TextCodec
+from nearfar.edge_runtime.text.ends import end_tokens
 from nearfar.edge_runtime.text.tokenizer import tokenizer_of
 from nearfar.errors import ArtifactError, BuildError, CheckpointError
 from nearfar.format.answers import AnswerFormat
@@ -97,9 +98,11 @@ def open_source(options: BuildOptions) -> Source:
     head = right_head(reading, checkpoint, packed, context, embeds)
     reading = head.reading
     model = _with_end_tokens(reading.model, checkpoint)
-    if embeds:
-        model = _embedding(model, checkpoint)
     codec = _text(checkpoint, model)
+    if embeds:
+        model, more = _embedding(model, checkpoint), ""
+    else:
+        model, more = _with_more_ends(model, codec)
     answers = codec.answers if codec.has_template else None
     sampling = defaults_of(checkpoint.generation_config)
     check_model(model, reading, checkpoint, packed, head.copy)
@@ -110,7 +113,7 @@ def open_source(options: BuildOptions) -> Source:
     report.skipped = dict(Counter(_part(name) for name in reading.skipped))
     return Source(
         checkpoint, reading, model, chosen.matrices, scheme, report, packed, chosen.keeps, answers, sampling,
-        notes=head.notes,
+        notes=(*head.notes, *([more] if more else [])),
     )  # fmt: skip
 
 
@@ -127,6 +130,17 @@ def _with_end_tokens(model: Model, checkpoint: Checkpoint) -> Model:
         "eos_token_id", model.vocab_size
     )
     return model.ending_in(tuple(dict.fromkeys(ids or model.eos_token_ids)))
+
+
+def _with_more_ends(model: Model, codec: TextCodec) -> tuple[Model, str]:
+    """With the end tokens that only the tokenizer and its template name, and what to tell of them."""
+    ends = end_tokens(codec, model.eos_token_ids, model.vocab_size)
+    more = [codec.tokenizer.id_to_token(token) for token in ends if token not in model.eos_token_ids]
+    told = (
+        f"answers end at {' and '.join(more)}, too: the tokenizer or its chat template says so, the configs "
+        "do not"
+    )
+    return model.ending_in(ends), told if more else ""
 
 
 def _embedding(model: Model, checkpoint: Checkpoint) -> Model:

@@ -39,7 +39,8 @@ class TextCodec:
         self.answers = answers or shown_format(template or "", config)
         """How the model marks the parts of its answers."""
         self._bos = bos
-        self._special = {name: text for name in _SPECIAL if (text := _content(config.get(name))) is not None}
+        self.special = {name: text for name in _SPECIAL if (text := _content(config.get(name))) is not None}
+        """Texts of special tokens by what they are for, such as eos_token."""
         self.template_source = template or None
         self._template = ChatTemplate(template) if template else None
         added = tokenizer.get_added_tokens_decoder()
@@ -125,9 +126,21 @@ class TextCodec:
                 "this model has no chat template; send a raw prompt instead (completions, --raw)"
             )
         shown = _marked(messages) if continue_last else list(messages)
-        own = {**self._special, "messages": shown, "add_generation_prompt": not continue_last}
+        own = {**self.special, "messages": shown, "add_generation_prompt": not continue_last}
         text = self._template.render({**(variables or {}), **own})
         return _until_mark(text) if continue_last else text
+
+    def behind_an_answer(self) -> str:
+        """What the chat template writes behind an answer that is whole; nothing where there is no template,
+        or it does not take a plain conversation.
+        """
+        said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
+        own = {**self.special, "messages": said, "add_generation_prompt": False}
+        try:
+            text = "" if self._template is None else self._template.render(own)
+        except RequestError:
+            return ""
+        return text.rpartition(_MARK)[2] if _MARK in text else ""
 
     def decode(self, tokens: Seq[int]) -> str:
         """Text of tokens, special tokens left out."""
