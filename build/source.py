@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from nearfar.build.embedding import gives_embeddings, longest_text
 from nearfar.build.options import GROUP_SIZE, QUALITIES, QUANT, BuildOptions, Quality
 from nearfar.build.tensors import check_model, right_head
-from nearfar.build.unread import check_unread
+from nearfar.build.unread import check_unread, foreign_code
 from nearfar.build.weights.choice import choose_matrices
 from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.containers import open_checkpoint
@@ -31,6 +31,7 @@ from nearfar.step.config import ConfigReader
 from nearfar.step.model import Model
 from nearfar.step.params import Param
 from nearfar.step.reading import Reading, read_model, without_prefix
+from nearfar.step.rope import longer_than
 from nearfar.targets.quantized import Matrix
 
 __all__ = ["GROUP_SIZE", "QUALITIES", "QUANT", "BuildOptions", "Quality", "Source", "open_source"]
@@ -113,8 +114,19 @@ def open_source(options: BuildOptions) -> Source:
     report.skipped = dict(Counter(_part(name) for name in reading.skipped))
     return Source(
         checkpoint, reading, model, chosen.matrices, scheme, report, packed, chosen.keeps, answers, sampling,
-        notes=(*head.notes, *([more] if more else [])),
+        notes=(*head.notes, *filter(None, (more, *_surprises(reading)))),
     )  # fmt: skip
+
+
+def _surprises(reading: Reading) -> Iterator[str | None]:
+    """What of a config is followed otherwise than its user may think."""
+    yield foreign_code(reading.config, reading.model_type)
+    if (original := longer_than(reading.config, reading.model.context_length)) is not None:
+        yield (
+            f"longrope: texts of up to {original:,} tokens are computed with the factors of longer ones, "
+            "and so their logits differ from transformers' (docs/decisions/0014-one-set-of-longrope.md): "
+            f"for such texts build with --context {original}"
+        )
 
 
 def _part(tensor: str) -> str:

@@ -18,7 +18,7 @@ import numpy as np
 
 from nearfar import strict_json
 from nearfar.build.weights.checks import some
-from nearfar.build.weights.foreign import folder_is
+from nearfar.build.weights.foreign import beside_an_adapter, folder_is
 from nearfar.build.weights.headers import Entry, read_header
 from nearfar.errors import CheckpointError
 from nearfar.targets.quantized import Array
@@ -192,6 +192,8 @@ def open_directory(path: Path, name: str) -> DirectoryCheckpoint:
     """Open a directory as transformers writes it. CheckpointError for anything missing or damaged."""
     if not (path / "config.json").exists() and (what := folder_is(path)):
         raise CheckpointError(f"{path} is {what}")
+    if what := beside_an_adapter(path):
+        raise CheckpointError(f"{path} holds {what}")
     config = read_json(path / "config.json")
     check_tokenizer(path)
     return DirectoryCheckpoint(path, _name_in_manifest(path) or name, config, _entries(path))

@@ -70,6 +70,16 @@ def file_is(path: Path) -> str | None:
     return _zip(path) or _safetensors(head, path) or _tar(path) or SUFFIXES.get(path.suffix.lower())
 
 
+def beside_an_adapter(path: Path) -> str | None:
+    """What a folder holds that has an adapter beside a whole model, and what to do; None where it has none.
+    transformers answers with both, or with the adapter over another model that it names.
+    """
+    file = path / "adapter_config.json"
+    if not file.is_file():
+        return None
+    return f"a model and {_adapter(file)}. To build the model without the adapter, take {file.name} away"
+
+
 def folder_is(path: Path) -> str | None:
     """What a folder without config.json is, and what to take instead; None where that is not known."""
     there = sorted(path.iterdir())

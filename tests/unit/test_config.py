@@ -48,7 +48,7 @@ def model(**changes: Any) -> Model:
 
 def rotation(head_dim: int, context: int = 4096, **changes: Any) -> Rotation:
     """The table of BASE with changes."""
-    return read_rope(ConfigReader({**BASE, **changes}), head_dim, context)
+    return read_rope(ConfigReader({**BASE, **changes}), head_dim, context, parts=True)
 
 
 def shapes(made: Model) -> dict[str, tuple[int, ...]]:
