@@ -46,8 +46,8 @@ def build(
 ) -> list[Path]:
     """Build all targets; gives their directories. Nothing appears in `out` unless its target is whole.
 
-    `timings` is told how long each phase took; `tell`, a line each, what of the weights is not carried over
-    to a target as the checkpoint has it.
+    `timings` is told how long each phase took; `tell`, a line each, how the checkpoint was read where that
+    may surprise, and what of the weights is not carried over to a target as the checkpoint has it.
     """
     timings = Timings() if timings is None else timings
     unknown = [target for target in options.targets if target not in target_names()]
@@ -83,7 +83,7 @@ def build(
             "--help)"
         )
     _check_room(sources, options)
-    for line in _made_anew(sources):
+    for line in (*source.notes, *_made_anew(sources)):
         tell(line)
     with ExitStack() as stack:
         roots = {name: stack.enter_context(output_directory(options.out / name)) for name in targets}

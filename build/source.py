@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
 
 from nearfar.build.embedding import gives_embeddings, longest_text
 from nearfar.build.options import GROUP_SIZE, QUALITIES, QUANT, BuildOptions, Quality
-from nearfar.build.unread import check_unread
-from nearfar.build.weights.checks import check_tensors
+from nearfar.build.tensors import check_model, right_head
+from nearfar.build.unread import check_unread, foreign_code
 from nearfar.build.weights.choice import choose_matrices
 from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.containers import open_checkpoint
 from nearfar.build.weights.packed import find_packed
-from nearfar.build.weights.packed.contract import Packed, Wanted, finer, held_in
+from nearfar.build.weights.packed.contract import Packed, finer, held_in
 from nearfar.build.weights.quantize import Scheme
 from nearfar.build.weights.stream import Report
 from nearfar.edge_runtime.engine.sampling_params import defaults_of
 from nearfar.edge_runtime.text.codec import TextCodec
+from nearfar.edge_runtime.text.ends import end_tokens
+from nearfar.edge_runtime.text.tokenizer import tokenizer_of
 from nearfar.errors import ArtifactError, BuildError, CheckpointError
 from nearfar.format.answers import AnswerFormat
 from nearfar.format.sampling import NOTHING, SamplingDefaults
@@ -31,11 +31,10 @@ from nearfar.kernels.quantized import Matrix
 from nearfar.step.config import ConfigReader
 from nearfar.step.model import Model
 from nearfar.step.params import Param
-from nearfar.step.reading import read_model, without_prefix
+from nearfar.step.reading import Reading, read_model, without_prefix
+from nearfar.step.rope import longer_than
 
 __all__ = ["GROUP_SIZE", "QUALITIES", "QUANT", "BuildOptions", "Quality", "Source", "open_source"]
-
-IGNORABLE = (r".*rotary_emb\.inv_freq",)
 
 
 @dataclass(frozen=True)
@@ -43,10 +42,12 @@ class Source:
     """The checked checkpoint. `packed` where its matrices are quantized already; `keeps`: those of them
     whose codes are carried over. `answers`: how the model marks its answers, where it has a chat template.
     `sampling`: how it wants tokens drawn. `rounding`: by cache what keys of 4 bits are stored by, where a
-    calibration has found it (nearfar.format.kv.rounding).
+    calibration has found it (nearfar.format.kv.rounding). `notes`: a line each, what a user should know of
+    how the checkpoint was read.
     """
 
     checkpoint: Checkpoint
+    reading: Reading
     model: Model
     matrices: dict[str, Matrix]
     scheme: Scheme
@@ -56,6 +57,7 @@ class Source:
     answers: AnswerFormat | None = None
     sampling: SamplingDefaults = NOTHING
     rounding: Mapping[int, npt.NDArray[np.float32]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def params(self) -> tuple[Param, ...]:
@@ -85,34 +87,46 @@ class Source:
 
 
 def open_source(options: BuildOptions) -> Source:
-    """Open and check the checkpoint; CheckpointError or BuildError before any weight is read."""
+    """Open and check the checkpoint; CheckpointError or BuildError before any weight is read, but for a head
+    that may be the embedding.
+    """
     checkpoint = open_checkpoint(options.checkpoint)
     embeds = gives_embeddings(checkpoint.path, options.embeddings)
     context = options.context or (longest_text(checkpoint.path) if embeds else None)
     reading = read_model(checkpoint.config, checkpoint.entries, context)
     check_unread(reading.config, reading.model_type)
+    packed = find_packed(checkpoint)
+    head = right_head(reading, checkpoint, packed, context, embeds)
+    reading = head.reading
     model = _with_end_tokens(reading.model, checkpoint)
-    if embeds:
-        model = _embedding(model, checkpoint)
     codec = _text(checkpoint, model)
+    if embeds:
+        model, more = _embedding(model, checkpoint), ""
+    else:
+        model, more = _with_more_ends(model, codec)
     answers = codec.answers if codec.has_template else None
     sampling = defaults_of(checkpoint.generation_config)
-    params = model.step.params
-    packed = find_packed(checkpoint)
-    plain = {name: shape for param in params for name, shape in param.expected().items()}
-    expected = {name: Wanted(shape) for name, shape in plain.items()}
-    harmless: tuple[str, ...] = ()
-    if packed is not None:
-        expected, harmless = packed.expected(plain), tuple(packed.harmless(plain))
+    check_model(model, reading, checkpoint, packed, head.copy)
     scheme, keeps = _scheme(options, packed)
-    tied = not any(param.name == "lm_head" for param in params)
-    tied_copy = (r"(language_model\.)?lm_head\.(weight|scales|biases)",) if tied else ()
-    unused = map(re.escape, (*reading.skipped, *model.unused, *harmless))
-    check_tensors(checkpoint, expected, (*IGNORABLE, *tied_copy, *unused))
+    params = model.step.params
     chosen = choose_matrices(params, checkpoint, scheme, packed, keeps)
     report = chosen.report
     report.skipped = dict(Counter(_part(name) for name in reading.skipped))
-    return Source(checkpoint, model, chosen.matrices, scheme, report, packed, chosen.keeps, answers, sampling)
+    return Source(
+        checkpoint, reading, model, chosen.matrices, scheme, report, packed, chosen.keeps, answers, sampling,
+        notes=(*head.notes, *filter(None, (more, *_surprises(reading)))),
+    )  # fmt: skip
+
+
+def _surprises(reading: Reading) -> Iterator[str | None]:
+    """What of a config is followed otherwise than its user may think."""
+    yield foreign_code(reading.config, reading.model_type)
+    if (original := longer_than(reading.config, reading.model.context_length)) is not None:
+        yield (
+            f"longrope: texts of up to {original:,} tokens are computed with the factors of longer ones, "
+            "and so their logits differ from transformers' (docs/decisions/0014-one-set-of-longrope.md): "
+            f"for such texts build with --context {original}"
+        )
 
 
 def _part(tensor: str) -> str:
@@ -130,6 +144,17 @@ def _with_end_tokens(model: Model, checkpoint: Checkpoint) -> Model:
     return model.ending_in(tuple(dict.fromkeys(ids or model.eos_token_ids)))
 
 
+def _with_more_ends(model: Model, codec: TextCodec) -> tuple[Model, str]:
+    """With the end tokens that only the tokenizer and its template name, and what to tell of them."""
+    ends = end_tokens(codec, model.eos_token_ids, model.vocab_size)
+    more = [str(codec.tokenizer.id_to_token(token)) for token in ends if token not in model.eos_token_ids]
+    told = (
+        f"answers end at {' and '.join(more)}, too: the tokenizer or its chat template says so, the configs "
+        "do not"
+    )
+    return model.ending_in(ends), told if more else ""
+
+
 def _embedding(model: Model, checkpoint: Checkpoint) -> Model:
     """Without a head; such checkpoints may be of the model inside alone, whose tensors have no `model.`."""
     whole = any(name.startswith("model.") for name in checkpoint.entries)
@@ -141,7 +166,7 @@ def _text(checkpoint: Checkpoint, model: Model) -> TextCodec:
     where they cannot be.
     """
     try:
-        tokenizer = Tokenizer.from_buffer(checkpoint.tokenizer_json)
+        tokenizer = tokenizer_of(checkpoint.tokenizer_json)
     except Exception as error:  # the library raises plain Exception
         raise CheckpointError(
             f"{checkpoint.path / 'tokenizer.json'}: no tokenizer ({error}): download it again"

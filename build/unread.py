@@ -38,14 +38,34 @@ SWITCHES = frozenset({
 """Keys that would change the model wherever they are honoured; only false, 0 and null are taken."""
 
 
+ALWAYS = frozenset({"is_causal"})
+"""Keys that would change the model wherever they are honoured; only true and null are taken. transformers
+lets any decoder look ahead where is_causal is false, though no class has the key.
+"""
+
+
 def check_unread(config: ConfigReader, model_type: str) -> None:
     """CheckpointError for the first key that is honoured elsewhere, but that the model file has not read."""
     unread = {key: value for key, value in config.unread().items() if key not in NEUTRAL}
     for key, value in unread.items():
-        if key in SWITCHES and value:
+        if (key in SWITCHES and value) or (key in ALWAYS and value is not True):
             raise _refused(config, model_type, key, value)
     for key, value in (unread and _honoured(unread, model_type)).items():
         raise _refused(config, model_type, key, value)
+
+
+def foreign_code(config: ConfigReader, model_type: str) -> str | None:
+    """A line where a config names code of its own for the model (`auto_map`), which is never run."""
+    given = config.config.get("auto_map")
+    named = (
+        [str(code) for kind, code in given.items() if "Model" in kind] if isinstance(given, Mapping) else []
+    )
+    if not named:
+        return None
+    return (
+        f"config.json names code of its own ({show(named[0])}), which is not run: the model is computed as "
+        f"transformers' {model_type}"
+    )
 
 
 def _honoured(unread: Mapping[str, Any], model_type: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,7 +55,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Param:
-    """One weight: a matrix [n, k] (its pieces' rows stacked), or a float32 vector [n] where `k` is 0.
+    """One weight: a matrix [n, k], or a float32 vector [n] where `k` is 0: the rows of its pieces, one piece
+    after the other.
 
     A vector is offset + scale · what the checkpoint has.
     """
@@ -87,18 +89,27 @@ class Param:
 
     @property
     def order(self) -> list[int] | None:
-        """For each of its rows, which of the stacked pieces' rows comes there; None: as they are."""
-        if all(piece.order is None or piece.order.trivial for piece in self.pieces):
+        """For each of its rows, which row of its `tensors`, one whole after the other, comes there; None: as
+        they lie. Pieces may lie in a tensor in another order, apart, or use a row twice.
+        """
+        tensors, first, stacked = self.tensors, {}, 0
+        for tensor, count in tensors.items():
+            first[tensor], stacked = stacked, stacked + count
+        starts = [first[piece.tensor] + piece.start for piece in self.pieces]
+        before = [0, *itertools.accumulate(piece.rows for piece in self.pieces)]
+        turned = any(piece.order is not None and not piece.order.trivial for piece in self.pieces)
+        if not turned and [*starts, stacked] == before:
             return None
         rows: list[int] = []
-        for piece in self.pieces:
-            before = len(rows)
+        for piece, start in zip(self.pieces, starts, strict=True):
             moved = piece.order.rows(piece.rows) if piece.order is not None else range(piece.rows)
-            rows += [before + row for row in moved]
+            rows += [start + row for row in moved]
         return rows
 
     def folded(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """A vector as the step reads it, of the stacked tensors: its rows in order, scaled and shifted."""
+        """A vector as the step reads it, of its `tensors` one after the other: its rows in order, scaled and
+        shifted.
+        """
         moved = values if self.order is None else values[np.array(self.order)]
         if self.scale == 1.0 and self.offset == 0.0:
             return moved

@@ -36,12 +36,17 @@ class Reading:
 
 
 def read_model(
-    config: Mapping[str, Any], tensors: Collection[str] = (), context: int | None = None
+    config: Mapping[str, Any],
+    tensors: Collection[str] = (),
+    context: int | None = None,
+    tied: bool | None = None,
 ) -> Reading:
     """The model of a config.json, with no more than `context` positions; or CheckpointError.
 
     `tensors`: names in the checkpoint, by which a text model that is a part of something larger is found.
+    `tied`: whether the head is the embedding, None: as the config says.
     """
+    config = config if tied is None else {**config, "tie_word_embeddings": tied}
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or model_type not in NESTED:
         read = ConfigReader(config)

@@ -77,17 +77,19 @@ def padded(freq: Frequencies, head_dim: int, scale: float = 1.0) -> Rope:
 def read_rope(
     read: ConfigReader, head_dim: int, context: int, *, layer_type: str | None = None,
     kinds: Sequence[str] = COMMON, theta: float = 10000.0, partial: float = 1.0, original: int | None = None,
-    beside: Sequence[str] = (),
+    beside: Sequence[str] = (), parts: bool = False,
 ) -> Rotation:  # fmt: skip
     """The table of a config: its `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`.
 
     `layer_type`: which table, where rope_parameters has one for each type of layer. `context`: positions that
     the artifact will have. `kinds`: what the architecture knows. `theta`, `partial`, `original` (positions
-    before they were stretched): where the config does not say. `beside`: keys with another purpose.
+    before they were stretched): where the config does not say. `beside`: keys with another purpose. `parts`:
+    whether transformers' class can turn a part of each head: the others ignore partial_rotary_factor, or
+    fail.
     """
 
     def table(section: ConfigReader) -> Rotation:
-        return _read(section, read, head_dim, context, kinds, theta, partial, original, beside)
+        return _read(section, read, head_dim, context, kinds, theta, partial, original, beside, parts)
 
     found = [table(section) for section in rope_sections(read, layer_type)]
     if any(other != found[0] for other in found):
@@ -115,7 +117,7 @@ def _inner(section: ConfigReader, layer_type: str | None) -> ConfigReader:
 
 def _read(
     read: ConfigReader, top: ConfigReader, head_dim: int, context: int, kinds: Sequence[str], theta: float,
-    partial: float, original: int | None, beside: Sequence[str],
+    partial: float, original: int | None, beside: Sequence[str], parts: bool,
 ) -> Rotation:  # fmt: skip
     kind = read.choice("rope_type", kinds, read.choice("type", kinds, "default"))
     if read.choice("type", kinds, kind) != kind:
@@ -128,13 +130,15 @@ def _read(
             unknown[0], f"nothing: rope of type {kind} is computed without it, so it is not supported"
         )
     base = _first(read, top, "rope_theta").number("rope_theta", theta, *THETA)
-    parts = _first(read, top, "partial_rotary_factor")
-    part = parts.number("partial_rotary_factor", partial, 1e-3, 1.0)
+    told = _first(read, top, "partial_rotary_factor")
+    part = told.number("partial_rotary_factor", partial, 1e-3, 1.0)
     rotary = int(head_dim * part)
     if kind == "proportional":
         return Rotation(_proportional(read, base, head_dim, part), head_dim)
+    if part != 1.0 and not parts:
+        told.refuse("partial_rotary_factor", "1: transformers turns whole heads in models of this type")
     if rotary < 2 or rotary % 2:
-        parts.refuse("partial_rotary_factor", f"a part of head_dim {head_dim} that is even, not {rotary}")
+        told.refuse("partial_rotary_factor", f"a part of head_dim {head_dim} that is even, not {rotary}")
     if kind == "dynamic":
         return Rotation(padded(frequencies(_alpha(read, base, rotary), rotary), head_dim), rotary)
     freq = frequencies(base, rotary)
@@ -234,6 +238,17 @@ def _yarn(
     keep = (1 - ramp).astype(np.float32)
     freq = (1.0 / (np.float32(factor) * wide)) * (1 - keep) + (1.0 / wide) * keep
     return np.asarray(freq, np.float32), scale
+
+
+def longer_than(read: ConfigReader, context: int) -> int | None:
+    """The original positions of a config whose factors of longrope are those for more, since there are
+    `context`; None: none such.
+    """
+    for section in rope_sections(read):
+        if {section.config.get("rope_type"), section.config.get("type")} & {"longrope", "su"}:
+            original = original_context(section, read, context)
+            return original if context > original else None
+    return None
 
 
 def _longrope(

@@ -60,7 +60,7 @@ class FloatWeights(Mapping[str, Array]):
     @staticmethod
     def stacked(param: Param, tensors: Mapping[str, Array]) -> Array:
         """A parameter of its tensors."""
-        parts = [tensors[piece.tensor][piece.start : piece.start + piece.rows] for piece in param.pieces]
+        parts = [tensors[name][:rows] for name, rows in param.tensors.items()]
         stacked = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if not param.is_matrix:
             return param.folded(stacked)

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer
 
 from nearfar.build.source import BuildOptions, Source
 from nearfar.build.weights.container import Checkpoint
+from nearfar.edge_runtime.text.tokenizer import tokenizer_of
 from nearfar.errors import BuildError
 from nearfar.step.model import Model
 
@@ -60,7 +60,7 @@ def read_text(file: Path | None, checkpoint: Checkpoint, model: Model) -> Calibr
         raise BuildError(f"--calibrate {path}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:
         raise BuildError(f"--calibrate {path}: is no UTF-8 text (byte {error.start})") from error
-    tokenizer = Tokenizer.from_buffer(checkpoint.tokenizer_json)
+    tokenizer = tokenizer_of(checkpoint.tokenizer_json)
     ids = np.array(tokenizer.encode(text, add_special_tokens=False).ids, np.int64)
     begins = tokenizer.encode("").ids[:1] == [model.bos_token_id]
     length = min(LENGTH, model.context_length)

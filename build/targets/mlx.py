@@ -24,10 +24,9 @@ from nearfar.format.sizes import MAX_ROWS, ROW_BUCKETS, STEP_BUCKETS
 from nearfar.kernels.contract import Products
 from nearfar.kernels.quantized import QuantTensor
 from nearfar.step.params import Param
-from nearfar.step.reading import read_model
 from nearfar.targets.mlx.config_json import mlx_config, module_of
 
-COPIED = ("generation_config.json", "special_tokens_map.json")
+COPIED = ("special_tokens_map.json",)
 
 
 def dense_dtype(source: Source) -> str:
@@ -147,9 +146,14 @@ class MlxTarget:
     ) -> Made:
         """config.json, the tokenizer and, where asked for, the exported function."""
         checkpoint = source.checkpoint
-        reading = read_model(checkpoint.config, checkpoint.entries, options.context)
-        document = mlx_config(checkpoint.config, reading, source.matrices)
-        (root / "config.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        documents = {"config.json": mlx_config(checkpoint.config, source.reading, source.matrices)}
+        if (checkpoint.path / "generation_config.json").is_file():
+            documents["generation_config.json"] = dict(checkpoint.generation_config)
+        for name, document in documents.items():  # mlx-lm takes the tokens that end a text from either
+            if source.model.eos_token_ids:
+                document["eos_token_id"] = list(source.model.eos_token_ids)
+            text = json.dumps(dict(sorted(document.items())), indent=2) + "\n"
+            (root / name).write_text(text, encoding="utf-8")
         for name in COPIED:
             if (checkpoint.path / name).is_file():
                 (root / name).write_bytes((checkpoint.path / name).read_bytes())

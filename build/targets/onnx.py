@@ -22,7 +22,6 @@ from nearfar.format.sizes import MAX_ROWS, ROW_BUCKETS, STEP_BUCKETS
 from nearfar.kernels.contract import Products
 from nearfar.kernels.quantized import Matrix
 from nearfar.step.params import Param
-from nearfar.step.reading import read_model
 from nearfar.targets.onnx import configs
 
 HEADS = 8
@@ -120,10 +119,9 @@ class OnnxTarget:
         """The files that the libraries read before the graph, and the tokenizer."""
         checkpoint, model = source.checkpoint, source.model
         bits = configs.widest(source.matrices)
-        reading = read_model(checkpoint.config, checkpoint.entries, options.context)
         hidden = next(param.k for param in source.params if param.is_matrix)
         documents = {
-            "config.json": configs.transformers_config(reading, model, bits, len(weights.shards)),
+            "config.json": configs.transformers_config(source.reading, model, bits, len(weights.shards)),
             "generation_config.json": configs.generation_config(checkpoint.generation_config, model),
             "genai_config.json": configs.genai_config(model, hidden, bits),
         }

@@ -7,6 +7,7 @@ process is that of the tensor asked for and not of the file.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import threading
 from collections.abc import Mapping
@@ -20,11 +21,14 @@ from nearfar import strict_json
 from nearfar.build.weights.checks import some
 from nearfar.build.weights.foreign import folder_is
 from nearfar.build.weights.headers import Entry, read_header
-from nearfar.checkpoint_files import INDEX, weight_files
+from nearfar.checkpoint_files import INDEX, check_no_adapter, weight_files
 from nearfar.edge_runtime.text.files import TEMPLATE_FILES, TOKENIZER_FILES, ChatTemplates, find_templates
 from nearfar.errors import ArtifactError, CheckpointError
 from nearfar.kernels.quantized import Array
 
+TOKENIZER = "tokenizer.json"
+CALLS = ("truncation", "padding")
+"""Keys of a tokenizer.json that say how its saver called it, and nothing of the model."""
 CONFIG_FILES = ("config.json", "generation_config.json")
 LICENSE_NAMES = ("LICENSE", "LICENSE.txt", "LICENSE.md")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -154,13 +158,15 @@ class DirectoryCheckpoint:
             raise CheckpointError(f"{self.path / 'tokenizer_config.json'}: {error}") from error
 
     def write_tokenizer(self, folder: Path) -> list[Path]:
-        """Copy the tokenizer's files into a folder, each chat template always as a file of its own; what
-        was written.
+        """Copy the tokenizer's files into a folder, each chat template always as a file of its own, and
+        tokenizer.json without settings of calls; what was written.
         """
         made = {name: text.encode() for name, text in self.chat_templates.files.items()}
         copied = {
             name: (self.path / name).read_bytes() for name in TOKENIZER_FILES if (self.path / name).is_file()
         }
+        if TOKENIZER in copied:
+            copied[TOKENIZER] = without_calls(copied[TOKENIZER])
         return write_files(folder, made | copied)
 
     @cached_property
@@ -184,6 +190,7 @@ def open_directory(path: Path, name: str) -> DirectoryCheckpoint:
     """Open a directory as transformers writes it. CheckpointError for anything missing or damaged."""
     if not (path / "config.json").exists() and (what := folder_is(path)):
         raise CheckpointError(f"{path} is {what}")
+    check_no_adapter(path, str(path))
     config = read_json(path / "config.json")
     check_tokenizer(path)
     return DirectoryCheckpoint(path, _name_in_manifest(path) or name, config, _entries(path))
@@ -198,6 +205,16 @@ def check_tokenizer(path: Path) -> None:
         )
     read_json(path / "tokenizer.json")
     read_json(path / "tokenizer_config.json", required=False)
+
+
+def without_calls(tokenizer_json: bytes) -> bytes:
+    """A tokenizer.json without `truncation` and `padding`, settings of the calls of whoever saved it, which
+    some readers obey; the bytes as they are where neither is set.
+    """
+    data = strict_json.loads(tokenizer_json)
+    if not isinstance(data, dict) or not any(data.get(key) for key in CALLS):
+        return tokenizer_json
+    return json.dumps(data | dict.fromkeys(CALLS), ensure_ascii=False).encode()
 
 
 def _name_in_manifest(path: Path) -> str | None:

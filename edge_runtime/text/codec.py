@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.text.files import TEMPLATE_FILES, ChatTemplates, find_templates
 from nearfar.edge_runtime.text.templates import ChatTemplate
+from nearfar.edge_runtime.text.tokenizer import tokenizer_of
 from nearfar.edge_runtime.tools.formats import shown_format
 from nearfar.errors import ArtifactError, RequestError
 from nearfar.format.answers import AnswerFormat, strings
@@ -42,7 +43,8 @@ class TextCodec:
         self.answers = answers or shown_format(self._templates.all, config)
         """How the model marks the parts of its answers."""
         self._bos = bos
-        self._special = {name: text for name in _SPECIAL if (text := _content(config.get(name))) is not None}
+        self.special = {name: text for name in _SPECIAL if (text := _content(config.get(name))) is not None}
+        """Texts of special tokens by what they are for, such as eos_token."""
         self._compiled = {source: ChatTemplate(source) for source in self._templates.all}
         added = tokenizer.get_added_tokens_decoder()
         self.silent = frozenset(token for token, entry in added.items() if entry.special)
@@ -131,9 +133,22 @@ class TextCodec:
                 "this model has no chat template; send a raw prompt instead (completions, --raw)"
             )
         shown = _marked(messages) if continue_last else list(messages)
-        own = {**self._special, "messages": shown, "add_generation_prompt": not continue_last}
+        own = {**self.special, "messages": shown, "add_generation_prompt": not continue_last}
         text = self._compiled[source].render({**(variables or {}), **own})
         return _until_mark(text) if continue_last else text
+
+    def behind_an_answer(self) -> str:
+        """What the chat template writes behind an answer that is whole; nothing where there is no template,
+        or it does not take a plain conversation.
+        """
+        said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
+        own = {**self.special, "messages": said, "add_generation_prompt": False}
+        source = self.template_source(tools=False)
+        try:
+            text = "" if source is None else self._compiled[source].render(own)
+        except RequestError:
+            return ""
+        return text.rpartition(_MARK)[2] if _MARK in text else ""
 
     def decode(self, tokens: Seq[int]) -> str:
         """Text of tokens, special tokens left out."""
@@ -290,7 +305,7 @@ class TextStream:
 
 def _tokenizer(text: str, answers: AnswerFormat) -> Tokenizer:
     """Of a tokenizer.json, in which no token is special that occurs in a mark."""
-    made = Tokenizer.from_str(text)
+    made = tokenizer_of(text)
     marks = set(strings(answers))
     special = {entry.content for entry in made.get_added_tokens_decoder().values() if entry.special}
     visible = {token for token in special if any(token in mark for mark in marks)}
@@ -299,7 +314,7 @@ def _tokenizer(text: str, answers: AnswerFormat) -> Tokenizer:
     data = json.loads(text)
     for token in data.get("added_tokens") or ():
         token["special"] = token["special"] and token["content"] not in visible
-    return Tokenizer.from_str(json.dumps(data))
+    return tokenizer_of(json.dumps(data))
 
 
 _MARK = "[the-answer-goes-on-here]"

@@ -18,6 +18,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from nearfar.edge_runtime.engine.sampling_params import defaults_of
+from nearfar.edge_runtime.text.codec import TextCodec
+from nearfar.edge_runtime.text.ends import end_tokens
 from nearfar.errors import CheckpointError, DeviceError
 from nearfar.fallback_server.torch_engine.attention import NAME
 from nearfar.fallback_server.torch_engine.cache import (
@@ -175,7 +177,7 @@ def _load(path: Path, options: TorchOptions, device: torch.device) -> PagedModel
         options.name or path.resolve().name,
         expected.shape[1],
         _context(text, options),
-        _eos(model, text),
+        _eos(model, text, path),
         defaults_of(model.generation_config.to_dict()),
         layers,
     )
@@ -274,10 +276,14 @@ def _context(text: Any, options: TorchOptions) -> int:
     return min(context, options.context_length or context)
 
 
-def _eos(model: Any, text: Any) -> tuple[int, ...]:
+def _eos(model: Any, text: Any, path: Path) -> tuple[int, ...]:
+    """What the configs name, and what the tokenizer beside them does, where there is one."""
     found = model.generation_config.eos_token_id
     found = text.eos_token_id if found is None else found
-    return () if found is None else tuple(found) if isinstance(found, list | tuple) else (int(found),)
+    named = () if found is None else tuple(found) if isinstance(found, list | tuple) else (int(found),)
+    if not (path / "tokenizer.json").is_file():
+        return named
+    return end_tokens(TextCodec.open_directory(path, None), named, text.vocab_size)
 
 
 def _reference(model: Any, probe: Sequence[int], device: torch.device) -> torch.Tensor:

@@ -45,8 +45,14 @@ def check_no_adapter(folder: Path, name: str) -> None:
     """CheckpointError, with the name, where a folder has an adapter, which changes the answers of the model
     that it is of, also of one beside it.
     """
-    if (folder / ADAPTER).is_file():
-        raise CheckpointError(f"{name} has {adapter_is(folder / ADAPTER)}")
+    if not (folder / ADAPTER).is_file():
+        return
+    what = adapter_is(folder / ADAPTER)
+    if (folder / "config.json").is_file():
+        raise CheckpointError(
+            f"{name} holds a model and {what}. To take the model without the adapter, remove {ADAPTER}"
+        )
+    raise CheckpointError(f"{name} has {what}")
 
 
 def adapter_is(file: Path) -> str:

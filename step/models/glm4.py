@@ -21,7 +21,7 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
     """The model of a config.json."""
     read = read.filled(DEFAULTS)
     c = read_decoder(read, context)
-    rotation = read_rope(read, c.head_dim, c.context, partial=0.5)
+    rotation = read_rope(read, c.head_dim, c.context, partial=0.5, parts=True)
     order = order_of(rotation, c.head_dim, interleaved=True)
     attend = Attention(c.heads, c.kv_heads, c.head_dim, "rope", order, qkv_bias=read.flag("attention_bias"))
     mlp = Mlp(c.inner, read_activation(read), names=("gate_up_proj",))

@@ -38,6 +38,7 @@ def mlx_config(config: Mapping[str, Any], reading: Reading, matrices: Mapping[st
             key: value for key, value in config.items() if not key.endswith("_config") and key not in DROPPED
         }
         out = {**around, "text_config": text, "vocab_size": model.vocab_size}
+        out["tie_word_embeddings"] = text["tie_word_embeddings"]
     else:
         out = text
     if settings := quantization(model.step.params, matrices):

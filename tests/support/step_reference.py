@@ -97,10 +97,11 @@ class StepReference:
 
     def _weight(self, param: Param, tensors: Tensors) -> Array:
         """Pieces stacked, their rows in order, as offset + scale · what they hold."""
-        parts = [tensors[piece.tensor][piece.start : piece.start + piece.rows] for piece in param.pieces]
-        stacked = np.concatenate([part.astype(self.dtype) for part in parts])
-        if param.order is not None:
-            stacked = stacked[param.order]
+        parts = []
+        for piece in param.pieces:
+            part = tensors[piece.tensor][piece.start : piece.start + piece.rows].astype(self.dtype)
+            parts.append(part if piece.order is None else part[piece.order.rows(piece.rows)])
+        stacked = np.concatenate(parts)
         return stacked * self.dtype.type(param.scale) + self.dtype.type(param.offset)
 
     def _apply(

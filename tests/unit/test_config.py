@@ -48,7 +48,7 @@ def model(**changes: Any) -> Model:
 
 def rotation(head_dim: int, context: int = 4096, **changes: Any) -> Rotation:
     """The table of BASE with changes."""
-    return read_rope(ConfigReader({**BASE, **changes}), head_dim, context)
+    return read_rope(ConfigReader({**BASE, **changes}), head_dim, context, parts=True)
 
 
 def shapes(made: Model) -> dict[str, tuple[int, ...]]:
@@ -198,10 +198,7 @@ LINEAR = {"rope_type": "linear", "factor": 2.0}
         ),
         ({"rope_scaling": [2.0]}, "rope_scaling is .*; expected an object"),
         ({"rope_scaling": {"rope_type": ["linear"]}}, "rope_scaling.rope_type is"),
-        (
-            {"partial_rotary_factor": 0.1},
-            "partial_rotary_factor is 0.1; expected a part of head_dim 32 that is even, not 3",
-        ),
+        ({"partial_rotary_factor": 0.1}, "partial_rotary_factor is 0.1; expected 1: transformers turns"),
         ({"rope_parameters": {"partial_rotary_factor": 1.5}}, "rope_parameters.partial_rotary_factor is 1.5"),
         (
             {
@@ -256,6 +253,11 @@ LINEAR = {"rope_type": "linear", "factor": 2.0}
 def test_values_that_make_no_sense_are_refused_by_name(change: dict, said: str) -> None:
     with pytest.raises(CheckpointError, match=said):
         model(**change)
+
+
+def test_a_part_of_a_head_is_even() -> None:
+    with pytest.raises(CheckpointError, match="expected a part of head_dim 32 that is even, not 3"):
+        rotation(32, partial_rotary_factor=0.1)
 
 
 def test_a_value_that_is_long_is_cut_short() -> None:

@@ -75,6 +75,10 @@ def test_a_config_as_transformers_writes_it_is_taken_whole(case: Case, tmp_path:
         ("llama", {"use_qk_norm": True}, "use_qk_norm is true"),
         ("hunyuan_v1_dense", {"use_qk_norm": False}, "use_qk_norm is false"),
         ("ministral3", {"rope_parameters": None}, "rope_parameters is null"),
+        ("qwen2", {"is_causal": False}, "is_causal is false"),
+        ("mistral3", {"text_config__is_causal": False}, r"text_config\.is_causal is false"),
+        ("llama", {"partial_rotary_factor": 0.5}, r"partial_rotary_factor is 0\.5; expected 1"),
+        ("qwen3", {"rope_parameters__partial_rotary_factor": 0.25}, r"partial_rotary_factor is 0\.25"),
         ("llama", {"is_encoder_decoder": True}, "is_encoder_decoder is true"),
         ("mistral3", {"text_config__attention_bias": True}, r"text_config\.attention_bias is true"),
         ("mistral3", {"text_config__hidden_act": "relu"}, r"text_config\.hidden_act is \"relu\""),
@@ -100,6 +104,7 @@ def test_what_is_not_computed_is_refused_by_name(
             "dtype": "float16",
         },
         {"attention_bias": False, "clip_qkv": None, "use_qk_norm": False},
+        {"is_causal": True, "partial_rotary_factor": 1.0},
         {"max_window_layers": 21, "a_fork_wrote_this": {"x": 1}, "rope_interleaved": False},
     ],
 )
@@ -162,3 +167,31 @@ def test_without_a_text_model_the_checkpoint_is_refused(tmp_path: Path) -> None:
     save_file({"vision_tower.x.weight": np.zeros(3, np.float32)}, file)
     with pytest.raises(CheckpointError, match="no tensors language_model"):
         open_source(options)
+
+
+def test_code_that_a_config_names_is_told_not_to_run(tmp_path: Path) -> None:
+    told = {"AutoConfig": "configuration_x.XConfig", "AutoModelForCausalLM": "modeling_x.XForCausalLM"}
+    case = named("qwen2")
+    assert open_source(BuildOptions(str(checkpoint(case)), tmp_path)).notes == ()
+    (note,) = open_source(changed(tmp_path / "changed", case, auto_map=told)).notes
+    assert 'code of its own ("modeling_x.XForCausalLM"), which is not run' in note
+    note = open_source(changed(tmp_path / "config", case, auto_map={"AutoConfig": "configuration_x.XConfig"}))
+    assert note.notes == ()
+
+
+def test_a_model_beside_an_adapter_is_refused(tmp_path: Path) -> None:
+    options = changed(tmp_path / "changed", named("llama"))
+    (Path(options.checkpoint) / "adapter_config.json").write_text('{"base_model_name_or_path": "meta/base"}')
+    with pytest.raises(CheckpointError, match=r"holds a model and a LoRA adapter of meta/base: put it"):
+        open_source(options)
+
+
+LONGROPE = [case for case in CASES if "longrope" in str(case.config)]
+
+
+@pytest.mark.parametrize("case", LONGROPE, ids=str)
+def test_the_long_factors_of_longrope_are_told(case: Case, tmp_path: Path) -> None:
+    path = str(checkpoint(case))
+    (note,) = open_source(BuildOptions(path, tmp_path)).notes
+    assert "build with --context 40" in note
+    assert open_source(BuildOptions(path, tmp_path, context=40)).notes == ()

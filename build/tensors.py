@@ -1,0 +1,97 @@
+"""Which of a checkpoint's tensors the model is made of: all that it needs are there, nothing is left over,
+and a head that config.json ties to the embedding is the embedding.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+
+from nearfar.build.weights.checks import check_tensors
+from nearfar.build.weights.container import Checkpoint
+from nearfar.build.weights.packed.contract import Packed, Wanted
+from nearfar.build.weights.quantize import slices, to_float32
+from nearfar.kernels.quantized import Array
+from nearfar.step.model import Model
+from nearfar.step.params import Param
+from nearfar.step.reading import Reading, read_model
+
+IGNORABLE = (r".*rotary_emb\.inv_freq",)
+OWN_HEAD = (
+    "config.json ties the head to the embedding (tie_word_embeddings), but the checkpoint has an lm_head of "
+    "other values: lm_head is used, as transformers does"
+)
+
+
+@dataclass(frozen=True)
+class Head:
+    """How a model with its right head is read; tensors that hold the embedding once more, as a head; what is
+    to be told.
+    """
+
+    reading: Reading
+    copy: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def right_head(
+    reading: Reading, checkpoint: Checkpoint, packed: Packed | None, context: int | None, embeds: bool
+) -> Head:
+    """The head that the model computes with: where config.json ties it to the embedding, and the checkpoint
+    has one with other values, that one. A model that `embeds` has none. CheckpointError where such a head
+    does not fit.
+
+    transformers 5 does the same, with a warning (`PreTrainedModel.tie_weights`); vLLM threw such heads away
+    (https://github.com/vllm-project/vllm/issues/51063).
+    """
+    if _param(reading.model, "lm_head") is not None:
+        return Head(reading)
+    own = read_model(checkpoint.config, checkpoint.entries, context, tied=False)
+    head, embed = (_param(own.model, name) for name in ("lm_head", "embed"))
+    assert head is not None
+    assert embed is not None
+    tensor = head.pieces[0].tensor
+    held = _held_by(checkpoint, packed, tensor)
+    if not held or embeds:
+        return Head(reading, held)
+    check_model(own.model, own, checkpoint, packed)
+    tied = embed.pieces[0].tensor
+    same = all(
+        np.array_equal(_rows(checkpoint, packed, tied, *rows), _rows(checkpoint, packed, tensor, *rows))
+        for rows in slices(embed.n, embed.k)
+    )
+    return Head(reading, held) if same else Head(own, notes=(OWN_HEAD,))
+
+
+def check_model(
+    model: Model, reading: Reading, checkpoint: Checkpoint, packed: Packed | None, more: Iterable[str] = ()
+) -> None:
+    """CheckpointError where the tensors are not the model's; `more`: tensors that may be there beside."""
+    plain = {name: shape for param in model.step.params for name, shape in param.expected().items()}
+    expected = {name: Wanted(shape) for name, shape in plain.items()}
+    harmless: tuple[str, ...] = ()
+    if packed is not None:
+        expected, harmless = packed.expected(plain), tuple(packed.harmless(plain))
+    unused = map(re.escape, (*reading.skipped, *model.unused, *harmless, *more))
+    check_tensors(checkpoint, expected, (*IGNORABLE, *unused))
+
+
+def _param(model: Model, name: str) -> Param | None:
+    return next((param for param in model.step.params if param.name == name), None)
+
+
+def _held_by(checkpoint: Checkpoint, packed: Packed | None, matrix: str) -> tuple[str, ...]:
+    """The checkpoint's tensors that hold a matrix; none where it has no such matrix."""
+    if packed is not None and matrix in packed.tensors:
+        return packed.entries(matrix)
+    return (matrix,) if matrix in checkpoint.entries else ()
+
+
+def _rows(checkpoint: Checkpoint, packed: Packed | None, name: str, start: int, stop: int) -> Array:
+    """Rows of a matrix as floats, however it is stored."""
+    if packed is not None and name in packed.tensors:
+        return packed.weights(name, start, stop)
+    return to_float32(checkpoint.read(name, start, stop))
