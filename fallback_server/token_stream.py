@@ -54,6 +54,12 @@ class TaskStream(EventStream):
         await self.cancel()
 
 
+def check_room(waiting: int, max_waiting: int) -> None:
+    """OverloadError where as many wait as may."""
+    if waiting >= max_waiting:
+        raise OverloadError(f"{max_waiting} requests are waiting already; try again later", 2.0)
+
+
 class TaskStreams:
     """The requests of a backend that are under way, by id, each with a task of its own."""
 
@@ -67,11 +73,6 @@ class TaskStreams:
         """RequestError for an id that is under way."""
         if request_id in self._streams:
             raise RequestError(f"a request with the id {request_id!r} is under way already")
-
-    def check_room(self, running: int, max_waiting: int) -> None:
-        """OverloadError where as many wait as may; `running` of those under way do not wait."""
-        if len(self._streams) - running >= max_waiting:
-            raise OverloadError(f"{max_waiting} requests are waiting already; try again later", 2.0)
 
     def start(self, request_id: str, work: Callable[[TaskStream], Coroutine[Any, Any, None]]) -> TaskStream:
         """Work on a request; it is under way until its task ends."""

@@ -174,6 +174,18 @@ class EngineCore:
 
         Either all of them can be made, or none is begun.
         """
+        self.check_embeds(texts)
+        # One token that nobody draws: the row that would give it is the embedding.
+        begun = [self._start(Request(tuple(tokens), EMBEDDED, 1, 0, salt=salt)) for tokens in texts]
+        try:
+            events = [await anext(generation) for generation in begun]
+        finally:
+            for generation in begun:
+                await generation.aclose()
+        return [np.asarray(event.embedding, np.float32) for event in events]
+
+    def check_embeds(self, texts: Seq[Seq[int]]) -> None:
+        """Refuse texts that cannot be embedded here."""
         self.check_open()
         if self.manifest.model.task != "embed":
             raise RequestError(
@@ -184,14 +196,6 @@ class EngineCore:
         for tokens in texts:
             self._check_tokens(tokens)
             self.scheduler.check_length(tokens)
-        # One token that nobody draws: the row that would give it is the embedding.
-        begun = [self._start(Request(tuple(tokens), EMBEDDED, 1, 0, salt=salt)) for tokens in texts]
-        try:
-            events = [await anext(generation) for generation in begun]
-        finally:
-            for generation in begun:
-                await generation.aclose()
-        return [np.asarray(event.embedding, np.float32) for event in events]
 
     def _start(self, request: Request) -> Generation:
         """Queue a request."""

@@ -8,7 +8,6 @@ import itertools
 import logging
 import time
 from collections.abc import AsyncIterator
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,6 +21,7 @@ from nearfar.errors import EngineError, NearfarError, RequestError
 from nearfar.fallback_server.backend import (
     BackendInfo,
     BackendStats,
+    EmbedRequest,
     Logprob,
     RunningProgram,
     Sampling,
@@ -29,7 +29,7 @@ from nearfar.fallback_server.backend import (
     TokenRequest,
 )
 from nearfar.fallback_server.grammars import GrammarService, TokenConstraint
-from nearfar.fallback_server.token_stream import TaskStream, TaskStreams
+from nearfar.fallback_server.token_stream import TaskStream, TaskStreams, check_room
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +82,7 @@ class ArtifactBackend:
         self._numbers = itertools.count()
         self._streams = TaskStreams()
         self._running = 0
+        self._embedding = 0
         self._pages = table.available
         self._counts = _Counts()
         self._last_token = 0.0
@@ -93,7 +94,7 @@ class ArtifactBackend:
         params = _params(request)
         params.check_vocabulary(self.info.vocab_size)
         self._check(request)
-        self._streams.check_room(self._running, self._max_waiting)
+        self._check_room()
         self._counts.prompt += len(request.tokens)
         return self._streams.start(request.id, lambda stream: self._run(request, params, stream))
 
@@ -101,22 +102,33 @@ class ArtifactBackend:
         """End a request."""
         await self._streams.cancel(request_id)
 
-    async def embed(
-        self, tokens: Seq[Seq[int]], pooling: Literal["mean", "last", "model"]
-    ) -> list[list[float]]:
+    async def embed(self, request: EmbedRequest) -> list[float]:
         """Of an embedding model, pooled by the last token and normalized. Others give none."""
-        if pooling == "mean":
+        if request.pooling == "mean":
             raise RequestError(
                 "an artifact pools by the last token, not by the mean: leave it out", "pooling"
             )
-        return [unit(vector).tolist() for vector in await self.core.embed_all(tokens)]
+        self.core.check_embeds([request.tokens])
+        self._check_room()
+        self._embedding += 1
+        try:
+            await self._turn(request.late + request.priority * PRIORITY_SECONDS)
+            try:
+                [vector] = await self.core.embed_all([request.tokens], request.salt)
+            finally:
+                self._leave()
+        finally:
+            self._embedding -= 1
+        self._counts.prompt += len(request.tokens)
+        values: list[float] = unit(vector).tolist()
+        return values
 
     def stats(self) -> BackendStats:
         """The figures now."""
         table, counts = self.core.scheduler.table, self._counts
         return BackendStats(
             running=self._running,
-            waiting=len(self._streams) - self._running,
+            waiting=self._waiting,
             cache_usage=1 - table.available / self._pages,
             prefix_hits=counts.hits,
             prefix_queries=counts.prompt,
@@ -152,6 +164,14 @@ class ArtifactBackend:
         await self.core.close()
         if self._grammars is not None:
             await self._grammars.close()
+
+    @property
+    def _waiting(self) -> int:
+        """Sequences that are to be completed or embedded and do not run yet."""
+        return len(self._streams) + self._embedding - self._running
+
+    def _check_room(self) -> None:
+        check_room(self._waiting, self._max_waiting)
 
     def _check(self, request: TokenRequest) -> None:
         if not request.tokens:

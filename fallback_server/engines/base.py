@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from nearfar.edge_runtime.grammars import Grammar
 from nearfar.edge_runtime.openai.records import TokenLogprob
 from nearfar.edge_runtime.tools.asking import AUTO, ToolChoice
-from nearfar.fallback_server.backend import BackendStats
+from nearfar.fallback_server.backend import BackendStats, Pooling
 from nearfar.fallback_server.tenants import ANONYMOUS, Tenant
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort"]
@@ -47,7 +46,7 @@ class EngineRequest:
     echo: bool = False
     priority: int = 0
     tenant: Tenant = ANONYMOUS
-    pooling: Literal["mean", "last", "model"] | None = None
+    pooling: Pooling | None = None
     template: Mapping[str, Any] = field(default_factory=dict)
     hints: Mapping[str, str] = field(default_factory=dict)
     continue_last: bool = False
@@ -188,10 +187,8 @@ class Engine(Protocol):
         """End a request; nothing happens if it has ended already."""
         ...
 
-    async def embed(
-        self, model: str, inputs: Seq[Prompt], pooling: Literal["mean", "last", "model"]
-    ) -> Embeddings:
-        """One vector an input."""
+    async def embed(self, prepared: Prepared) -> Embeddings:
+        """One vector for each prompt of a request with `pooling`. Cancelling the call ends the work."""
         ...
 
     def stats(self) -> BackendStats:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 
@@ -23,7 +23,6 @@ from nearfar.fallback_server.engines.base import (
     EngineRequest,
     ModelInfo,
     Prepared,
-    Prompt,
     Unready,
 )
 from nearfar.fallback_server.engines.relay import Counts, Relay, Route, prompt_text, unavailable
@@ -127,11 +126,10 @@ class UpstreamEngine:
         if (relay := self._live.get(request_id)) is not None:
             await relay.abort()
 
-    async def embed(
-        self, model: str, inputs: Seq[Prompt], pooling: Literal["mean", "last", "model"]
-    ) -> Embeddings:
+    async def embed(self, prepared: Prepared) -> Embeddings:
         """One vector an input, pooled as the upstream does it."""
-        name, failures = self._there(model), list[RemoteError]()
+        inputs = prepared.request.prompts
+        name, failures = self._there(prepared.request.model), list[RemoteError]()
         body = {"model": name, "input": [item if isinstance(item, str) else list(item) for item in inputs]}
         for address in self.book.candidates("", EMBEDDINGS, name, self.options.attempts):
             try:

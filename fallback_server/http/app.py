@@ -205,7 +205,8 @@ async def _complete(service: Service, request: Request, body: ChatRequest | Comp
 
 
 async def _embed(service: Service, request: Request, body: EmbeddingRequest) -> Response:
-    wanted = replace(embedding(body), tenant=tenant_of(request))
+    tenant = tenant_of(request)
+    wanted = replace(embedding(body), tenant=tenant, priority=max(0, tenant.priority))
     shape = EmbeddingShape(body.model, body.encoding_format == "base64", body.dimensions)
     return await Call(service, request, wanted).embed(shape)
 

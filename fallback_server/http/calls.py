@@ -203,10 +203,7 @@ class Call:
         return prepared
 
     async def _vectors(self, shape: EmbeddingShape) -> dict[str, object]:
-        prepared, wanted = await self._prepare(), self.wanted
-        assert wanted.pooling is not None
-        inputs = prepared.prompts or wanted.prompts
-        self._embedded = await self.service.engine.embed(wanted.model, inputs, wanted.pooling)
+        self._embedded = await self.service.engine.embed(await self._prepare())
         return shape.whole(self._embedded)
 
     async def _pieces(self) -> AsyncGenerator[Piece, None]:

@@ -39,8 +39,9 @@ class Work:
     in the cache.
 
     `cached` counts the prompt tokens that the prefix index had when the work was first admitted; None before.
-    `whole`: every prompt row must be computed (prompt logprobs), so the prefix index is not asked. Only works
-    with the same `salt` share prefixes.
+    `whole`: every prompt row must be computed and its logits kept (prompt logprobs), so the prefix index is
+    not asked. `pooled`: nor is it for a mean over the hidden states of all rows. Only works with the same
+    `salt` share prefixes.
     """
 
     id: str
@@ -49,6 +50,7 @@ class Work:
     arrival: float = 0.0
     salt: str = ""
     whole: bool = False
+    pooled: bool = False
     computed: int = 0
     cached: int | None = None
     sequence: Sequence | None = None
@@ -188,7 +190,7 @@ class Scheduler:
 
     def _admit(self, work: Work) -> bool:
         """Give the work the longest prefix that the cache has, and pages for its tokens."""
-        sequence = self.table.open([] if work.whole else work.tokens, work.salt)
+        sequence = self.table.open([] if work.whole or work.pooled else work.tokens, work.salt)
         if sequence is None:
             return False
         work.sequence = sequence

@@ -14,12 +14,12 @@ import pytest
 
 from nearfar.fallback_server.engines.local import LocalEngine, TextOptions
 from nearfar.fallback_server.sandbox import ChildPool
-from tests.support.servers import MODEL, RunningServer, tiny_engine
+from tests.support.servers import MODEL, RunningServer, tiny_engine, tokenizer_directory
 
 # A message "slow" takes about a third of a second, which is long enough to hang up meanwhile.
 TEMPLATE = (
-    "{% for m in messages %}{% if m.content == 'slow' %}{% for i in range(300) %}{% set x = range(30000) | list %}"
-    "{% endfor %}{% endif %}{{ m.content }}{% endfor %}"
+    "{% for m in messages %}{% if m.content == 'slow' %}{% for i in range(300) %}"
+    "{% set x = range(30000) | list %}{% endfor %}{% endif %}{{ m.content }}{% endfor %}"
 )
 CHAT = "/v1/chat/completions"
 
@@ -41,8 +41,6 @@ def _until(true: Any) -> None:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Any:
-    from tests.support.servers import tokenizer_directory
-
     tokenizer_directory(tmp_path, TEMPLATE)
     text = TextOptions(template_timeout=20, text_processes=1)
     made = RunningServer(lambda: tiny_engine(tmp_path, options=text))
@@ -51,7 +49,7 @@ def server(tmp_path: Path) -> Any:
 
 
 def test_hang_ups_while_text_is_made_cost_no_process(server: RunningServer) -> None:
-    """The attack of review run.md A1: each hang-up killed the process, and the next request waited for another."""
+    """Each hang-up killed the process once, and the next request waited until another had started."""
     engine = server.engine
     assert isinstance(engine, LocalEngine)
     pool, admission = engine._text, server.app.state.service.admission
@@ -59,7 +57,8 @@ def test_hang_ups_while_text_is_made_cost_no_process(server: RunningServer) -> N
     for _ in range(4):
         with socket.create_connection(("127.0.0.1", server.port)) as client:
             data = json.dumps(_body("slow")).encode()
-            head = f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+            headers = ("host: a", "content-type: application/json", f"content-length: {len(data)}")
+            head = "\r\n".join((f"POST {CHAT} HTTP/1.1", *headers, "", ""))
             client.sendall(head.encode() + data)
             _until(lambda: pool._under_way and not pool._free.qsize())
         _until(lambda: not admission.requests)

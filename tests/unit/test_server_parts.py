@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 import pytest
@@ -21,6 +21,7 @@ from nearfar.errors import EngineError, OverloadError, RequestError
 from nearfar.fallback_server.backend import (
     BackendInfo,
     BackendStats,
+    EmbedRequest,
     Logprob,
     RunningProgram,
     Sampling,
@@ -80,10 +81,8 @@ class Scripted:
     async def cancel(self, request_id: str) -> None:
         raise NotImplementedError
 
-    async def embed(
-        self, tokens: Sequence[Sequence[int]], pooling: Literal["mean", "last", "model"]
-    ) -> list[list[float]]:
-        return [[float(len(item))] for item in tokens]
+    async def embed(self, request: EmbedRequest) -> list[float]:
+        return [float(len(request.tokens))]
 
     def stats(self) -> BackendStats:
         return BackendStats(0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0)
