@@ -169,7 +169,7 @@ class Backend(Protocol):
         ...
 
     async def alive(self) -> bool:
-        """Whether a real token was generated lately, or is generated now as a probe, within seconds."""
+        """Whether a step was computed lately, or a token is generated now as a probe, within seconds."""
         ...
 
     async def close(self, drain: float = 0.0) -> None:

@@ -34,7 +34,9 @@ from nearfar.fallback_server.token_stream import TaskStream, TaskStreams, check_
 log = logging.getLogger(__name__)
 
 FRESH = 5.0
-"""Seconds for which a generated token proves that the engine lives, and that a probe may take."""
+"""Seconds for which a step that was read proves that the engine lives, and that a probe may take. On a device
+whose steps take longer, twice the last of them proves it: while a long prompt is read, no token comes.
+"""
 PRIORITY_SECONDS = 1.0
 """A step of priority is worth so much waiting. So a waiting request cannot be overtaken for ever."""
 
@@ -85,7 +87,6 @@ class ArtifactBackend:
         self._embedding = 0
         self._pages = table.available
         self._counts = _Counts()
-        self._last_token = 0.0
         self._probe: asyncio.Task[bool] | None = None
 
     def submit(self, request: TokenRequest) -> AsyncIterator[TokenEvent]:
@@ -150,8 +151,8 @@ class ArtifactBackend:
         )
 
     async def alive(self) -> bool:
-        """Whether a token came lately, or comes now."""
-        if time.monotonic() - self._last_token < FRESH:
+        """Whether a step was read lately, or a token comes now."""
+        if time.monotonic() - self.core.last_read < max(FRESH, 2 * self.core.step_seconds):
             return True
         if self._probe is None or self._probe.done():
             self._probe = asyncio.create_task(self._generate_one())
@@ -216,7 +217,6 @@ class ArtifactBackend:
         first, count = True, 0
         try:
             async for event in generation:
-                self._last_token = time.monotonic()
                 cached = generation.stats.cached_tokens if first else 0
                 self._counts.hits += cached
                 self._counts.generated += 1
@@ -268,11 +268,10 @@ class ArtifactBackend:
         try:
             if self.core.manifest.model.task == "embed":
                 await self.core.embed_all([[0]])
-                self._last_token = time.monotonic()
                 return True
             generation = self.core.generate([0], SamplingParams(max_tokens=1, temperature=0.0))
             async for _ in generation:
-                self._last_token = time.monotonic()
+                pass
         except NearfarError:
             return False
         return True

@@ -196,7 +196,7 @@ class Engine(Protocol):
         ...
 
     async def ready(self) -> bool:
-        """Whether a real token was generated lately, or is now, within seconds."""
+        """Whether it computed lately, or generates a token now, within seconds."""
         ...
 
     def unready(self) -> Unready:

@@ -167,7 +167,7 @@ def _probes(service: Service, keys: KeyStore | None) -> APIRouter:
 
     @router.get("/ready", response_model=None)
     async def ready(request: Request) -> Response:
-        """The engine has generated a real token lately, or does now."""
+        """The engine has computed lately, or generates a token now."""
         if service.draining:
             return JSONResponse({"status": "draining"}, 503)
         try:

@@ -30,6 +30,7 @@ from nearfar.fallback_server.backend import (
 from nearfar.fallback_server.grammars import GrammarService
 from nearfar.fallback_server.token_stream import EventStream
 from nearfar.fallback_server.torch_engine.messages import (
+    Beat,
     Cancel,
     Counters,
     Embed,
@@ -120,7 +121,7 @@ class TorchBackend:
         self._counters = Counters()
         self._before = dict.fromkeys(SUMMED, 0)  # counted by workers that are gone
         self._restarts = 0
-        self._last_token = 0.0
+        self._last_step = 0.0
         self._failed_starts = 0
         self._closing = False
         self._ids = itertools.count()
@@ -187,12 +188,12 @@ class TorchBackend:
         )
 
     async def alive(self) -> bool:
-        """Whether a token came within the last seconds, or comes now."""
+        """Whether a step was computed or went on within the last seconds, or a token comes now."""
         if self._silent():
             await asyncio.sleep(0.05)  # words that lie unread because this loop was held up are read now
         if self._silent():
             return False
-        if time.monotonic() - self._last_token <= self.options.alive_seconds:
+        if time.monotonic() - self._last_step <= self.options.alive_seconds:
             return True
         if self._probe is None or self._probe.done():
             self._probe = asyncio.create_task(self._generate_one())
@@ -331,17 +332,20 @@ class TorchBackend:
                         job.started = True
             case Stepped(events, counters):
                 self._counters = counters
+                self._last_step = time.monotonic()
                 for request_id, event in events:
                     self._put(request_id, EngineError(NOT_FINITE) if event.finish == "abort" else event)
-                if events:
-                    self._last_token = time.monotonic()
             case Refused(request_id, text, param):
                 self._put(request_id, RequestError(text, param))
             case Embedded(embed_id, values):
                 if (job := self._embeds.get(embed_id)) and not job.future.done():
                     job.future.set_result(values)
+            case Beat(counters):
+                self._counters = counters
+                if counters.running:  # it comes of a layer of a long step
+                    self._last_step = time.monotonic()
             case _:
-                self._counters = getattr(message, "counters", self._counters)
+                pass
 
     def _put(self, request_id: str, item: TokenEvent | NearfarError) -> None:
         stream = self._streams.get(request_id)
@@ -353,7 +357,7 @@ class TorchBackend:
     async def _bury(self, worker: WorkerProcess) -> None:
         """Tell those whose answer was under way; keep those who can be served from the start."""
         self._worker = None
-        self._last_token = 0.0
+        self._last_step = 0.0
         now = asdict(self._counters)
         self._before = {name: self._before[name] + now[name] for name in SUMMED}
         self._counters = Counters()
