@@ -83,7 +83,7 @@ class JsonRoute(APIRoute):
 def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
     """The app over an engine. It does not close the engine."""
     options = options or AppOptions()
-    metrics = Metrics(lambda: next((info.id for info in engine.models()), ""), engine.stats)
+    metrics = Metrics(lambda: [info.id for info in engine.models()], engine.stats)
     service = Service(
         engine, Admission(options.limits, options.counts), metrics, options.tracer, options.audit
     )
