@@ -107,16 +107,15 @@ class TokenUsage:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request that an engine will take: its prompts as tokens, and what it may cost.
+    """A request that an engine will take: its prompts as tokens.
 
-    `prompt_tokens` counts each prompt once; `cost` is the most tokens that it can hold in the cache. For
-    engines that do not tokenize, both are estimates and `prompts` is empty.
+    `prompt_tokens` counts each prompt once. For engines that do not tokenize it is an estimate, and
+    `prompts` is empty.
     """
 
     request: EngineRequest
     prompts: tuple[tuple[int, ...], ...]
     prompt_tokens: int
-    cost: int
     grammar: Grammar | None = None
     reasoning_open: bool = False
 

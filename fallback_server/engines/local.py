@@ -101,7 +101,7 @@ class LocalEngine:
         total = sum(len(prompt) for prompt in prompts)
         if request.pooling is not None:
             self._check_input(longest)
-            return Prepared(request, prompts, total, total)
+            return Prepared(request, prompts, total)
         if longest >= context:
             raise RequestError(
                 f"the prompt has {longest} tokens, but this model's context is {context} tokens, the answer "
@@ -114,8 +114,7 @@ class LocalEngine:
             if request.chat
             else request.grammar
         )
-        cost = total + sum(self._limit(request, prompt) for prompt in prompts) * request.n
-        return Prepared(request, prompts, total, cost, grammar, opened)
+        return Prepared(request, prompts, total, grammar, opened)
 
     async def submit(self, prepared: Prepared) -> LocalAnswers:
         """Start the request: one sequence an answer."""

@@ -34,8 +34,6 @@ log = logging.getLogger(__name__)
 
 KEY_VARIABLE = "NEARFAR_UPSTREAM_KEY"
 CHARS_PER_TOKEN = 4
-ANSWER_ESTIMATE = 1024
-"""Tokens that an answer without max_tokens is taken to cost."""
 
 
 @dataclass(frozen=True)
@@ -108,10 +106,9 @@ class UpstreamEngine:
         return tuple(ModelInfo(name, context) for name in self._names)
 
     async def prepare(self, request: EngineRequest) -> Prepared:
-        """Estimate the cost; the upstream tokenizes and checks."""
+        """Estimate the prompt; the upstream tokenizes and checks."""
         tokens = max(len(prompt_text(request)) // CHARS_PER_TOKEN, 1)
-        answer = request.max_tokens if request.max_tokens is not None else ANSWER_ESTIMATE
-        return Prepared(request, (), tokens, tokens + answer * request.choices)
+        return Prepared(request, (), tokens)
 
     async def submit(self, prepared: Prepared) -> Relay:
         """Start a request; it goes out when its pieces are asked for."""

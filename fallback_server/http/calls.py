@@ -27,7 +27,7 @@ from nearfar.fallback_server.engines.base import (
 )
 from nearfar.fallback_server.http.embedding import EmbeddingShape
 from nearfar.fallback_server.http.errors import ApiError, Problem, problem_of
-from nearfar.fallback_server.http.limits import Admission, Ticket
+from nearfar.fallback_server.http.limits import Admission, Ticket, answer_weight
 from nearfar.fallback_server.http.logs import AuditEntry, AuditLog
 from nearfar.fallback_server.http.metrics import CallMetrics, Metrics
 from nearfar.fallback_server.http.shapes import Shape
@@ -222,8 +222,12 @@ class Call:
                 yield piece
 
     async def _whole(self, shape: Shape) -> dict[str, object]:
+        made: list[Piece] = []
+        weight = answer_weight(self.wanted)
         async with aclosing(self._pieces()) as pieces:
-            made = [piece async for piece in pieces]
+            async for piece in pieces:
+                made.append(piece)
+                self._ticket.hold(piece.tokens * weight)
         return shape.whole(made, self.wanted.choices, self.usage)
 
     async def _events(

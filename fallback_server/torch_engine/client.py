@@ -28,7 +28,7 @@ from nearfar.fallback_server.backend import (
     TokenRequest,
 )
 from nearfar.fallback_server.grammars import GrammarService
-from nearfar.fallback_server.token_stream import EventStream
+from nearfar.fallback_server.token_stream import EventStream, Unread
 from nearfar.fallback_server.torch_engine.messages import (
     Beat,
     Cancel,
@@ -62,7 +62,7 @@ class TokenStream(EventStream):
     """The events of one request. `aclose` cancels it."""
 
     def __init__(self, backend: TorchBackend, request: TokenRequest) -> None:
-        super().__init__()
+        super().__init__(backend.unread)
         self.request = request
         self.message: Submit | None = None  # None while its grammar is being compiled
         self.compiled: str | None = None  # the same text for all requests of one grammar
@@ -75,9 +75,13 @@ class TokenStream(EventStream):
 
     async def aclose(self) -> None:
         """End the request if it is still under way; iterating gives nothing more."""
-        self._ended = True
-        super().put(TokenEvent(None, "abort"))  # wakes whoever waits for an event
+        self.leave()
         await self._backend.cancel(self.request.id)
+
+    def fail(self, error: NearfarError) -> None:
+        """See EventStream."""
+        super().fail(error)
+        self._backend.forget(self)
 
     def put(self, event: TokenEvent | NearfarError) -> None:
         """Hand an event to the reader; after the last one there are no more."""
@@ -117,6 +121,7 @@ class TorchBackend:
         self._grammars.start(here=False)
         self._learnt: Kept[str, None] = Kept(LEARNT_BYTES)  # what this worker keeps, as it was told
         self._streams: dict[str, TokenStream] = {}
+        self.unread = Unread()
         self._embeds: dict[str, _EmbedJob] = {}
         self._counters = Counters()
         self._before = dict.fromkeys(SUMMED, 0)  # counted by workers that are gone
@@ -151,13 +156,18 @@ class TorchBackend:
 
     async def cancel(self, request_id: str) -> None:
         """End a request with an event of finish "abort"."""
-        stream = self._streams.pop(request_id, None)
+        stream = self._streams.get(request_id)
         if stream is not None:
             stream.put(TokenEvent(None, "abort"))
-            if stream.compiling is not None:
-                stream.compiling.cancel()
-            if stream.message is not None:
-                self._send(Cancel(request_id))
+            self.forget(stream)
+
+    def forget(self, stream: TokenStream) -> None:
+        """Compute no more for a request."""
+        self._streams.pop(stream.request.id, None)
+        if stream.compiling is not None:
+            stream.compiling.cancel()
+        if stream.message is not None:
+            self._send(Cancel(stream.request.id))
 
     async def embed(self, request: EmbedRequest) -> list[float]:
         """The mean of the last hidden states of a sequence, or the last one. Not normalized."""
@@ -352,7 +362,7 @@ class TorchBackend:
         if stream is not None:
             stream.put(item)
             if stream.done:
-                del self._streams[request_id]
+                self._streams.pop(request_id, None)
 
     async def _bury(self, worker: WorkerProcess) -> None:
         """Tell those whose answer was under way; keep those who can be served from the start."""

@@ -78,7 +78,7 @@ class EchoEngine:
             raise OverloadError("busy", 7)
         if "bug" in text:
             raise ZeroDivisionError("secret detail")
-        return Prepared(request, (), 5, 10)
+        return Prepared(request, (), 5)
 
     async def submit(self, prepared: Prepared) -> EchoAnswers:
         self.made.append(EchoAnswers(prepared))
