@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -50,6 +50,23 @@ class TokenRequest:
     logprobs: int | None = None  # how many alternatives (0: the token's own only)
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
+    priority: int = 0
+    salt: str = ""
+    late: float = 0.0
+
+
+Pooling = Literal["mean", "last", "model"]
+
+
+@dataclass(frozen=True)
+class EmbedRequest:
+    """One sequence to embed. The fields mean what they mean in a TokenRequest: embeddings wait in the same
+    line, and a cache keeps the prefixes of tenants apart for them too.
+    """
+
+    id: str
+    tokens: tuple[int, ...]
+    pooling: Pooling = "model"
     priority: int = 0
     salt: str = ""
     late: float = 0.0
@@ -143,10 +160,8 @@ class Backend(Protocol):
         """End a request; nothing happens if it has ended already."""
         ...
 
-    async def embed(
-        self, tokens: Sequence[Sequence[int]], pooling: Literal["mean", "last", "model"]
-    ) -> list[list[float]]:
-        """One vector a sequence of tokens."""
+    async def embed(self, request: EmbedRequest) -> list[float]:
+        """The vector of a sequence. Cancelling the call ends the work on it. Refuses as `submit` does."""
         ...
 
     def stats(self) -> BackendStats:
@@ -154,7 +169,7 @@ class Backend(Protocol):
         ...
 
     async def alive(self) -> bool:
-        """Whether a real token was generated lately, or is generated now as a probe, within seconds."""
+        """Whether a step was computed lately, or a token is generated now as a probe, within seconds."""
         ...
 
     async def close(self, drain: float = 0.0) -> None:

@@ -3,19 +3,50 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
 from nearfar.fallback_server.backend import TokenEvent
 
+UNREAD_BYTES = 256 << 20
+"""What may lie unread in all streams of an engine together. Beyond that, the one with the most is ended."""
+TOO_SLOW = "the client reads too slowly: what is not read of its answer takes too much of the server's memory"
+
+
+class Unread:
+    """What lies unread in the streams of an engine. Whoever reads as it comes has nothing here."""
+
+    def __init__(self, most: int = UNREAD_BYTES) -> None:
+        self.most = most
+        self.bytes = 0
+        self._streams: set[EventStream] = set()
+
+    def add(self, stream: EventStream, count: int) -> None:
+        """A stream has so many bytes more, or less."""
+        self.bytes += count
+        stream.unread += count
+        if stream.unread:
+            self._streams.add(stream)
+        else:
+            self._streams.discard(stream)
+        if self.bytes > self.most:
+            max(self._streams, key=lambda each: each.unread).fail(OverloadError(TOO_SLOW, 1.0))
+
 
 class EventStream:
-    """Events of a request, for `async for`; never holds more than the request's max_tokens."""
+    """Events of a request, for `async for`. Those that wait for their reader are counted by `all_unread`, and
+    kept small: of a token without more to say only its id.
+    """
 
-    def __init__(self) -> None:
-        self._events: asyncio.Queue[TokenEvent | NearfarError] = asyncio.Queue()
-        self._ended = False  # the last event has been handed out
+    def __init__(self, all_unread: Unread) -> None:
+        self.unread = 0
+        self._all_unread = all_unread
+        self._events: deque[TokenEvent | NearfarError | int] = deque()
+        self._came: asyncio.Future[None] | None = None
+        self._ended = False  # the last event has been handed out, or nobody wants it
+        self._closed = False  # no more events are taken
 
     def __aiter__(self) -> AsyncIterator[TokenEvent]:
         return self
@@ -23,7 +54,15 @@ class EventStream:
     async def __anext__(self) -> TokenEvent:
         if self._ended:
             raise StopAsyncIteration
-        event = await self._events.get()
+        while not self._events:
+            if self._ended:
+                raise StopAsyncIteration
+            self._came = asyncio.get_running_loop().create_future()
+            await self._came
+        event = self._events.popleft()
+        self._all_unread.add(self, -_size(event))
+        if isinstance(event, int):
+            return TokenEvent(event)
         if isinstance(event, NearfarError):
             self._ended = True
             raise event
@@ -32,15 +71,63 @@ class EventStream:
 
     def put(self, event: TokenEvent | NearfarError) -> None:
         """Hand an event to who iterates."""
-        self._events.put_nowait(event)
+        if self._closed:
+            return
+        kept = _kept(event) if self._events else event
+        self._events.append(kept)
+        self._wake()
+        self._all_unread.add(self, _size(kept))
+
+    def fail(self, error: NearfarError) -> None:
+        """End the request: what lies unread is dropped for the error, and no more is computed."""
+        self._drop()
+        self.put(error)
+        self._closed = True
+
+    def leave(self) -> None:
+        """Who iterated wants no more: forget what lies unread."""
+        self._ended = self._closed = True
+        self._drop()
+        self._wake()
+
+    def _drop(self) -> None:
+        self._events.clear()
+        self._all_unread.add(self, -self.unread)
+
+    def _wake(self) -> None:
+        if self._came is not None and not self._came.done():
+            self._came.set_result(None)
+
+
+def _kept(event: TokenEvent | NearfarError) -> TokenEvent | NearfarError | int:
+    """An event as it waits: a token of which nothing else is told as its id."""
+    if isinstance(event, TokenEvent) and event.token is not None and event == TokenEvent(event.token):
+        return event.token
+    return event
+
+
+def _size(event: TokenEvent | NearfarError | int) -> int:
+    """Bytes of memory, about: measured with 20 alternatives, and without."""
+    if isinstance(event, int):
+        return 36
+    if isinstance(event, NearfarError):
+        return 0
+    prompt = event.prompt_logprobs or ()
+    return 200 + 150 * len(event.top) + sum(350 + 150 * len(entry[1]) for entry in prompt if entry)
 
 
 class TaskStream(EventStream):
     """Events of a request that a task works on."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, all_unread: Unread) -> None:
+        super().__init__(all_unread)
         self.task: asyncio.Task[None] | None = None
+
+    def fail(self, error: NearfarError) -> None:
+        """See EventStream."""
+        super().fail(error)
+        if self.task is not None:
+            self.task.cancel()
 
     async def cancel(self) -> None:
         """Stop the work."""
@@ -50,8 +137,14 @@ class TaskStream(EventStream):
 
     async def aclose(self) -> None:
         """Who iterated wants no more."""
-        self._ended = True
+        self.leave()
         await self.cancel()
+
+
+def check_room(waiting: int, max_waiting: int) -> None:
+    """OverloadError where as many wait as may."""
+    if waiting >= max_waiting:
+        raise OverloadError(f"{max_waiting} requests are waiting already; try again later", 2.0)
 
 
 class TaskStreams:
@@ -59,6 +152,7 @@ class TaskStreams:
 
     def __init__(self) -> None:
         self._streams: dict[str, TaskStream] = {}
+        self.unread = Unread()
 
     def __len__(self) -> int:
         return len(self._streams)
@@ -68,14 +162,9 @@ class TaskStreams:
         if request_id in self._streams:
             raise RequestError(f"a request with the id {request_id!r} is under way already")
 
-    def check_room(self, running: int, max_waiting: int) -> None:
-        """OverloadError where as many wait as may; `running` of those under way do not wait."""
-        if len(self._streams) - running >= max_waiting:
-            raise OverloadError(f"{max_waiting} requests are waiting already; try again later", 2.0)
-
     def start(self, request_id: str, work: Callable[[TaskStream], Coroutine[Any, Any, None]]) -> TaskStream:
         """Work on a request; it is under way until its task ends."""
-        stream = self._streams[request_id] = TaskStream()
+        stream = self._streams[request_id] = TaskStream(self.unread)
         stream.task = asyncio.get_running_loop().create_task(work(stream))
         stream.task.add_done_callback(lambda _: self._streams.pop(request_id, None))
         return stream

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from nearfar.errors import NearfarError, RequestError
 
@@ -47,6 +47,21 @@ class RemoteError(NearfarError):
         does not.
         """
         return self.status is None or (self.status >= 500 and not self.absent)
+
+
+class FewerAnswersError(RemoteError):
+    """The server gave some answers of one call to their end, and of the others nothing: it does not know `n`,
+    as Ollama and transformers serve do not. That is no failure of the server.
+    """
+
+    def __init__(self, where: str, asked: int, missing: Sequence[int]) -> None:
+        super().__init__(f"{where}: {asked - len(missing)} of {asked} answers were given", "fewer")
+        self.missing = missing
+
+    @property
+    def broken(self) -> bool:
+        """See RemoteError."""
+        return False
 
 
 class RefusedError(RequestError):

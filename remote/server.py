@@ -14,7 +14,14 @@ import httpx
 
 from nearfar.errors import RequestError
 from nearfar.remote.chunks import Chunk, ShapeError, read_chunk
-from nearfar.remote.errors import RefusedError, RemoteError, error_of, event_error, unreachable
+from nearfar.remote.errors import (
+    FewerAnswersError,
+    RefusedError,
+    RemoteError,
+    error_of,
+    event_error,
+    unreachable,
+)
 from nearfar.remote.events import beginning, body, datas
 
 log = logging.getLogger(__name__)
@@ -113,6 +120,7 @@ class Server:
         """A streamed answer, or several of one call. When all have told their finish, nothing can fail any
         more.
         """
+        begun: set[int] = set()
         finished: set[int] = set()
         clock = _Clock(self.waits.first_token)
         call = {**call, "stream": True, "stream_options": {"include_usage": True}}
@@ -126,10 +134,13 @@ class Server:
                     if len(finished) == answers:  # all that can come now is the usage
                         chunk = Chunk(usage=chunk.usage)
                     elif chunk.parts:
+                        begun |= {part.index for part in chunk.parts}
                         finished |= {part.index for part in chunk.parts if part.finish is not None}
                         clock.wind(self.waits.between if len(finished) < answers else AFTER_END)
                     if chunk.parts or chunk.usage:
                         yield chunk
+            if finished and begun == finished and len(finished) < answers:
+                raise FewerAnswersError(self.root, answers, sorted({*range(answers)} - finished))
             if len(finished) < answers:
                 raise RemoteError(f"{self.root}: the stream ended before its answer", "cut")
         except (RemoteError, RefusedError) as error:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import secrets
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -107,6 +109,10 @@ class EngineCore:
         self._closed = False
         self._process = os.getpid()
         self.steps = 0
+        self.last_read = -math.inf
+        """When a step was read last, on the monotonic clock."""
+        self.step_seconds = 0.0
+        """How long that step was waited for."""
         self._device = DeviceThread(executor, self._begin, reopen, pipelined)
 
     def tell(self, teller: Teller) -> None:
@@ -174,6 +180,18 @@ class EngineCore:
 
         Either all of them can be made, or none is begun.
         """
+        self.check_embeds(texts)
+        # One token that nobody draws: the row that would give it is the embedding.
+        begun = [self._start(Request(tuple(tokens), EMBEDDED, 1, 0, salt=salt)) for tokens in texts]
+        try:
+            events = [await anext(generation) for generation in begun]
+        finally:
+            for generation in begun:
+                await generation.aclose()
+        return [np.asarray(event.embedding, np.float32) for event in events]
+
+    def check_embeds(self, texts: Seq[Seq[int]]) -> None:
+        """Refuse texts that cannot be embedded here."""
         self.check_open()
         if self.manifest.model.task != "embed":
             raise RequestError(
@@ -184,14 +202,6 @@ class EngineCore:
         for tokens in texts:
             self._check_tokens(tokens)
             self.scheduler.check_length(tokens)
-        # One token that nobody draws: the row that would give it is the embedding.
-        begun = [self._start(Request(tuple(tokens), EMBEDDED, 1, 0, salt=salt)) for tokens in texts]
-        try:
-            events = [await anext(generation) for generation in begun]
-        finally:
-            for generation in begun:
-                await generation.aclose()
-        return [np.asarray(event.embedding, np.float32) for event in events]
 
     def _start(self, request: Request) -> Generation:
         """Queue a request."""
@@ -292,7 +302,11 @@ class EngineCore:
             elif before is None:
                 self._tell_reading()
                 return
+            began = time.monotonic()
             before, read = await self._device.turn(step, work, before)
+            if read:
+                self.last_read = time.monotonic()
+                self.step_seconds = self.last_read - began
             for done in read:
                 self._lost_in_a_row = 0
                 self._emit(done)

@@ -106,6 +106,12 @@ class Request:
     read: int = 0
     """Positions that have been computed, and that the host knows of."""
     done: bool = False
+    no_room: int = -1
+    """What the cache had been given back when no room was found for this request."""
+    overtaken: int = 0
+    """Requests that were admitted before this one since it found no room."""
+    awaits: tuple[Request, int] | None = None
+    """A running request whose first tokens, so many, are this one's too and are being computed."""
     number: int = field(default_factory=lambda: next(_numbers))
     cached_tokens: int = 0
     constraint: Constraint | None = None

@@ -6,8 +6,10 @@ import time
 from collections import deque
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from nearfar.edge_runtime.cache import Copy, SequenceTable, common_length
+from nearfar.edge_runtime.engine.prefill import LOOKED_AT, OVERTAKEN, is_short, kept_rows, share_rows
 from nearfar.edge_runtime.engine.requests import Request
 from nearfar.errors import ContextError, RequestError
 
@@ -84,8 +86,8 @@ class Step:
 class Scheduler:
     """Waiting requests in order of arrival, running ones in order of admission.
 
-    Running requests decode first; what room is left in a step goes to prefill. When pages run out, the
-    request admitted last gives up its pages and is computed again later.
+    Running requests decode first; what room is left in a step is shared by prompts (prefill.py). When pages
+    run out, the request admitted last gives up its pages and is computed again later.
     """
 
     def __init__(self, table: SequenceTable, limits: Limits) -> None:
@@ -95,9 +97,6 @@ class Scheduler:
         self.running: list[Request] = []
         self.preemptions = 0
         self._copies: list[Copy] = []  # page copies that the next step must make first
-        self._no_room: tuple[Request, int] | None = (
-            None  # who found no room, and what had been given back by then
-        )
 
     @property
     def free_tokens(self) -> int:
@@ -176,12 +175,9 @@ class Scheduler:
             return None
         wanted, decoding = self._prefill_wanted(before), len(chunks)
         budget = self.limits.prefill_rows(len(chunks), sum(r.remaining for r in wanted)) if wanted else 0
-        for request in wanted:
-            assert request.sequence is not None
-            take = min(request.remaining, budget, self.table.writable(request.sequence) - request.queued)
+        for request, take in zip(wanted, share_rows([*map(self._computable, wanted)], budget), strict=True):
             if take > 0:
                 chunks.append(Chunk(request, request.queued, take, take == request.remaining))
-                budget -= take
         if not any(chunks):
             if wanted and before is None:
                 self._preempt(self.running[-1])  # prompts wait for each other's pages
@@ -276,18 +272,35 @@ class Scheduler:
         for request in wanted:
             self._advance(request)  # before others are admitted: they must not take its pages
         rows = sum(r.remaining for r in wanted)
-        while self.waiting and rows < self.limits.max_rows and len(self.running) < self.limits.max_logits:
-            request = self.waiting[0]
-            if self._no_room == (request, self.table.freed) or self._soon_cached(request):
+        kept = kept_rows(self.limits.max_rows)
+        without_room: list[Request] = []
+        for request in list(islice(self.waiting, LOOKED_AT)):
+            if len(self.running) >= self.limits.max_logits:
                 break
-            if not self._admit(request):
-                self._no_room = request, self.table.freed
-                break
-            self.waiting.popleft()
+            full = rows >= self.limits.max_rows
+            if full and not (is_short(request.remaining, wanted[0].remaining) and request.remaining <= kept):
+                continue
+            if self._soon_cached(request):
+                continue
+            if request.no_room == self.table.freed or not self._admit(request):
+                request.no_room = self.table.freed
+                without_room.append(request)
+                if request.overtaken >= OVERTAKEN:
+                    break
+                continue
+            for other in without_room:
+                other.overtaken += 1
+            self.waiting.remove(request)
             self.running.append(request)
             wanted.append(request)
             rows += request.remaining
+            kept -= request.remaining if full else 0
         return wanted
+
+    def _computable(self, request: Request) -> int:
+        """Rows of a prompt that are to be computed, as far as there are pages for them."""
+        assert request.sequence is not None
+        return min(request.remaining, self.table.writable(request.sequence) - request.queued)
 
     def _advance(self, request: Request) -> None:
         """Reserve the next rows of a prompt, as far as there is room: windows get their pages step by
@@ -301,14 +314,23 @@ class Scheduler:
 
     def _soon_cached(self, request: Request) -> bool:
         """Whether a request being prefilled will leave a prefix that is worth waiting for."""
+        if request.awaits is not None and self._leaves(*request.awaits):
+            return True
+        request.awaits = None
         for other in self.running:
-            enough = self.table.page_size + (other.sequence.computed if other.sequence else 0)
             # First what costs nothing: comparing takes as long as the prompt.
-            if other.salt != request.salt or len(other.tokens) < enough:
+            if other.salt != request.salt or not self._leaves(other, len(other.tokens)):
                 continue
-            if common_length(other.tokens, request.tokens) >= enough:
+            common = common_length(other.tokens, request.tokens)
+            if self._leaves(other, common):
+                request.awaits = other, common
                 return True
         return False
+
+    def _leaves(self, other: Request, common: int) -> bool:
+        """Whether a running request has yet to compute a page and more of its first `common` tokens."""
+        computed = other.sequence.computed if other.sequence else 0
+        return other.sequence is not None and common >= self.table.page_size + computed
 
     def _admit(self, request: Request) -> bool:
         """Give the request a slot, the longest prefix that the cache has, and pages for its tokens.

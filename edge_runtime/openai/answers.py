@@ -167,6 +167,10 @@ class Source(Protocol[P]):
         ...
 
 
+BEHIND = 64
+"""Pieces that wait for the reader of several answers."""
+
+
 async def merge(answers: Seq[Source[P]]) -> AsyncGenerator[P, None]:
     """The pieces of several answers as they come."""
     if len(answers) == 1:
@@ -174,15 +178,16 @@ async def merge(answers: Seq[Source[P]]) -> AsyncGenerator[P, None]:
             async for piece in pieces:
                 yield piece
         return
-    queue: asyncio.Queue[P | Exception | None] = asyncio.Queue()
+    # Of a reader that is behind pieces wait here no more than for a moment: what waits long waits as tokens.
+    queue: asyncio.Queue[P | Exception | None] = asyncio.Queue(BEHIND)
 
     async def pump(answer: Source[P]) -> None:
         try:
             async for piece in answer.pieces():
-                queue.put_nowait(piece)
-            queue.put_nowait(None)
+                await queue.put(piece)
+            await queue.put(None)
         except Exception as error:
-            queue.put_nowait(error)
+            await queue.put(error)
 
     tasks = [asyncio.create_task(pump(answer)) for answer in answers]
     try:

@@ -8,7 +8,6 @@ import itertools
 import logging
 import time
 from collections.abc import AsyncIterator
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -22,6 +21,7 @@ from nearfar.errors import EngineError, NearfarError, RequestError
 from nearfar.fallback_server.backend import (
     BackendInfo,
     BackendStats,
+    EmbedRequest,
     Logprob,
     RunningProgram,
     Sampling,
@@ -29,12 +29,14 @@ from nearfar.fallback_server.backend import (
     TokenRequest,
 )
 from nearfar.fallback_server.grammars import GrammarService, TokenConstraint
-from nearfar.fallback_server.token_stream import TaskStream, TaskStreams
+from nearfar.fallback_server.token_stream import TaskStream, TaskStreams, check_room
 
 log = logging.getLogger(__name__)
 
 FRESH = 5.0
-"""Seconds for which a generated token proves that the engine lives, and that a probe may take."""
+"""Seconds for which a step that was read proves that the engine lives, and that a probe may take. On a device
+whose steps take longer, twice the last of them proves it: while a long prompt is read, no token comes.
+"""
 PRIORITY_SECONDS = 1.0
 """A step of priority is worth so much waiting. So a waiting request cannot be overtaken for ever."""
 
@@ -82,9 +84,9 @@ class ArtifactBackend:
         self._numbers = itertools.count()
         self._streams = TaskStreams()
         self._running = 0
+        self._embedding = 0
         self._pages = table.available
         self._counts = _Counts()
-        self._last_token = 0.0
         self._probe: asyncio.Task[bool] | None = None
 
     def submit(self, request: TokenRequest) -> AsyncIterator[TokenEvent]:
@@ -93,7 +95,7 @@ class ArtifactBackend:
         params = _params(request)
         params.check_vocabulary(self.info.vocab_size)
         self._check(request)
-        self._streams.check_room(self._running, self._max_waiting)
+        self._check_room()
         self._counts.prompt += len(request.tokens)
         return self._streams.start(request.id, lambda stream: self._run(request, params, stream))
 
@@ -101,22 +103,33 @@ class ArtifactBackend:
         """End a request."""
         await self._streams.cancel(request_id)
 
-    async def embed(
-        self, tokens: Seq[Seq[int]], pooling: Literal["mean", "last", "model"]
-    ) -> list[list[float]]:
+    async def embed(self, request: EmbedRequest) -> list[float]:
         """Of an embedding model, pooled by the last token and normalized. Others give none."""
-        if pooling == "mean":
+        if request.pooling == "mean":
             raise RequestError(
                 "an artifact pools by the last token, not by the mean: leave it out", "pooling"
             )
-        return [unit(vector).tolist() for vector in await self.core.embed_all(tokens)]
+        self.core.check_embeds([request.tokens])
+        self._check_room()
+        self._embedding += 1
+        try:
+            await self._turn(request.late + request.priority * PRIORITY_SECONDS)
+            try:
+                [vector] = await self.core.embed_all([request.tokens], request.salt)
+            finally:
+                self._leave()
+        finally:
+            self._embedding -= 1
+        self._counts.prompt += len(request.tokens)
+        values: list[float] = unit(vector).tolist()
+        return values
 
     def stats(self) -> BackendStats:
         """The figures now."""
         table, counts = self.core.scheduler.table, self._counts
         return BackendStats(
             running=self._running,
-            waiting=len(self._streams) - self._running,
+            waiting=self._waiting,
             cache_usage=1 - table.available / self._pages,
             prefix_hits=counts.hits,
             prefix_queries=counts.prompt,
@@ -138,8 +151,8 @@ class ArtifactBackend:
         )
 
     async def alive(self) -> bool:
-        """Whether a token came lately, or comes now."""
-        if time.monotonic() - self._last_token < FRESH:
+        """Whether a step was read lately, or a token comes now."""
+        if time.monotonic() - self.core.last_read < max(FRESH, 2 * self.core.step_seconds):
             return True
         if self._probe is None or self._probe.done():
             self._probe = asyncio.create_task(self._generate_one())
@@ -152,6 +165,14 @@ class ArtifactBackend:
         await self.core.close()
         if self._grammars is not None:
             await self._grammars.close()
+
+    @property
+    def _waiting(self) -> int:
+        """Sequences that are to be completed or embedded and do not run yet."""
+        return len(self._streams) + self._embedding - self._running
+
+    def _check_room(self) -> None:
+        check_room(self._waiting, self._max_waiting)
 
     def _check(self, request: TokenRequest) -> None:
         if not request.tokens:
@@ -196,7 +217,6 @@ class ArtifactBackend:
         first, count = True, 0
         try:
             async for event in generation:
-                self._last_token = time.monotonic()
                 cached = generation.stats.cached_tokens if first else 0
                 self._counts.hits += cached
                 self._counts.generated += 1
@@ -248,11 +268,10 @@ class ArtifactBackend:
         try:
             if self.core.manifest.model.task == "embed":
                 await self.core.embed_all([[0]])
-                self._last_token = time.monotonic()
                 return True
             generation = self.core.generate([0], SamplingParams(max_tokens=1, temperature=0.0))
             async for _ in generation:
-                self._last_token = time.monotonic()
+                pass
         except NearfarError:
             return False
         return True

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from nearfar.edge_runtime.grammars import Grammar
 from nearfar.edge_runtime.openai.records import TokenLogprob
 from nearfar.edge_runtime.tools.asking import AUTO, ToolChoice
-from nearfar.fallback_server.backend import BackendStats
+from nearfar.fallback_server.backend import BackendStats, Pooling
 from nearfar.fallback_server.tenants import ANONYMOUS, Tenant
 
 FinishReason = Literal["stop", "length", "tool_calls", "abort"]
@@ -47,7 +46,7 @@ class EngineRequest:
     echo: bool = False
     priority: int = 0
     tenant: Tenant = ANONYMOUS
-    pooling: Literal["mean", "last", "model"] | None = None
+    pooling: Pooling | None = None
     template: Mapping[str, Any] = field(default_factory=dict)
     hints: Mapping[str, str] = field(default_factory=dict)
     continue_last: bool = False
@@ -108,16 +107,15 @@ class TokenUsage:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request that an engine will take: its prompts as tokens, and what it may cost.
+    """A request that an engine will take: its prompts as tokens.
 
-    `prompt_tokens` counts each prompt once; `cost` is the most tokens that it can hold in the cache. For
-    engines that do not tokenize, both are estimates and `prompts` is empty.
+    `prompt_tokens` counts each prompt once. For engines that do not tokenize it is an estimate, and
+    `prompts` is empty.
     """
 
     request: EngineRequest
     prompts: tuple[tuple[int, ...], ...]
     prompt_tokens: int
-    cost: int
     grammar: Grammar | None = None
     reasoning_open: bool = False
 
@@ -188,10 +186,8 @@ class Engine(Protocol):
         """End a request; nothing happens if it has ended already."""
         ...
 
-    async def embed(
-        self, model: str, inputs: Seq[Prompt], pooling: Literal["mean", "last", "model"]
-    ) -> Embeddings:
-        """One vector an input."""
+    async def embed(self, prepared: Prepared) -> Embeddings:
+        """One vector for each prompt of a request with `pooling`. Cancelling the call ends the work."""
         ...
 
     def stats(self) -> BackendStats:
@@ -199,7 +195,7 @@ class Engine(Protocol):
         ...
 
     async def ready(self) -> bool:
-        """Whether a real token was generated lately, or is now, within seconds."""
+        """Whether it computed lately, or generates a token now, within seconds."""
         ...
 
     def unready(self) -> Unready:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from nearfar.edge_runtime.text.codec import TextCodec, TextStream
 from nearfar.edge_runtime.tools.asking import answer_grammar, offered
@@ -13,7 +14,7 @@ from nearfar.edge_runtime.tools.messages import prepared
 from nearfar.edge_runtime.tools.parts import PartReader
 from nearfar.edge_runtime.tools.reading import AnswerReader, reasoning_opened
 from nearfar.errors import RequestError
-from nearfar.fallback_server.backend import Backend, BackendStats, Sampling, TokenRequest
+from nearfar.fallback_server.backend import Backend, BackendStats, EmbedRequest, Sampling, TokenRequest
 from nearfar.fallback_server.engines.answers import Choice, Echo, LocalAnswers
 from nearfar.fallback_server.engines.base import (
     GENERATES_NOTHING,
@@ -100,7 +101,7 @@ class LocalEngine:
         total = sum(len(prompt) for prompt in prompts)
         if request.pooling is not None:
             self._check_input(longest)
-            return Prepared(request, prompts, total, total)
+            return Prepared(request, prompts, total)
         if longest >= context:
             raise RequestError(
                 f"the prompt has {longest} tokens, but this model's context is {context} tokens, the answer "
@@ -113,8 +114,7 @@ class LocalEngine:
             if request.chat
             else request.grammar
         )
-        cost = total + sum(self._limit(request, prompt) for prompt in prompts) * request.n
-        return Prepared(request, prompts, total, cost, grammar, opened)
+        return Prepared(request, prompts, total, grammar, opened)
 
     async def submit(self, prepared: Prepared) -> LocalAnswers:
         """Start the request: one sequence an answer."""
@@ -145,13 +145,43 @@ class LocalEngine:
         for index in range(self._live.get(request_id, 0)):
             await self.backend.cancel(f"{request_id}-{index}")
 
-    async def embed(
-        self, model: str, inputs: Seq[Prompt], pooling: Literal["mean", "last", "model"]
-    ) -> Embeddings:
-        """One vector an input."""
-        tokens = [await self._tokens(item, "input") for item in inputs]
-        self._check_input(max(len(item) for item in tokens))
-        return Embeddings(await self.backend.embed(tokens, pooling), sum(len(item) for item in tokens))
+    async def embed(self, prepared: Prepared) -> Embeddings:
+        """One vector an input. No more inputs of a request stand in line at once than can run at once, so
+        that a long list does not fill the line.
+        """
+        vectors: list[list[float]] = [[]] * len(prepared.prompts)
+        waiting = iter(enumerate(prepared.prompts))
+
+        async def work() -> None:
+            for index, tokens in waiting:
+                vectors[index] = await self._embed(prepared.request, index, tokens)
+
+        at_once = min(len(prepared.prompts), self.backend.info.max_running)
+        tasks = [asyncio.create_task(work()) for _ in range(at_once)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return Embeddings(vectors, prepared.prompt_tokens)
+
+    async def _embed(self, request: EngineRequest, index: int, tokens: tuple[int, ...]) -> list[float]:
+        assert request.pooling is not None
+        late = self._shares.late(request.tenant)
+        try:
+            return await self.backend.embed(
+                EmbedRequest(
+                    f"{request.id}-{index}",
+                    tokens,
+                    request.pooling,
+                    request.priority,
+                    request.tenant.salt,
+                    late,
+                )
+            )
+        finally:
+            self._shares.leave(request.tenant, 1)
 
     def stats(self) -> BackendStats:
         """The backend's figures."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
@@ -24,7 +24,7 @@ from nearfar.fallback_server.engines.base import (
 )
 from nearfar.remote.chunks import Chunk, Part, Usage
 from nearfar.remote.continuing import continued
-from nearfar.remote.errors import RefusedError, RemoteError
+from nearfar.remote.errors import FewerAnswersError, RefusedError, RemoteError
 from nearfar.remote.server import CHAT, COMPLETIONS
 
 log = logging.getLogger(__name__)
@@ -112,7 +112,7 @@ class Relay:
             route.counts.retries += bool(failures) and not self._seen
             answering = False  # this address, and not only one before it
             try:
-                async with aclosing(self._stream(address, path)) as pieces:
+                async with aclosing(self._answers(address, path)) as pieces:
                     async for piece in pieces:
                         answering = True
                         yield piece
@@ -168,14 +168,35 @@ class Relay:
         text = request.chat or isinstance(request.prompts[0], str)
         return self._route.continues and plain and text and request.choices == 1 and not self._reasoned
 
-    def _body(self) -> dict[str, Any]:
+    def _body(self, only: int | None) -> dict[str, Any]:
         body = upstream_body(self._request, self._route.model, salted=self._route.salts)
+        if only is not None:
+            return one_answer(body, self._request, only)
         return continued(body, self._text, self._seen) if self._seen else body
 
-    async def _stream(self, address: Address, path: str) -> AsyncGenerator[Piece, None]:
-        """What one address gives of the answers."""
+    async def _answers(self, address: Address, path: str) -> AsyncGenerator[Piece, None]:
+        """What one address gives of the answers. Those that it leaves out it is asked for one by one."""
+        left: Sequence[int] = ()
+        try:
+            async with aclosing(self._stream(address, path)) as pieces:
+                async for piece in pieces:
+                    yield piece
+        except FewerAnswersError as error:
+            log.info("%s; the others are asked for one by one", error)
+            left = error.missing
+        for index in left:
+            self._before = self._seen
+            async with aclosing(self._stream(address, path, index)) as pieces:
+                async for piece in pieces:
+                    yield replace(piece, index=index)
+
+    async def _stream(
+        self, address: Address, path: str, only: int | None = None
+    ) -> AsyncGenerator[Piece, None]:
+        """The pieces of one call to an address: for all answers, or for one of them only."""
+        answers = self._request.choices if only is None else 1
         with address.calling(path):
-            self._chunks = address.server.stream(path, self._body(), self._request.choices)
+            self._chunks = address.server.stream(path, self._body(only), answers)
             async with aclosing(self._chunks) as chunks:
                 while (chunk := await self._next(chunks)) is not None:
                     address.works()
@@ -212,7 +233,8 @@ class Relay:
         is no prompt.
         """
         self._seen = max(self._seen, self._before + usage.completion)
-        prompt = max(usage.prompt - self._before, 0)
+        continues = self._before if self._request.choices == 1 else 0
+        prompt = max(usage.prompt - continues, 0)
         self._usage = TokenUsage(prompt, self._before + usage.completion, min(usage.cached, prompt))
 
 
@@ -241,6 +263,18 @@ def upstream_body(request: EngineRequest, model: str, *, salted: bool) -> dict[s
     if salted and request.tenant.salt:
         body["cache_salt"] = request.tenant.salt
     return body
+
+
+def one_answer(body: Mapping[str, Any], request: EngineRequest, index: int) -> dict[str, Any]:
+    """The call for one answer of several: with its own prompt, and a seed that the others have not."""
+    made = {**body, "n": 1}
+    made.pop("best_of", None)
+    if not request.chat:
+        prompt = request.prompts[index // request.n]
+        made["prompt"] = prompt if isinstance(prompt, str) else list(prompt)
+    if isinstance(seed := body.get("seed"), int):
+        made["seed"] = seed + index % request.n
+    return made
 
 
 def affinity(request: EngineRequest) -> str:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import httpx
 
@@ -23,7 +23,6 @@ from nearfar.fallback_server.engines.base import (
     EngineRequest,
     ModelInfo,
     Prepared,
-    Prompt,
     Unready,
 )
 from nearfar.fallback_server.engines.relay import Counts, Relay, Route, prompt_text, unavailable
@@ -35,8 +34,6 @@ log = logging.getLogger(__name__)
 
 KEY_VARIABLE = "NEARFAR_UPSTREAM_KEY"
 CHARS_PER_TOKEN = 4
-ANSWER_ESTIMATE = 1024
-"""Tokens that an answer without max_tokens is taken to cost."""
 
 
 @dataclass(frozen=True)
@@ -109,10 +106,9 @@ class UpstreamEngine:
         return tuple(ModelInfo(name, context) for name in self._names)
 
     async def prepare(self, request: EngineRequest) -> Prepared:
-        """Estimate the cost; the upstream tokenizes and checks."""
+        """Estimate the prompt; the upstream tokenizes and checks."""
         tokens = max(len(prompt_text(request)) // CHARS_PER_TOKEN, 1)
-        answer = request.max_tokens if request.max_tokens is not None else ANSWER_ESTIMATE
-        return Prepared(request, (), tokens, tokens + answer * request.choices)
+        return Prepared(request, (), tokens)
 
     async def submit(self, prepared: Prepared) -> Relay:
         """Start a request; it goes out when its pieces are asked for."""
@@ -127,11 +123,10 @@ class UpstreamEngine:
         if (relay := self._live.get(request_id)) is not None:
             await relay.abort()
 
-    async def embed(
-        self, model: str, inputs: Seq[Prompt], pooling: Literal["mean", "last", "model"]
-    ) -> Embeddings:
+    async def embed(self, prepared: Prepared) -> Embeddings:
         """One vector an input, pooled as the upstream does it."""
-        name, failures = self._there(model), list[RemoteError]()
+        inputs = prepared.request.prompts
+        name, failures = self._there(prepared.request.model), list[RemoteError]()
         body = {"model": name, "input": [item if isinstance(item, str) else list(item) for item in inputs]}
         for address in self.book.candidates("", EMBEDDINGS, name, self.options.attempts):
             try:

@@ -83,7 +83,7 @@ class JsonRoute(APIRoute):
 def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
     """The app over an engine. It does not close the engine."""
     options = options or AppOptions()
-    metrics = Metrics(lambda: next((info.id for info in engine.models()), ""), engine.stats)
+    metrics = Metrics(lambda: [info.id for info in engine.models()], engine.stats)
     service = Service(
         engine, Admission(options.limits, options.counts), metrics, options.tracer, options.audit
     )
@@ -167,7 +167,7 @@ def _probes(service: Service, keys: KeyStore | None) -> APIRouter:
 
     @router.get("/ready", response_model=None)
     async def ready(request: Request) -> Response:
-        """The engine has generated a real token lately, or does now."""
+        """The engine has computed lately, or generates a token now."""
         if service.draining:
             return JSONResponse({"status": "draining"}, 503)
         try:
@@ -205,7 +205,8 @@ async def _complete(service: Service, request: Request, body: ChatRequest | Comp
 
 
 async def _embed(service: Service, request: Request, body: EmbeddingRequest) -> Response:
-    wanted = replace(embedding(body), tenant=tenant_of(request))
+    tenant = tenant_of(request)
+    wanted = replace(embedding(body), tenant=tenant, priority=max(0, tenant.priority))
     shape = EmbeddingShape(body.model, body.encoding_format == "base64", body.dimensions)
     return await Call(service, request, wanted).embed(shape)
 

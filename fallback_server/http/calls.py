@@ -27,9 +27,9 @@ from nearfar.fallback_server.engines.base import (
 )
 from nearfar.fallback_server.http.embedding import EmbeddingShape
 from nearfar.fallback_server.http.errors import ApiError, Problem, problem_of
-from nearfar.fallback_server.http.limits import Admission, Ticket
+from nearfar.fallback_server.http.limits import Admission, Ticket, answer_weight
 from nearfar.fallback_server.http.logs import AuditEntry, AuditLog
-from nearfar.fallback_server.http.metrics import Metrics
+from nearfar.fallback_server.http.metrics import CallMetrics, Metrics
 from nearfar.fallback_server.http.shapes import Shape
 from nearfar.fallback_server.http.streams import DONE, ClientGoneError, EventStream, event, unless_gone
 from nearfar.fallback_server.http.tracing import Span, Tracer
@@ -54,7 +54,7 @@ class Service:
     def turned_away(self, scope: Scope, error: ApiError) -> None:
         """A request was refused before anybody knew what it asks."""
         problem, state = error.problem, scope["state"]
-        self.metrics.outcome(_outcome(problem))
+        self.metrics.unknown().outcome(_outcome(problem))
         if self.audit is not None:
             entry = AuditEntry(
                 state["request_id"],
@@ -126,6 +126,7 @@ class Call:
         self._last = 0.0
         self._status, self._outcome = GONE, "aborted"  # of a stream, unless it comes to its end
         self._ended = False
+        self._metrics: CallMetrics | None = None  # once it is known that the model is one of ours
         operation = "chat" if wanted.chat else "text_completion" if wanted.pooling is None else "embeddings"
         self._span: Span = service.tracer.span(operation, wanted.model, request.headers)
 
@@ -145,6 +146,7 @@ class Call:
         """The call, once it is let in, and its end where that is not a stream's."""
         try:
             _check_rights(self.service, self.wanted)
+            self._metrics = self.service.metrics.of(self.wanted.model)
             if self.service.draining:
                 raise ApiError(503, "the server is shutting down", None, "shutting_down", 5.0)
             self._ticket.admit()
@@ -173,6 +175,11 @@ class Call:
         await self.service.engine.cancel(self.wanted.id)
 
     @property
+    def metrics(self) -> CallMetrics:
+        """What is counted of it."""
+        return self._metrics or self.service.metrics.unknown()
+
+    @property
     def usage(self) -> TokenUsage:
         """Tokens so far."""
         if self._answers is not None:
@@ -199,14 +206,11 @@ class Call:
         """The request as tokens, paid for."""
         prepared = self._prepared = await self.service.engine.prepare(self.wanted)
         await self._ticket.charge(prepared)
-        self.service.metrics.prompt_length.observe(prepared.prompt_tokens)
+        self.metrics.prompt_length.observe(prepared.prompt_tokens)
         return prepared
 
     async def _vectors(self, shape: EmbeddingShape) -> dict[str, object]:
-        prepared, wanted = await self._prepare(), self.wanted
-        assert wanted.pooling is not None
-        inputs = prepared.prompts or wanted.prompts
-        self._embedded = await self.service.engine.embed(wanted.model, inputs, wanted.pooling)
+        self._embedded = await self.service.engine.embed(await self._prepare())
         return shape.whole(self._embedded)
 
     async def _pieces(self) -> AsyncGenerator[Piece, None]:
@@ -218,8 +222,12 @@ class Call:
                 yield piece
 
     async def _whole(self, shape: Shape) -> dict[str, object]:
+        made: list[Piece] = []
+        weight = answer_weight(self.wanted)
         async with aclosing(self._pieces()) as pieces:
-            made = [piece async for piece in pieces]
+            async for piece in pieces:
+                made.append(piece)
+                self._ticket.hold(piece.tokens * weight)
         return shape.whole(made, self.wanted.choices, self.usage)
 
     async def _events(
@@ -257,7 +265,7 @@ class Call:
         await self._end(self._status, self._outcome)
 
     def _watch(self, piece: Piece) -> None:
-        metrics, now = self.service.metrics, time.monotonic()
+        metrics, now = self.metrics, time.monotonic()
         if piece.tokens:
             if not self._last:
                 metrics.first_token.observe(now - self.started)
@@ -278,10 +286,10 @@ class Call:
         service.live.pop(self.wanted.id, None)
         self._ticket.leave(usage.completion)
         seconds = time.monotonic() - self.started
-        service.metrics.outcome(outcome)
+        self.metrics.outcome(outcome)
         if outcome == "ok":
-            service.metrics.whole.observe(seconds)
-            service.metrics.answer_length.observe(usage.completion)
+            self.metrics.whole.observe(seconds)
+            self.metrics.answer_length.observe(usage.completion)
         self._trace(status, usage)
         if service.audit is not None:
             service.audit.write(self._entry(status, outcome, usage, seconds))

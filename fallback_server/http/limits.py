@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nearfar.fallback_server.engines.base import Prepared
+from nearfar.fallback_server.engines.base import EngineRequest, Prepared
 from nearfar.fallback_server.http.counts import Account, Counts, OwnCounts
 from nearfar.fallback_server.http.errors import ApiError
 from nearfar.fallback_server.tenants import Limits, Tenant
@@ -12,8 +12,8 @@ from nearfar.fallback_server.tenants import Limits, Tenant
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Bounds of the whole server. Bytes, counts, seconds; `tokens` counts prompts and the answers they may
-    get.
+    """Bounds of the whole server. Bytes, counts, seconds; `tokens` counts prompts, and what is there of
+    answers that are sent as a whole.
 
     `send_buffer`: what the kernel keeps of a connection's answers; the less, the sooner a reader that is slow
     shows. `keep_alive`: a stream that has nothing to say for so long says a comment; 0: never. `fronts`: how
@@ -74,6 +74,10 @@ class Ticket:
         """The request's tokens are known now: refuse it if they are too many at this time."""
         await self.admission.charge(self, prepared)
 
+    def hold(self, tokens: int) -> None:
+        """So many more tokens are kept for the request until it has ended."""
+        self.admission.hold(self, tokens)
+
     def leave(self, completion_tokens: int = 0) -> None:
         """The request has ended."""
         if not self.left:
@@ -83,6 +87,12 @@ class Ticket:
 
 class Admission:
     """Lets requests in, or refuses them with 429 and the time after which to try again.
+
+    What counts is what is there, never what an answer may become: clients that do not say how long an answer
+    may be would be refused long before the engine has enough to do. How many sequences run and wait is the
+    engine's to say; what it has made and a slow reader has not taken is bounded where it lies
+    (token_stream.py). Who has no more than an equal part of the server's tokens is let in, whatever others
+    have.
 
     A tenant's own limits are looked at before its request's body is read, so that bodies cannot pile up
     beyond them; the server's when the request is whole, so that none is kept out by others that only dawdle.
@@ -128,7 +138,8 @@ class Admission:
 
     async def charge(self, ticket: Ticket, prepared: Prepared) -> None:
         """Let a request in by tokens."""
-        account, prompt, cost = ticket.use.tokens, prepared.prompt_tokens, _weight(prepared)
+        account, prompt = ticket.use.tokens, prepared.prompt_tokens
+        cost = prompt * (answer_weight(prepared.request) if prepared.request.echo else 1)
         if account is not None:
             most = account.per_minute
             if prompt > most:
@@ -140,7 +151,7 @@ class Admission:
                 )
             if (wait := await self._counts.claim(account, prompt)) > 0:
                 raise _refusal(f"this key may use {most} tokens a minute", "tokens_per_minute", wait)
-        if self.tokens and self.tokens + cost > self.limits.tokens:
+        if self.tokens and self._too_many(cost, cost):
             if account is not None:
                 self._counts.take(account, -prompt)
             raise _refusal(
@@ -152,6 +163,20 @@ class Admission:
         ticket.cost = cost
         self.tokens += cost
 
+    def hold(self, ticket: Ticket, tokens: int) -> None:
+        """Count what has come of a request. Where all together is too much, who has more than an equal part
+        of what there may be is refused, be it in the middle of an answer.
+        """
+        ticket.cost += tokens
+        self.tokens += tokens
+        if self.requests > 1 and self._too_many(0, ticket.cost):
+            raise _refusal(
+                f"the server has {self.tokens} tokens under way, as many as it takes, and {ticket.cost} of "
+                "them are this request's; stream the answer or ask for a shorter one",
+                "queue_full",
+                2.0,
+            )
+
     def leave(self, ticket: Ticket, completion_tokens: int) -> None:
         """A request has ended."""
         self.requests -= ticket.admitted
@@ -159,6 +184,11 @@ class Admission:
         ticket.use.concurrent -= 1
         if completion_tokens and ticket.use.tokens is not None:
             self._counts.take(ticket.use.tokens, completion_tokens)
+
+    def _too_many(self, more: int, own: int) -> bool:
+        """Whether so many tokens more are over the bound, of which `own` are more than an equal part."""
+        most = self.limits.tokens
+        return self.tokens + more > most and own * max(self.requests, 1) > most
 
     def under_way(self, name: str) -> int:
         """Requests that a tenant has under way."""
@@ -173,14 +203,14 @@ class Admission:
         return use
 
 
-def _weight(prepared: Prepared) -> int:
-    """Tokens that the request may hold at once, in tokens without alternatives.
+def answer_weight(request: EngineRequest) -> int:
+    """What a token of an answer counts, in tokens without alternatives.
 
-    While a client does not read, what was computed for it waits in memory: about 0.2 KB a token, and 0.15 KB
-    for each alternative that is told with it. Without this, `tokens` would bound the memory 16 times worse
-    with 20 of them.
+    An answer that is sent as a whole waits in memory until its end: about 0.2 KB a token, and 0.15 KB for
+    each alternative that is told with it. Without this, `tokens` would bound the memory 16 times worse with
+    20 of them.
     """
-    return prepared.cost * (1 + (prepared.request.logprobs or 0) * 3 // 4)
+    return 1 + (request.logprobs or 0) * 3 // 4
 
 
 def _text_of(prepared: Prepared) -> str:

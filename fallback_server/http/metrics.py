@@ -4,7 +4,7 @@ prefix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -18,66 +18,86 @@ _FIRST = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _BETWEEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5)
 _WHOLE = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
 _TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536)
+_HISTOGRAMS = {
+    "time_to_first_token_seconds": ("From the request to its first token.", _FIRST),
+    "inter_token_latency_seconds": ("Between two tokens of an answer.", _BETWEEN),
+    "e2e_request_latency_seconds": ("From the request to its end.", _WHOLE),
+    "request_prompt_tokens": ("Tokens of a prompt.", _TOKENS),
+    "request_generation_tokens": ("Tokens of all answers of a request.", _TOKENS),
+}
 
 
-class Observer:
-    """A histogram with the label model_name."""
+class CallMetrics:
+    """What is counted of the requests for one model. A call holds it: looking a label up costs as much as
+    counting a value, and is done for each token otherwise.
+    """
 
-    def __init__(self, histogram: Histogram, model: Callable[[], str]) -> None:
-        self._histogram, self._model = histogram, model
-        if name := model():
-            histogram.labels(name)  # seen before there is a value
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        def of(name: str) -> Histogram:
+            made: Histogram = metrics.histograms[name].labels(model)
+            return made
 
-    def observe(self, value: float) -> None:
-        """Count a value."""
-        self._histogram.labels(self._model()).observe(value)
+        self.first_token = of("time_to_first_token_seconds")
+        self.between = of("inter_token_latency_seconds")
+        self.whole = of("e2e_request_latency_seconds")
+        self.prompt_length = of("request_prompt_tokens")
+        self.answer_length = of("request_generation_tokens")
+        self._metrics, self._model = metrics, model
+
+    def finished(self, reason: str) -> None:
+        """An answer has ended."""
+        self._metrics.answers.labels(self._model, reason).inc()
+
+    def outcome(self, outcome: str) -> None:
+        """A request has ended."""
+        self._metrics.requests.labels(self._model, outcome).inc()
 
 
 class Metrics:
     """What is counted as requests pass, and what the engine says when it is asked. All with the label
     model_name.
 
-    `model` is asked each time: which model it is may show later than the start.
+    `models` is asked at each scrape: which they are may show later than the start. Requests are counted under
+    the model that they ask for, and under "" where that is not known or is none of ours. The engine's own
+    figures are of all its models together, and bear the name of the first.
     """
 
-    def __init__(self, model: Callable[[], str], stats: Callable[[], BackendStats]) -> None:
+    def __init__(self, models: Callable[[], Sequence[str]], stats: Callable[[], BackendStats]) -> None:
         self._registry = CollectorRegistry()
-        self._model = model
-
-        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Observer:
-            made = Histogram(PREFIX + name, text, ["model_name"], buckets=buckets, registry=self._registry)
-            return Observer(made, model)
-
-        self.first_token = histogram(
-            "time_to_first_token_seconds", "From the request to its first token.", _FIRST
-        )
-        self.between = histogram("inter_token_latency_seconds", "Between two tokens of an answer.", _BETWEEN)
-        self.whole = histogram("e2e_request_latency_seconds", "From the request to its end.", _WHOLE)
-        self.prompt_length = histogram("request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
-        self.answer_length = histogram(
-            "request_generation_tokens", "Tokens of all answers of a request.", _TOKENS
-        )
-        self._finished = Counter(
+        self._models = models
+        self._calls: dict[str, CallMetrics] = {}
+        self.histograms = {
+            name: Histogram(PREFIX + name, text, ["model_name"], buckets=buckets, registry=self._registry)
+            for name, (text, buckets) in _HISTOGRAMS.items()
+        }
+        self.answers = Counter(
             PREFIX + "request_success",
             "Answers by how they ended.",
             ["model_name", "finished_reason"],
             registry=self._registry,
         )
-        self._outcomes = Counter(
+        self.requests = Counter(
             PREFIX + "requests",
             "Requests by outcome: ok, refused, limited, aborted, failed.",
             ["model_name", "outcome"],
             registry=self._registry,
         )
-        self._registry.register(_EngineCollector(model, stats))
+        self._registry.register(_EngineCollector(lambda: next(iter(models()), ""), stats))
+        for model in models():  # seen before there is a value
+            self.of(model)
 
-    def finished(self, reason: str) -> None:
-        """An answer has ended."""
-        self._finished.labels(self._model(), reason).inc()
+    def of(self, model: str) -> CallMetrics:
+        """What is counted for a model that is served."""
+        if (found := self._calls.get(model)) is None:
+            found = self._calls[model] = CallMetrics(self, model)
+        return found
 
-    def outcome(self, outcome: str) -> None:
-        """A request has ended."""
-        self._outcomes.labels(self._model(), outcome).inc()
+    def unknown(self) -> CallMetrics:
+        """What is counted of requests that were turned away before anybody knew for which model; where there
+        is one model only, it is that.
+        """
+        models = self._models()
+        return self.of(models[0] if len(models) == 1 else "")
 
     def text(self) -> bytes:
         """In Prometheus' text format."""

@@ -8,19 +8,18 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
 
 from nearfar.errors import EngineError, NearfarError, OverloadError
-from nearfar.fallback_server.backend import BackendInfo, BackendStats, TokenEvent, TokenRequest
+from nearfar.fallback_server.backend import BackendInfo, BackendStats, EmbedRequest, TokenEvent, TokenRequest
 from nearfar.fallback_server.ray_engine.continuing import Answer
 from nearfar.fallback_server.ray_engine.messages import Events, Refusal
 from nearfar.fallback_server.ray_engine.options import RayOptions
-from nearfar.fallback_server.token_stream import TaskStream, TaskStreams
+from nearfar.fallback_server.token_stream import TaskStream, TaskStreams, check_room
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +75,7 @@ class RayBackend:
         if self._closing:
             raise OverloadError("the server is shutting down", 5.0)
         self._streams.check_new(request.id)
-        self._streams.check_room(self._counts.running, self._options.max_waiting)
+        check_room(len(self._streams) - self._counts.running, self._options.max_waiting)
         self._counts.prompt += len(request.tokens)
         return self._streams.start(request.id, lambda stream: self._run(Answer(request), stream))
 
@@ -84,23 +83,20 @@ class RayBackend:
         """End a request."""
         await self._streams.cancel(request_id)
 
-    async def embed(
-        self, tokens: Seq[Seq[int]], pooling: Literal["mean", "last", "model"]
-    ) -> list[list[float]]:
-        """One vector a sequence, all by one replica."""
-        asked = [list(sequence) for sequence in tokens]
+    async def embed(self, request: EmbedRequest) -> list[float]:
+        """The vector of a sequence, by any replica."""
         for attempt in range(self._options.attempts):
             await self._pause(attempt)
             try:
-                found = await self._handle.embed.remote(asked, pooling)
+                found = await self._handle.embed.remote(request)
             except (RayError, RayServeException) as error:
                 self._lost(error)
                 continue
             if isinstance(found, Refusal):
                 raise found.error()
-            vectors: list[list[float]] = found
-            return vectors
-        raise EngineError(f"{self._options.attempts} engines died while they embedded the inputs")
+            vector: list[float] = found
+            return vector
+        raise EngineError(f"{self._options.attempts} engines died while they embedded the input")
 
     def stats(self) -> BackendStats:
         """What was seen from here, and what replicas said of themselves with the last answer of each. The

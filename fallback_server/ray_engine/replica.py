@@ -6,10 +6,9 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Literal
 
 from nearfar.errors import EngineError, NearfarError
-from nearfar.fallback_server.backend import Backend, BackendInfo, TokenEvent, TokenRequest
+from nearfar.fallback_server.backend import Backend, BackendInfo, EmbedRequest, TokenEvent, TokenRequest
 from nearfar.fallback_server.engines.opening import EngineOptions, Kind, open_backend
 from nearfar.fallback_server.ray_engine.messages import Events, Refusal
 
@@ -19,8 +18,6 @@ GATHER = 0.03
 """Seconds between records of a request after the first. A record costs Ray far more than a token costs an
 engine.
 """
-
-Vectors = list[list[float]]
 
 
 class EngineReplica:
@@ -54,12 +51,10 @@ class EngineReplica:
         """What the engine says of itself: no events."""
         return Events((), self._name, self._backend.stats())
 
-    async def embed(
-        self, tokens: list[list[int]], pooling: Literal["mean", "last", "model"]
-    ) -> Vectors | Refusal:
-        """One vector a sequence."""
+    async def embed(self, request: EmbedRequest) -> list[float] | Refusal:
+        """The vector of a sequence."""
         try:
-            return await self._backend.embed(tokens, pooling)
+            return await self._backend.embed(request)
         except NearfarError as error:
             return Refusal.of(error)
 

@@ -35,8 +35,8 @@ def serve(open_handler: Callable[[dict[str, Any]], Handler]) -> None:
         return
     _write(out, {"ready": True})
     while len(head := source.read(4)) == 4:
-        job = json.loads(source.read(int.from_bytes(head, "big")))
-        _write(out, _answer(handler, job))
+        asked = json.loads(source.read(int.from_bytes(head, "big")))
+        _write(out, {"number": asked["number"], "answer": _answer(handler, asked["job"])})
 
 
 def _answer(handler: Handler, job: dict[str, Any]) -> dict[str, Any]:

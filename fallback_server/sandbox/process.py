@@ -33,7 +33,12 @@ class ChildSpec:
 
 
 class ChildPool:
-    """Runs jobs in children. A job that takes too long costs its child, and nobody else anything but time."""
+    """Runs jobs in children. A job that takes too long costs its child, and nobody else anything but time.
+
+    Whoever asked for a job may leave at any moment: the job runs to its end and nobody gets its answer. A
+    child takes a second and more to start, so only a job that takes too long may cost one: a client that
+    hung up four times a second would otherwise keep all others waiting for new children.
+    """
 
     def __init__(self, spec: ChildSpec) -> None:
         self.spec = spec
@@ -43,6 +48,7 @@ class ChildPool:
         for child in self._children:
             self._free.put_nowait(child)
         self._waiting = 0
+        self._under_way: set[asyncio.Task[None]] = set()
 
     async def warm(self, count: int | None = None) -> None:
         """Start all children or so many, so that the first job need not wait for that.
@@ -66,17 +72,39 @@ class ChildPool:
             child = await self._free.get()
         finally:
             self._waiting -= 1
-        try:
-            answer = await self._on(child, job)
-        finally:
-            self._free.put_nowait(child)
-        if "error" in answer:
-            raise RequestError(answer["error"], answer.get("param"))
-        return answer
+        answer: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(self._work(child, job, answer))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
+        found = await answer
+        if "error" in found:
+            raise RequestError(found["error"], found.get("param"))
+        return found
 
     async def close(self) -> None:
         """End all children."""
+        for task in self._under_way:
+            task.cancel()
+        await asyncio.gather(*self._under_way, return_exceptions=True)
         await asyncio.gather(*(child.kill() for child in self._children))
+
+    async def _work(self, child: _Child, job: Job, answer: asyncio.Future[Job]) -> None:
+        """One job from its child to its answer, whether somebody still waits for the answer or not."""
+        try:
+            made = await self._on(child, job)
+            if not answer.done():
+                answer.set_result(made)
+        except asyncio.CancelledError:
+            if not answer.done():
+                answer.set_exception(EngineError("the server is shutting down"))
+            raise
+        except Exception as error:
+            if not answer.done():
+                answer.set_exception(error)
+            with suppress(EngineError, OSError):  # the next job need not wait for a new process
+                await child.ready()
+        finally:
+            self._free.put_nowait(child)
 
     async def _on(self, child: _Child, job: Job) -> Job:
         try:
@@ -96,9 +124,6 @@ class ChildPool:
                 f"the {self.spec.what} failed: its process ended, most likely for want of memory; make "
                 "it simpler"
             ) from None
-        except asyncio.CancelledError:  # the answer would go to the next job
-            await child.kill()
-            raise
 
 
 class _Child:
@@ -107,6 +132,7 @@ class _Child:
     def __init__(self, spec: ChildSpec) -> None:
         self._spec = spec
         self._process: asyncio.subprocess.Process | None = None
+        self._asked = 0
 
     async def ready(self) -> None:
         """Start the process if it does not run."""
@@ -131,13 +157,18 @@ class _Child:
             raise EngineError(f"the process for the {spec.what} does not start: {hello['error']}")
 
     async def ask(self, job: Job) -> Job:
-        """Send a job, read its answer."""
+        """Send a job, read its answer. Each carries a number, so that an answer never goes to another job."""
         assert self._process is not None
         assert self._process.stdin is not None
-        data = json.dumps(job).encode()
+        self._asked += 1
+        data = json.dumps({"number": self._asked, "job": job}).encode()
         self._process.stdin.write(len(data).to_bytes(4, "big") + data)
         await self._process.stdin.drain()
-        return await self._read()
+        answer = await self._read()
+        if answer["number"] != self._asked:
+            raise EOFError
+        found: Job = answer["answer"]
+        return found
 
     async def kill(self) -> None:
         """End the process now."""

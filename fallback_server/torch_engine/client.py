@@ -7,10 +7,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from nearfar.edge_runtime.grammars import Grammar, Kept, key_of
 from nearfar.errors import (
@@ -24,13 +22,15 @@ from nearfar.errors import (
 from nearfar.fallback_server.backend import (
     BackendInfo,
     BackendStats,
+    EmbedRequest,
     Sampling,
     TokenEvent,
     TokenRequest,
 )
 from nearfar.fallback_server.grammars import GrammarService
-from nearfar.fallback_server.token_stream import EventStream
+from nearfar.fallback_server.token_stream import EventStream, Unread
 from nearfar.fallback_server.torch_engine.messages import (
+    Beat,
     Cancel,
     Counters,
     Embed,
@@ -62,7 +62,7 @@ class TokenStream(EventStream):
     """The events of one request. `aclose` cancels it."""
 
     def __init__(self, backend: TorchBackend, request: TokenRequest) -> None:
-        super().__init__()
+        super().__init__(backend.unread)
         self.request = request
         self.message: Submit | None = None  # None while its grammar is being compiled
         self.compiled: str | None = None  # the same text for all requests of one grammar
@@ -75,9 +75,13 @@ class TokenStream(EventStream):
 
     async def aclose(self) -> None:
         """End the request if it is still under way; iterating gives nothing more."""
-        self._ended = True
-        super().put(TokenEvent(None, "abort"))  # wakes whoever waits for an event
+        self.leave()
         await self._backend.cancel(self.request.id)
+
+    def fail(self, error: NearfarError) -> None:
+        """See EventStream."""
+        super().fail(error)
+        self._backend.forget(self)
 
     def put(self, event: TokenEvent | NearfarError) -> None:
         """Hand an event to the reader; after the last one there are no more."""
@@ -89,11 +93,14 @@ class TokenStream(EventStream):
 
 @dataclass(eq=False)
 class _EmbedJob:
-    """A sequence to embed; `deaths` counts the engines that died before it was done."""
+    """A sequence to embed; `deaths` counts the engines that died before it was done. `started`: it has been
+    part of a step.
+    """
 
     message: Embed
     future: asyncio.Future[list[float]]
     deaths: int = 0
+    started: bool = False
 
     def fail(self, error: EngineError) -> None:
         if not self.future.done():
@@ -114,11 +121,12 @@ class TorchBackend:
         self._grammars.start(here=False)
         self._learnt: Kept[str, None] = Kept(LEARNT_BYTES)  # what this worker keeps, as it was told
         self._streams: dict[str, TokenStream] = {}
+        self.unread = Unread()
         self._embeds: dict[str, _EmbedJob] = {}
         self._counters = Counters()
         self._before = dict.fromkeys(SUMMED, 0)  # counted by workers that are gone
         self._restarts = 0
-        self._last_token = 0.0
+        self._last_step = 0.0
         self._failed_starts = 0
         self._closing = False
         self._ids = itertools.count()
@@ -143,76 +151,80 @@ class TorchBackend:
     def submit(self, request: TokenRequest) -> TokenStream:
         """Start a request. Raises RequestError, or OverloadError when no more may wait."""
         request = checked(request, self.info, self.options)
-        if self._closing:
-            raise OverloadError("the engine is shutting down", 5.0)
-        if self._failed_starts >= STARTS:
-            raise OverloadError("the engine does not start; it is tried again", self.options.backoff_last)
-        if request.id in self._streams:
-            raise RequestError(f"there is a request {request.id!r} under way already", "id")
-        waiting = sum(not stream.started for stream in self._streams.values())
-        if waiting >= self.options.max_waiting:
-            raise OverloadError(f"{waiting} requests wait already, as many as may", 1.0)
+        self._check_room(request.id)
         return self._submit(request)
 
     async def cancel(self, request_id: str) -> None:
         """End a request with an event of finish "abort"."""
-        stream = self._streams.pop(request_id, None)
+        stream = self._streams.get(request_id)
         if stream is not None:
             stream.put(TokenEvent(None, "abort"))
-            if stream.compiling is not None:
-                stream.compiling.cancel()
-            if stream.message is not None:
-                self._send(Cancel(request_id))
+            self.forget(stream)
 
-    async def embed(
-        self, tokens: Sequence[Sequence[int]], pooling: Literal["mean", "last", "model"]
-    ) -> list[list[float]]:
-        """One vector a sequence: the mean of the last hidden states, or the last one. Not normalized."""
-        for sequence in tokens:
-            check_tokens(sequence, self.info, room=0)
-        if self._closing:
-            raise OverloadError("the engine is shutting down", 5.0)
-        if len(self._embeds) + len(tokens) > self.options.max_waiting:
-            raise OverloadError(
-                f"{len(self._embeds)} sequences wait to be embedded; at most {self.options.max_waiting} may",
-                1.0,
-            )
-        loop, jobs = asyncio.get_running_loop(), []
-        for sequence in tokens:
-            job = _EmbedJob(Embed(f"embed-{next(self._ids)}", tuple(sequence), pooling), loop.create_future())
-            self._embeds[job.message.id] = job
-            jobs.append(job)
-            self._send(job.message)
+    def forget(self, stream: TokenStream) -> None:
+        """Compute no more for a request."""
+        self._streams.pop(stream.request.id, None)
+        if stream.compiling is not None:
+            stream.compiling.cancel()
+        if stream.message is not None:
+            self._send(Cancel(stream.request.id))
+
+    async def embed(self, request: EmbedRequest) -> list[float]:
+        """The mean of the last hidden states of a sequence, or the last one. Not normalized."""
+        check_tokens(request.tokens, self.info, room=0)
+        self._check_room(request.id)
+        job = _EmbedJob(Embed(request), asyncio.get_running_loop().create_future())
+        self._embeds[request.id] = job
+        self._send(job.message)
         try:
-            return list(await asyncio.gather(*(job.future for job in jobs)))
+            return await job.future
         finally:
-            for job in jobs:
-                self._embeds.pop(job.message.id, None)
+            del self._embeds[request.id]
+            if job.future.cancelled():  # nobody wants it any more
+                self._send(Cancel(request.id))
 
     def stats(self) -> BackendStats:
         """The figures of the last step; counts go on over restarts."""
         now = asdict(self._counters)
         counts = {name: now[name] + self._before[name] for name in SUMMED}
-        started = sum(stream.started for stream in self._streams.values())
+        under_way = self._jobs
+        started = sum(job.started for job in under_way)
         return BackendStats(
             running=now["running"],
-            waiting=len(self._streams) - min(started, now["running"]),
+            waiting=len(under_way) - min(started, now["running"]),
             cache_usage=now["cache_usage"],
             restarts=self._restarts,
             **counts,
         )
 
     async def alive(self) -> bool:
-        """Whether a token came within the last seconds, or comes now."""
+        """Whether a step was computed or went on within the last seconds, or a token comes now."""
         if self._silent():
             await asyncio.sleep(0.05)  # words that lie unread because this loop was held up are read now
         if self._silent():
             return False
-        if time.monotonic() - self._last_token <= self.options.alive_seconds:
+        if time.monotonic() - self._last_step <= self.options.alive_seconds:
             return True
         if self._probe is None or self._probe.done():
             self._probe = asyncio.create_task(self._generate_one())
         return await asyncio.shield(self._probe)
+
+    @property
+    def _jobs(self) -> list[TokenStream | _EmbedJob]:
+        """All that is waiting or computed."""
+        return [*self._streams.values(), *self._embeds.values()]
+
+    def _check_room(self, request_id: str) -> None:
+        """Refuse a request that cannot be taken now."""
+        if self._closing:
+            raise OverloadError("the engine is shutting down", 5.0)
+        if self._failed_starts >= STARTS:
+            raise OverloadError("the engine does not start; it is tried again", self.options.backoff_last)
+        if request_id in self._streams or request_id in self._embeds:
+            raise RequestError(f"there is a request {request_id!r} under way already", "id")
+        waiting = sum(not job.started for job in self._jobs)
+        if waiting >= self.options.max_waiting:
+            raise OverloadError(f"{waiting} requests wait already, as many as may", 1.0)
 
     def _silent(self) -> bool:
         return self._worker is None or time.monotonic() - self._worker.heard > SILENCE
@@ -326,33 +338,36 @@ class TorchBackend:
         match message:
             case Started(ids):
                 for request_id in ids:
-                    if stream := self._streams.get(request_id):
-                        stream.started = True
+                    if job := self._streams.get(request_id) or self._embeds.get(request_id):
+                        job.started = True
             case Stepped(events, counters):
                 self._counters = counters
+                self._last_step = time.monotonic()
                 for request_id, event in events:
                     self._put(request_id, EngineError(NOT_FINITE) if event.finish == "abort" else event)
-                if events:
-                    self._last_token = time.monotonic()
             case Refused(request_id, text, param):
                 self._put(request_id, RequestError(text, param))
             case Embedded(embed_id, values):
                 if (job := self._embeds.get(embed_id)) and not job.future.done():
                     job.future.set_result(values)
+            case Beat(counters):
+                self._counters = counters
+                if counters.running:  # it comes of a layer of a long step
+                    self._last_step = time.monotonic()
             case _:
-                self._counters = getattr(message, "counters", self._counters)
+                pass
 
     def _put(self, request_id: str, item: TokenEvent | NearfarError) -> None:
         stream = self._streams.get(request_id)
         if stream is not None:
             stream.put(item)
             if stream.done:
-                del self._streams[request_id]
+                self._streams.pop(request_id, None)
 
     async def _bury(self, worker: WorkerProcess) -> None:
         """Tell those whose answer was under way; keep those who can be served from the start."""
         self._worker = None
-        self._last_token = 0.0
+        self._last_step = 0.0
         now = asdict(self._counters)
         self._before = {name: self._before[name] + now[name] for name in SUMMED}
         self._counters = Counters()
@@ -362,7 +377,8 @@ class TorchBackend:
                 self._put(stream.request.id, EngineError("the engine died while it answered the request"))
             stream.started = False
         for job in self._embeds.values():
-            job.deaths += 1
+            job.deaths += job.started
+            job.started = False
             if job.deaths > self.options.max_resubmits:
                 job.fail(EngineError("the engine died while it embedded the sequence"))
         await worker.kill()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -15,7 +14,14 @@ import torch
 
 from nearfar.edge_runtime.cache import SequenceTable
 from nearfar.errors import RequestError
-from nearfar.fallback_server.backend import BackendInfo, FinishReason, Logprob, TokenEvent, TokenRequest
+from nearfar.fallback_server.backend import (
+    BackendInfo,
+    EmbedRequest,
+    FinishReason,
+    Logprob,
+    TokenEvent,
+    TokenRequest,
+)
 from nearfar.fallback_server.grammars import CompiledGrammars, TokenConstraint
 from nearfar.fallback_server.grammars.constraint import follow
 from nearfar.fallback_server.torch_engine import sampling
@@ -56,6 +62,33 @@ class Loaded:
 
     id: str
     result: Any  # an xgrammar.CompiledGrammar or a RequestError
+
+
+@dataclass(eq=False)
+class Pooled:
+    """An embedding under way. `total`: the sum of the hidden states of the rows computed so far."""
+
+    request: EmbedRequest
+    work: Work
+    started: bool = False
+    total: torch.Tensor | None = None
+
+    def add(self, hidden: torch.Tensor, start: int) -> None:
+        """Take in the hidden states of the next rows, float32 [N, hidden]."""
+        if self.request.pooling == "last":
+            self.total = hidden[-1]
+        elif start == 0 or self.total is None:  # the first rows, or again after its pages were given up
+            self.total = hidden.sum(0)
+        else:
+            self.total = self.total + hidden.sum(0)
+
+    @property
+    def vector(self) -> list[float]:
+        """The embedding, once all rows are in: the last hidden state, or (also for "model") the mean."""
+        assert self.total is not None
+        count = 1 if self.request.pooling == "last" else len(self.work.tokens)
+        values: list[float] = (self.total / count).tolist()
+        return values
 
 
 @dataclass(eq=False)
@@ -109,7 +142,7 @@ class Engine:
         self._loading: dict[str, Active] = {}
         self._threads, self._weights = torch.get_num_threads(), model.weights
         self._active: dict[str, Active] = {}
-        self._embeds: deque[Embed] = deque()
+        self._pooled: dict[str, Pooled] = {}
         self._generated = self._prompted = self._steps = 0
         tokens = cache.pages * cache.page_size
         self.info = BackendInfo(
@@ -125,7 +158,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether `turn` has something to do."""
-        return bool(len(self.scheduler) or self._embeds)
+        return bool(len(self.scheduler))
 
     @property
     def counters(self) -> Counters:
@@ -154,20 +187,18 @@ class Engine:
                 self._submit(request, grammar)
             case Cancel(request_id):
                 self._cancel(request_id)
-            case Embed():
-                self._embeds.append(message)
+            case Embed(request):
+                self._pool(request)
             case Loaded(request_id, result):
                 self._loaded(request_id, result)
 
     def turn(self) -> None:
-        """One step, and one sequence to embed."""
+        """One step."""
         planned = self.scheduler.schedule()
         if planned:
             self._announce(planned)
             with torch.inference_mode():
                 self._step(build_batch(self.cache, planned, self.pulse))
-        if self._embeds:
-            self._embed(self._embeds.popleft())
         self.pulse()
 
     def pulse(self) -> None:
@@ -212,6 +243,18 @@ class Engine:
             self._loading[request.id] = active
             self._loader.submit(self._find, request.id, grammar)
 
+    def _pool(self, request: EmbedRequest) -> None:
+        work = Work(
+            request.id,
+            list(request.tokens),
+            request.priority,
+            time.monotonic() + request.late,
+            salt=request.salt,
+            pooled=request.pooling != "last",
+        )
+        self._pooled[request.id] = Pooled(request, work)
+        self.scheduler.add(work)
+
     def _learn(self, key: str, compiled: str) -> None:
         """In the loader's thread: a large grammar takes longer to read than a step may wait."""
         try:
@@ -252,25 +295,31 @@ class Engine:
 
     def _cancel(self, request_id: str) -> None:
         self._loading.pop(request_id, None)
-        active = self._active.pop(request_id, None)
-        if active is not None:
-            self.scheduler.remove(active.work)
+        found = self._active.pop(request_id, None) or self._pooled.pop(request_id, None)
+        if found is not None:
+            self.scheduler.remove(found.work)
 
     def _announce(self, planned: list[Chunk]) -> None:
-        fresh = [active for chunk in planned if not (active := self._active[chunk.work.id]).started]
+        ids = [chunk.work.id for chunk in planned]
+        fresh = [made for name in ids if not (made := self._pooled.get(name) or self._active[name]).started]
         if fresh:
-            for active in fresh:
-                active.started = True
-            self._say(Started(tuple(active.request.id for active in fresh)))
+            for made in fresh:
+                made.started = True
+            self._say(Started(tuple(made.request.id for made in fresh)))
 
     def _step(self, batch: Batch) -> None:
         """Run the rows, sample where a chunk ends its prompt, send the events."""
         wanted: list[int] = []
         spans: list[tuple[int, int]] = []  # of each chunk in the logits rows
+        pooled: list[tuple[Chunk, range]] = []
         row = 0
         for chunk in batch.chunks:
             rows = range(row, row + chunk.count)
-            keep = rows if chunk.work.whole else rows[-1:] if chunk.samples else ()
+            if chunk.work.id in self._pooled:
+                pooled.append((chunk, rows))
+                keep = rows[:0]
+            else:
+                keep = rows if chunk.work.whole else rows[-1:] if chunk.samples else rows[:0]
             spans.append((len(wanted), len(wanted) + len(keep)))
             wanted += keep
             row += chunk.count
@@ -279,7 +328,10 @@ class Engine:
         rows_wanted = torch.tensor(wanted, dtype=torch.int64, device=self.model.device)
         if self.model.device.type == "cpu":
             torch.set_num_threads(1 if row * self._weights < ONE_THREAD else self._threads)
-        if self._graphs is not None and self._graphs.fits(batch):
+        if pooled:
+            logits, hidden = self.model.forward_hidden(batch, rows_wanted)
+            self._add_hidden(pooled, hidden)
+        elif self._graphs is not None and self._graphs.fits(batch):
             logits = self._graphs.run(batch)[rows_wanted]
         else:
             logits = self.model.forward(batch, rows_wanted)
@@ -287,7 +339,9 @@ class Engine:
             if chunk.work.whole:
                 self._prompt_logprobs(chunk, logits[slice(*span)])
         ending = [
-            (chunk, span[1] - 1) for chunk, span in zip(batch.chunks, spans, strict=True) if chunk.samples
+            (chunk, last - 1)
+            for chunk, (first, last) in zip(batch.chunks, spans, strict=True)
+            if chunk.samples and first < last
         ]
         if len(ending) != len(wanted):
             logits = logits[
@@ -353,8 +407,15 @@ class Engine:
             return "stop"
         return "length" if len(active.work.tokens) + 1 >= active.limit else None
 
-    def _embed(self, wanted: Embed) -> None:
-        self._say(Embedded(wanted.id, self.model.pooled(wanted.tokens, wanted.pooling, self.pulse)))
+    def _add_hidden(self, pooled: list[tuple[Chunk, range]], hidden: torch.Tensor) -> None:
+        """Take the hidden states of a step into the embeddings, and send those that are whole."""
+        for chunk, rows in pooled:
+            found = self._pooled[chunk.work.id]
+            found.add(hidden[rows.start : rows.stop].float(), chunk.start)
+            if chunk.samples:
+                del self._pooled[chunk.work.id]
+                self.scheduler.remove(chunk.work)
+                self._say(Embedded(found.request.id, found.vector))
 
 
 def _allowed(constraint: TokenConstraint | None) -> torch.Tensor | None:

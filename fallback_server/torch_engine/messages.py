@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nearfar.fallback_server.backend import BackendInfo, TokenEvent, TokenRequest
+from nearfar.fallback_server.backend import BackendInfo, EmbedRequest, TokenEvent, TokenRequest
 from nearfar.fallback_server.torch_engine.options import TorchOptions
 
 BEAT = 0.25  # seconds; a worker that goes on is never silent for longer (but for one layer's work)
@@ -54,18 +54,16 @@ class Submit:
 
 @dataclass(frozen=True)
 class Cancel:
-    """The request may end at once; no event of it is wanted."""
+    """The request, for tokens or a vector, may end at once; nothing of it is wanted."""
 
     id: str
 
 
 @dataclass(frozen=True)
 class Embed:
-    """A sequence to embed."""
+    """A checked sequence to embed."""
 
-    id: str
-    tokens: tuple[int, ...]
-    pooling: Literal["mean", "last", "model"]
+    request: EmbedRequest
 
 
 @dataclass(frozen=True)

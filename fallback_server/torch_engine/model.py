@@ -7,11 +7,11 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import psutil
 import torch
@@ -65,8 +65,8 @@ class ModelFacts:
 
 
 class PagedModel:
-    """The model on its device. `forward` runs a step over a cache; `pooled` embeds whole sequences without
-    one.
+    """The model on its device. `forward` runs a step over a cache; `forward_hidden` gives the hidden states
+    of its rows as well.
     """
 
     def __init__(
@@ -103,32 +103,25 @@ class PagedModel:
             logits: torch.Tensor = out.logits[0] if self._keeps else out.logits[0, rows]
             return logits.float()
 
-    def pooled(
-        self,
-        tokens: Sequence[int],
-        pooling: Literal["mean", "last", "model"],
-        pulse: Callable[[], None] | None = None,
-    ) -> list[float]:
-        """The last hidden states of a sequence, [hidden]: their mean (also for "model"), or the last one."""
-        ids, positions, step = whole_sequence(tokens, self.device, pulse=pulse)
-        with torch.inference_mode():
-            out = self._model.base_model(
-                input_ids=ids, position_ids=positions, use_cache=False, paged_step=step
-            )
-            hidden = out.last_hidden_state[0].float()
-        values: list[float] = (hidden[-1] if pooling == "last" else hidden.mean(0)).tolist()
-        return values
+    def forward_hidden(self, batch: Batch, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `forward` gives, and the last hidden states [N, hidden] of all rows."""
+        kept: list[torch.Tensor] = []
+        hook = self._model.base_model.register_forward_hook(
+            lambda _module, _inputs, out: kept.append(out.last_hidden_state[0])
+        )
+        try:
+            logits = self.forward(batch, rows)
+        finally:
+            hook.remove()
+        return logits, kept[0]
 
 
 def whole_sequence(
-    tokens: Sequence[int],
-    device: torch.device,
-    shapes: dict[int, LayerShape] | None = None,
-    pulse: Callable[[], None] | None = None,
+    tokens: Sequence[int], device: torch.device, shapes: dict[int, LayerShape] | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, PagedStep]:
     """Token ids and positions [1, N], and the step, of one sequence that needs no cache."""
     none = torch.empty(0, dtype=torch.int64, device=device)
-    step = PagedStep(None, None, (), (PrefillRows(0, len(tokens), 0, none),), shapes, pulse)
+    step = PagedStep(None, None, (), (PrefillRows(0, len(tokens), 0, none),), shapes)
     ids = torch.tensor([list(tokens)], dtype=torch.int64, device=device)
     return ids, torch.arange(len(tokens), device=device)[None], step
 

@@ -40,7 +40,7 @@ class TorchOptions:
     grammar_chars: int = 65_536  # of one grammar's text
     start_seconds: float = 600.0  # until a started worker must be ready
     hang_seconds: float = 5.0  # without progress while there is work
-    alive_seconds: float = 5.0  # how old a token may be that proves life, and how long a probe may take
+    alive_seconds: float = 5.0  # how old a step may be that proves life, and how long a probe may take
     max_resubmits: int = 2  # engine deaths that a request may be part of before it is given up
     backoff_first: float = 0.1  # before the first restart; doubles with each that fails
     backoff_last: float = 10.0

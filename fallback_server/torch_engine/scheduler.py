@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from bisect import insort
 from dataclasses import dataclass, field
+from heapq import merge
 
 from nearfar.edge_runtime.cache import SequenceTable
 from nearfar.edge_runtime.cache.sequences import Sequence
+from nearfar.edge_runtime.engine.prefill import LOOKED_AT, OVERTAKEN, share_rows
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,11 @@ class Work:
     in the cache.
 
     `cached` counts the prompt tokens that the prefix index had when the work was first admitted; None before.
-    `whole`: every prompt row must be computed (prompt logprobs), so the prefix index is not asked. Only works
-    with the same `salt` share prefixes.
+    `overtaken` counts works that were admitted before this one since it found no room; `no_room` is what the
+    cache had been given back then.
+    `whole`: every prompt row must be computed and its logits kept (prompt logprobs), so the prefix index is
+    not asked. `pooled`: nor is it for a mean over the hidden states of all rows. Only works with the same
+    `salt` share prefixes.
     """
 
     id: str
@@ -49,8 +54,11 @@ class Work:
     arrival: float = 0.0
     salt: str = ""
     whole: bool = False
+    pooled: bool = False
     computed: int = 0
     cached: int | None = None
+    overtaken: int = 0
+    no_room: int = -1
     sequence: Sequence | None = None
     prompt_length: int = field(init=False)
     rank: tuple[float, int] = field(init=False, default=(0.0, 0))
@@ -150,30 +158,42 @@ class Scheduler:
         return None
 
     def _prefill(self, budget: int) -> list[Chunk]:
-        """Chunks of prompts by rank: those under way, and those that can be admitted now."""
+        """Chunks of prompts by rank, those under way and those that can be admitted now. What one does not
+        take of its share goes to the next.
+        """
         chunks: list[Chunk] = []
         whole = self.limits.whole_rows
         started = [work for work in self.running if work.remaining > 1]
-        full = False
-        while budget > 0 and (started or not full):
-            head = self.waiting[0] if self.waiting and len(self.running) < self.limits.max_running else None
-            if full or head is None or (started and started[0].rank < head.rank):
-                if not started:
-                    break
-                work = started.pop(0)
-                if work.whole and not whole:
-                    continue
-            elif not (head.whole and not whole) and self._admit(head):
-                work = self.waiting.pop(0)
-                insort(self.running, work, key=_rank)
-            else:
-                full = True
+        wanted = list(merge(started, self.waiting[:LOOKED_AT], key=_rank)) if budget else []
+        without_room: list[Work] = []
+        spare = 0
+        for work, share in zip(wanted, share_rows([work.remaining for work in wanted], budget), strict=True):
+            spare += share
+            most = min(spare, whole) if work.whole else spare
+            if most <= 0:
                 continue
-            count = min(work.remaining, budget, whole if work.whole else budget)
+            if work.sequence is None:
+                if any(other.overtaken >= OVERTAKEN for other in without_room) or not self._begin(work):
+                    without_room.append(work)
+                    continue
+                for other in without_room:
+                    other.overtaken += 1
+            count = min(work.remaining, most)
             chunks.append(self._plan(work, count))
-            budget -= count
+            spare -= count
             whole -= count if work.whole else 0
         return chunks
+
+    def _begin(self, work: Work) -> bool:
+        """Let a waiting work run, if it finds room."""
+        if len(self.running) >= self.limits.max_running or work.no_room == self.table.freed:
+            return False
+        if not self._admit(work):
+            work.no_room = self.table.freed
+            return False
+        self.waiting.remove(work)
+        insort(self.running, work, key=_rank)
+        return True
 
     def _plan(self, work: Work, count: int) -> Chunk:
         sequence, start = work.sequence, work.computed
@@ -188,7 +208,7 @@ class Scheduler:
 
     def _admit(self, work: Work) -> bool:
         """Give the work the longest prefix that the cache has, and pages for its tokens."""
-        sequence = self.table.open([] if work.whole else work.tokens, work.salt)
+        sequence = self.table.open([] if work.whole or work.pooled else work.tokens, work.salt)
         if sequence is None:
             return False
         work.sequence = sequence

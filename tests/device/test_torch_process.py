@@ -20,7 +20,7 @@ import pytest
 
 from nearfar.edge_runtime.grammars import Grammar
 from nearfar.errors import CheckpointError, EngineError, OverloadError, RequestError
-from nearfar.fallback_server.backend import Sampling, TokenRequest
+from nearfar.fallback_server.backend import EmbedRequest, Sampling, TokenRequest
 from nearfar.fallback_server.torch_engine import TorchBackend, TorchOptions
 from tests.shared_data import shared_data
 from tests.support.torch_rig import GREEDY, Rig
@@ -146,10 +146,10 @@ async def _closed_streams(backend: TorchBackend, want: list[int | None]) -> None
     with pytest.raises(RequestError, match="twice"):
         backend.submit(request("twice"))
     await backend.cancel("twice")
-    vectors = await backend.embed([[1, 2, 3], [4]], "mean")
-    assert [len(vector) for vector in vectors] == [64, 64]
+    for tokens_of in ((1, 2, 3), (4,)):
+        assert len(await backend.embed(EmbedRequest("vector", tokens_of, "mean"))) == 64
     with pytest.raises(RequestError):
-        await backend.embed([[]], "mean")
+        await backend.embed(EmbedRequest("vector", (), "mean"))
     await until(lambda: backend.stats().running == 0)
     assert backend.stats().cache_usage == 0.0
 

@@ -31,9 +31,9 @@ ACTION = re.compile(r"\{\{-?\s*(.*?)\s*-?\}\}", re.DOTALL)
 
 def exported() -> dict[str, set[str]]:
     """Names of all series that the server exports, with their labels."""
-    metrics = Metrics(lambda: "m", lambda: BackendStats(*([0] * 10)))
-    metrics.finished("stop")
-    metrics.outcome("ok")
+    metrics = Metrics(lambda: ["m"], lambda: BackendStats(*([0] * 10)))
+    metrics.of("m").finished("stop")
+    metrics.of("m").outcome("ok")
     found: dict[str, set[str]] = {}
     for name, labels in re.findall(r"^([a-z0-9_:]+)\{(.*?)\} ", metrics.text().decode(), re.MULTILINE):
         found.setdefault(name, set()).update(re.findall(r"(\w+)=", labels))

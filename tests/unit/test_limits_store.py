@@ -206,15 +206,15 @@ async def test_a_store_that_hangs_is_waited_for_but_once(store: RedisServer) -> 
 
 async def test_a_request_that_the_server_has_no_room_for_costs_its_key_nothing(store: RedisServer) -> None:
     shared = await open_store(store.url, OwnCounts(1))
-    admission = Admission(ServerLimits(tokens=100), shared)
+    admission = Admission(ServerLimits(tokens=8), shared)
     key = Key("k", tokens_per_minute=10).tenant
     first, second = await admission.enter(Key("other").tenant), await admission.enter(key)
-    await first.charge(Prepared(EngineRequest("a", MODEL), (), 1, 100))
+    await first.charge(Prepared(EngineRequest("a", MODEL), (), 5))
     with pytest.raises(ApiError, match="tokens under way"):
-        await second.charge(Prepared(EngineRequest("b", MODEL), (), 10, 100))
+        await second.charge(Prepared(EngineRequest("b", MODEL), (), 10))
     await shared.settled()
     first.leave()
-    await second.charge(Prepared(EngineRequest("b", MODEL), (), 10, 100))
+    await second.charge(Prepared(EngineRequest("b", MODEL), (), 10))
     await shared.close()
 
 

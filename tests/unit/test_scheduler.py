@@ -86,9 +86,9 @@ def test_decode_comes_first_and_prefill_fills_the_rest() -> None:
     turn(s)
     s.add(request(400, 1000))
     s.add(request(5, 2000))
-    assert shape(turn(s)) == (256, [(10, 1, True), (0, 255, False)])
-    assert shape(turn(s)) == (256, [(11, 1, True), (255, 145, True), (0, 5, True)])
-    assert shape(turn(s)) == (4, [(12, 1, True), (400, 1, True), (5, 1, True)])
+    assert shape(turn(s)) == (256, [(10, 1, True), (0, 250, False), (0, 5, True)])
+    assert shape(turn(s)) == (256, [(11, 1, True), (5, 1, True), (250, 150, True)])
+    assert shape(turn(s)) == (4, [(12, 1, True), (400, 1, True), (6, 1, True)])
 
 
 def test_no_more_requests_than_slots_and_first_come_first_served() -> None:

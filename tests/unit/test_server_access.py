@@ -252,7 +252,7 @@ def test_the_audit_log_names_who_and_what_but_not_the_text(secured: Secured) -> 
 
 
 def test_many_requests_at_once_are_refused_beyond_the_bound(secured: Secured) -> None:
-    """8 requests and 4,000 tokens may be under way; 24 come."""
+    """8 requests may be under way; 24 come."""
     statuses: list[int] = []
 
     def ask() -> None:
@@ -273,8 +273,8 @@ def test_many_requests_at_once_are_refused_beyond_the_bound(secured: Secured) ->
     assert (service.admission.requests, service.admission.tokens, service.live) == (0, 0, {})
 
 
-def prepared(cost: int, prompt: int) -> Prepared:
-    return Prepared(EngineRequest("id", MODEL), (), prompt, cost)
+def prepared(prompt: int) -> Prepared:
+    return Prepared(EngineRequest("id", MODEL), (), prompt)
 
 
 async def test_buckets_fill_with_time() -> None:
@@ -289,28 +289,31 @@ async def test_buckets_fill_with_time() -> None:
     now[0] = 1.0
     ticket = await admission.enter(key)
     ticket.admit()
-    await ticket.charge(prepared(600, 100))
-    assert (admission.tokens, admission.requests) == (600, 1)
+    await ticket.charge(prepared(100))
+    assert (admission.tokens, admission.requests) == (100, 1)
     ticket.leave(completion_tokens=80)  # the answer overdraws
     ticket.leave(completion_tokens=80)  # leaving twice counts once
     assert (admission.tokens, admission.requests) == (0, 0)
     now[0] = 2.0
     other = await admission.enter(key)
     with pytest.raises(ApiError, match="120 tokens a minute"):
-        await other.charge(prepared(20, 10))
+        await other.charge(prepared(10))
     other.leave()
     now[0] = 60.0
     last = await admission.enter(key)
-    await last.charge(prepared(20, 10))
+    await last.charge(prepared(10))
     last.leave()
 
 
-async def test_one_request_may_be_larger_than_the_bound_but_not_beside_others() -> None:
+async def test_one_request_may_be_larger_than_the_bound_and_leaves_others_an_equal_part() -> None:
     admission = Admission(ServerLimits(tokens=100))
-    first, second = await admission.enter(Key("a").tenant), await admission.enter(Key("b").tenant)
-    await first.charge(prepared(500, 10))
+    first, second, third = [await admission.enter(Key(name).tenant) for name in "abc"]
+    for ticket in (first, second, third):
+        ticket.admit()
+    await first.charge(prepared(500))
     with pytest.raises(ApiError, match="500 tokens under way"):
-        await second.charge(prepared(10, 10))
+        await second.charge(prepared(60))
+    await third.charge(prepared(10))
 
 
 def test_keys_are_made_with_their_groups_and_bounds(tmp_path: Path) -> None:

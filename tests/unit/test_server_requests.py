@@ -5,8 +5,8 @@ OpenAPI.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Sequence
-from typing import Any, Literal
+from collections.abc import AsyncGenerator
+from typing import Any
 
 import httpx
 import pytest
@@ -25,7 +25,6 @@ from nearfar.fallback_server.engines.base import (
     ModelInfo,
     Piece,
     Prepared,
-    Prompt,
     TokenUsage,
     Unready,
 )
@@ -79,7 +78,7 @@ class EchoEngine:
             raise OverloadError("busy", 7)
         if "bug" in text:
             raise ZeroDivisionError("secret detail")
-        return Prepared(request, (), 5, 10)
+        return Prepared(request, (), 5)
 
     async def submit(self, prepared: Prepared) -> EchoAnswers:
         self.made.append(EchoAnswers(prepared))
@@ -88,9 +87,8 @@ class EchoEngine:
     async def cancel(self, request_id: str) -> None:
         pass
 
-    async def embed(
-        self, model: str, inputs: Sequence[Prompt], pooling: Literal["mean", "last", "model"]
-    ) -> Embeddings:
+    async def embed(self, prepared: Prepared) -> Embeddings:
+        inputs = prepared.request.prompts
         return Embeddings([[0.5, float(len(item))] for item in inputs], len(inputs))
 
     def stats(self) -> BackendStats:

@@ -73,7 +73,7 @@ async def test_a_hung_engine_is_not_ready(
     async with httpx.AsyncClient(base_url=server.address, timeout=30) as http:
         assert (await http.get("/ready")).status_code == 200
         executor.run = slow
-        engine.backend._last_token = -math.inf  # long ago: a token must come now
+        engine.backend.core.last_read = -math.inf  # long ago: a token must come now
         try:
             with monkeypatch.context() as impatient:
                 impatient.setattr(artifact, "FRESH", 0.3)

@@ -26,7 +26,7 @@ from nearfar.fallback_server.http.app import AppOptions
 from nearfar.fallback_server.http.counts import OwnCounts
 from nearfar.fallback_server.http.errors import ApiError
 from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed, new_secret
-from nearfar.fallback_server.http.limits import Admission, ServerLimits
+from nearfar.fallback_server.http.limits import Admission, ServerLimits, answer_weight
 from nearfar.fallback_server.http.logs import AuditLog
 from nearfar.fallback_server.tenants import ANONYMOUS, Shares, Tenant, digest
 from tests.shared_data import shared_data
@@ -422,14 +422,23 @@ async def test_limits_of_one_of_several_fronts_are_its_part() -> None:
         await admission.enter(key)
 
 
-async def test_what_waits_unread_in_memory_is_bounded_with_alternatives_too() -> None:
+async def test_what_answers_hold_in_memory_is_bounded_with_alternatives_too() -> None:
     admission = Admission(ServerLimits(tokens=1000), OwnCounts(1, lambda: 0.0))
     plain, rich, other = [await admission.enter(ANONYMOUS) for _ in range(3)]
-    await plain.charge(Prepared(EngineRequest("a", MODEL), (), 10, 50))
-    await rich.charge(Prepared(EngineRequest("b", MODEL, logprobs=20), (), 10, 50))
-    assert admission.tokens == 50 + 16 * 50
+    for ticket, wanted in (
+        (plain, EngineRequest("a", MODEL)),
+        (rich, EngineRequest("b", MODEL, logprobs=20)),
+    ):
+        ticket.admit()
+        await ticket.charge(Prepared(wanted, (), 10))
+        for _ in range(50):
+            ticket.hold(answer_weight(wanted))
+    assert admission.tokens == 20 + 50 + 16 * 50
+    plain.hold(200)  # too much, but others have more
     with pytest.raises(ApiError, match="tokens under way"):
-        await other.charge(Prepared(EngineRequest("c", MODEL, logprobs=5), (), 10, 50))
+        rich.hold(16)
+    other.admit()
+    await other.charge(Prepared(EngineRequest("c", MODEL), (), 10))  # so a small one need not wait for it
     for ticket in (plain, rich, other):
         ticket.leave()
     assert admission.tokens == 0

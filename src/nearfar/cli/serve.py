@@ -162,7 +162,8 @@ def serve(
         int, _option("Limits", "--max-requests", "Requests under way; beyond: 429.")
     ] = LIMITS.requests,
     max_tokens_under_way: Annotated[
-        int, _option("Limits", "--max-tokens-under-way", "Their tokens, possible answers included.")
+        int,
+        _option("Limits", "--max-tokens-under-way", "Their tokens: prompts, and whole answers so far."),
     ] = LIMITS.tokens,
     fronts: Annotated[
         int,

@@ -58,6 +58,8 @@ export class Request {
   /** Whether the buffers of its slot (penalty counts, logit bias) hold its values. */
   slotReady = false;
   cachedTokens = 0;
+  /** Requests that were admitted before this one since it found no room for its pages. */
+  overtaken = 0;
   readonly #created = performance.now();
   #first = 0;
   #last = 0;
@@ -82,6 +84,11 @@ export class Request {
   /** Tokens sampled so far, those still unread included. */
   get generated(): number {
     return this.tokens.length + this.pending - this.prompt.length;
+  }
+
+  /** Whether one row gives its next token, and it has given one before: its prompt has been read. */
+  get decodes(): boolean {
+    return this.remaining === 1 && this.generated > 0;
   }
 
   /** Whether as many tokens are on their way as may be generated. */

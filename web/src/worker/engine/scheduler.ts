@@ -1,6 +1,7 @@
 import { RequestError } from "../../both/errors.js";
 import { MAX_ROWS } from "../../both/format.js";
 import type { PageCopy, SequenceTable } from "../cache/sequence-table.js";
+import { isShort, keptRows, OVERTAKEN, shareRows } from "./prefill.js";
 import type { Request } from "./request.js";
 
 /** A size of `step`: rows in, rows of logits out. */
@@ -34,9 +35,9 @@ export interface Step {
 }
 
 /**
- * Decides what the next step computes. Running requests decode first; the room left in a step goes to
- * prefill, in order of arrival. When pages run out, the request admitted last gives its pages up and is
- * computed again later.
+ * Decides what the next step computes. Running requests decode first; the room left in a step is shared by
+ * prompts (prefill.ts). When pages run out, the request admitted last gives its pages up and is computed again
+ * later.
  */
 export class Scheduler {
   readonly #waiting: Request[] = [];
@@ -131,8 +132,14 @@ export class Scheduler {
     if (!ready) return null;
     const wanted = ready.reduce((sum, request) => sum + request.remaining, 0);
     const take = plan.rowsWorthTaking(wanted);
-    for (const request of ready)
-      plan.add(request, Math.min(request.remaining, fed + take - plan.rows, this.#rowsWithPages(request)));
+    const decoding = ready.filter((request) => request.decodes);
+    for (const request of decoding) plan.add(request, Math.min(1, fed + take - plan.rows));
+    const prompts = ready.filter((request) => !request.decodes);
+    const computable = prompts.map((request) => Math.min(request.remaining, this.#rowsWithPages(request)));
+    const shares = shareRows(computable, fed + take - plan.rows);
+    prompts.forEach((request, at) => {
+      plan.add(request, shares[at] ?? 0);
+    });
     const step = plan.finish(fed, this.#copies);
     if (step) this.#copies = [];
     const last = this.#running.at(-1);
@@ -184,13 +191,25 @@ export class Scheduler {
       if (request.sequence) ready.push(request);
     }
     let wanted = ready.reduce((sum, request) => sum + request.remaining, plan.rows);
+    let kept = keptRows(plan.maxRows);
+    const withoutRoom: Request[] = [];
     for (const next of this.#waiting.filter(({ held }) => !held)) {
-      if (wanted >= plan.maxRows || this.#running.length >= this.#mostRunning) break;
-      if (this.#soonCached(next) || !this.#admit(next, plan.maxRows)) break;
+      if (this.#running.length >= this.#mostRunning) break;
+      const full = wanted >= plan.maxRows;
+      const oldest = ready.find((request) => !request.decodes)?.remaining ?? 0;
+      if (full && !(isShort(next.remaining, oldest) && next.remaining <= kept)) continue;
+      if (this.#soonCached(next)) continue;
+      if (!this.#admit(next, plan.maxRows)) {
+        withoutRoom.push(next);
+        if (next.overtaken >= OVERTAKEN) break;
+        continue;
+      }
+      for (const other of withoutRoom) other.overtaken += 1;
       removeFrom(this.#waiting, next);
       this.#running.push(next);
       ready.push(next);
       wanted += next.remaining;
+      if (full) kept -= next.remaining;
     }
     return ready.filter((request) => request.sequence);
   }

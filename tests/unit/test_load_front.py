@@ -1,0 +1,112 @@
+"""One client of a front beside others: what its requests make of circuits, and what each token costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
+from tests.support.clouds import DONE, STREAM, Cloud, Json, chatting, listing, said, usage
+from tests.support.servers import RunningServer
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+@pytest.fixture
+def fronts() -> Iterator[Any]:
+    """Makes a front of a cloud, and gives a client of it."""
+    opened: list[Any] = []
+
+    def make(cloud: Cloud) -> tuple[RunningServer, httpx.Client]:
+        options = UpstreamOptions(key="inner", probe_seconds=60)
+        server = RunningServer(lambda: UpstreamEngine.connect([cloud.address], options))
+        client = httpx.Client(base_url=server.address, timeout=60)
+        opened.extend((client, server))
+        return server, client
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+def body(model: str = "m", **more: Any) -> Json:
+    return {"model": model, "messages": [{"role": "user", "content": "Hello"}], **more}
+
+
+def test_who_asks_for_several_answers_shuts_nobody_out(fronts: Any) -> None:
+    """The upstream ignores `n`: three such requests opened its circuit, and everybody got 503."""
+    seeds: list[int | None] = []
+
+    def one(asked: Json) -> Iterator[bytes]:
+        seeds.append(asked.get("seed"))
+        yield STREAM + said(f"Answer {len(seeds)}.") + said(finish="stop") + usage(3, 2) + DONE
+
+    with Cloud(chatting(completions=one)) as cloud:
+        _, client = fronts(cloud)
+        for number in range(4):
+            answered = client.post(CHAT, json=body(n=3, seed=7))
+            assert answered.status_code == 200, answered.text
+            found = answered.json()
+            texts = [choice["message"]["content"] for choice in found["choices"]]
+            assert texts == [f"Answer {3 * number + at}." for at in (1, 2, 3)]
+            assert [choice["finish_reason"] for choice in found["choices"]] == ["stop"] * 3
+            assert found["usage"]["completion_tokens"] == 6
+            assert found["usage"]["prompt_tokens"] == 3
+        assert seeds[:3] == [7, 8, 9]
+        assert client.post(CHAT, json=body()).status_code == 200
+        assert client.get("/ready").status_code == 200
+
+
+def test_several_prompts_of_which_one_is_answered(fronts: Any) -> None:
+    prompts: list[Any] = []
+
+    def first(asked: Json) -> Iterator[bytes]:
+        prompts.append(asked["prompt"])
+        text = b'data: {"choices":[{"index":0,"text":"x","finish_reason":"stop"}]}\n\n'
+        yield STREAM + text + DONE
+
+    def answer(path: str, asked: Json) -> Iterator[bytes]:
+        if path == COMPLETIONS:
+            yield from first(asked)
+        else:
+            yield listing("m")
+
+    with Cloud(answer) as cloud:
+        _, client = fronts(cloud)
+        answered = client.post(COMPLETIONS, json={"model": "m", "prompt": ["a", "b"], "n": 2})
+        assert [choice["text"] for choice in answered.json()["choices"]] == ["x"] * 4
+    assert prompts == [["a", "b"], "a", "b", "b"]
+
+
+def test_each_model_has_its_own_figures_and_a_token_costs_no_list_of_models(fronts: Any) -> None:
+    """An upstream with 400 models slowed each token to a fifth: the list was made anew for every one."""
+    names = [f"m{number}" for number in range(50)]
+    stream = STREAM + b"".join(said("x") for _ in range(40)) + said(finish="stop") + usage(3, 40) + DONE
+
+    def answer(path: str, asked: Json) -> Iterator[bytes]:
+        yield listing(*names) if path.endswith("models") else stream
+
+    with Cloud(answer) as cloud:
+        server, client = fronts(cloud)
+        listed = server.engine.models
+        asked = 0
+
+        def counted() -> Any:
+            nonlocal asked
+            asked += 1
+            return listed()
+
+        server.engine.models = counted  # type: ignore[method-assign]
+        assert client.post(CHAT, json=body("m7")).status_code == 200
+        assert asked <= 2
+        assert client.post(CHAT, json=body("other")).status_code == 404
+        text = client.get("/metrics").text
+    counts = {model: float(count) for model, count in re.findall(
+        r'nearfar:requests_total\{model_name="(.*?)",outcome=".*?"\} (\S+)', text)}  # fmt: skip
+    assert counts == {"m7": 1, "": 1}
+    assert 'nearfar:request_generation_tokens_count{model_name="m7"} 1.0' in text
+    assert 'nearfar:request_generation_tokens_count{model_name="m0"} 0.0' in text
