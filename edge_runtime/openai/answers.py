@@ -108,6 +108,8 @@ class Answer:
     def _piece(self, event: TokenEvent) -> Piece:
         finish: FinishReason | None = event.finish_reason
         self._count += 1
+        if self._constraint and event.token in self._constraint.ends:
+            finish = "stop"
         if finish != "stop" and self._constraint and self._constraint.complete_at == self._count:
             return Piece(self.index, self._text(event.token, True), self._logprobs(event), "stop")
         if finish == "stop":  # the end token is not part of the text

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from nearfar.edge_runtime.grammars.compiler import ends_of
 from nearfar.edge_runtime.text.codec import TextCodec, TextStream
 from nearfar.edge_runtime.tools.asking import answer_grammar, offered
 from nearfar.edge_runtime.tools.messages import prepared
@@ -246,13 +247,19 @@ class LocalEngine:
         sampling = Sampling(**{**self.backend.info.sampling.given, **request.sampling})
         if sampling.seed is not None:
             sampling = replace(sampling, seed=(sampling.seed + number) & (2**64 - 1))
-        eos = () if request.ignore_eos else self.backend.info.eos_token_ids
+        eos: Seq[int] = () if request.ignore_eos else self.backend.info.eos_token_ids
+        held: Seq[int] = ()
+        if prepared.grammar is not None:
+            # The end of a grammar is a token, whatever the request says of end tokens.
+            eos = ends_of(self.codec, self.backend.info.vocab_size, self.backend.info.eos_token_ids)
+            held = eos if request.ignore_eos else ()
         return TokenRequest(
             id=f"{request.id}-{index}",
             tokens=prompt,
             max_tokens=self._limit(request, prompt),
             sampling=sampling,
             stop_token_ids=frozenset((*eos, *request.stop_token_ids)),
+            held_token_ids=frozenset(held),
             min_tokens=request.min_tokens,
             logprobs=request.logprobs,
             prompt_logprobs=request.logprobs if request.echo else None,

@@ -149,6 +149,37 @@ def test_min_tokens_hold_the_end_token_back(client: openai.OpenAI) -> None:
     assert client.completions.create(**base, extra_body={"min_tokens": 5}).usage.completion_tokens == 6
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize(
+    ("regex", "more", "whole", "reason"),
+    [
+        ("a*", {"ignore_eos": True}, "aaaaa", "length"),
+        ("a?", {"ignore_eos": True}, "a", "stop"),
+        ("a*", {"min_tokens": 3}, "aaa", "stop"),
+        ("a?", {"min_tokens": 4}, "a", "stop"),
+        ("a{2}", {"min_tokens": 4, "ignore_eos": True}, "aa", "stop"),
+        ("a*", {}, "", "stop"),
+    ],
+)
+def test_the_grammar_wins_over_ignore_eos_and_min_tokens(
+    client: openai.OpenAI, regex: str, more: dict[str, Any], whole: str, reason: str, chat: bool, stream: bool
+) -> None:
+    params: Any = {
+        "model": MODEL, "max_tokens": 5, "temperature": 0, "logit_bias": {"257": 100}, "stream": stream,
+        "extra_body": {"response_format": {"type": "regex", "regex": regex}, **more},
+    }  # fmt: skip
+    created = client.chat.completions.create(messages=HELLO, **params) if chat else (
+        client.completions.create(prompt="Hello", **params)
+    )  # fmt: skip
+    text, ended = "", None
+    for answer in created if stream else [created]:
+        choice = answer.choices[0]
+        said = (choice.delta if stream else choice.message).content if chat else choice.text
+        text, ended = text + (said or ""), choice.finish_reason
+    assert (text, ended) == (whole, reason)
+
+
 def test_json_schema_json_object_regex_and_grammar(client: openai.OpenAI) -> None:
     base: Any = {"model": MODEL, "messages": HELLO, "max_tokens": 150, "seed": 1}
     form: Any = {"type": "json_schema", "json_schema": {"name": "pet", "schema": SCHEMA}}
