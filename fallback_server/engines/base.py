@@ -90,6 +90,8 @@ class Piece:
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: FinishReason | None = None
     tokens: int = 0
+    offsets: tuple[int, ...] = ()
+    """Characters of the whole text before each token of `logprobs`."""
 
     @property
     def empty(self) -> bool:

@@ -261,4 +261,6 @@ def to_piece(part: Part) -> Piece:
     """A part of a chunk as the text layer's piece."""
     finish: FinishReason | None = None if part.finish is None else _FINISHES.get(part.finish, "stop")
     calls = tuple(ToolCall(call.index, call.id, call.name, call.arguments) for call in part.calls)
-    return Piece(part.index, part.text, part.reasoning, calls, part.logprobs, finish, part.tokens)
+    return Piece(
+        part.index, part.text, part.reasoning, calls, part.logprobs, finish, part.tokens, part.offsets
+    )

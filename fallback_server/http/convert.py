@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import secrets
+from codecs import BOM_UTF8
 from typing import Any
 
 from fastapi import Request
@@ -39,7 +40,16 @@ class JsonRequest(Request):
 
     async def json(self) -> Any:
         """The body; 400 if it is not what it must be."""
-        body = await self.body()
+        coding = self.headers.get("content-encoding", "identity").strip().lower()
+        if coding not in ("", "identity"):
+            raise ApiError(
+                415,
+                f"the body is compressed (Content-Encoding: {ascii(coding[:40])[1:-1]}), which this server "
+                "cannot read: send it as it is",
+                None,
+                "unsupported_encoding",
+            )
+        body = (await self.body()).removeprefix(BOM_UTF8)
         if len(body) < LARGE:
             return _parse(body, self.max_depth)
         return await asyncio.to_thread(_parse, body, self.max_depth)

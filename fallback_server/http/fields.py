@@ -73,6 +73,11 @@ class Strict(BaseModel):
         return data
 
 
+def models_at(place: str) -> list[type[Strict]]:
+    """The models of what stands at a place of a request, such as "messages."."""
+    return [model for model in Strict.__subclasses__() if model.place == place]
+
+
 def _or_ignored(value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
     try:
         return handler(value)

@@ -15,6 +15,7 @@ import pytest
 from nearfar.fallback_server.grammars import service
 from tests.support.late import late
 from tests.support.servers import MODEL, RunningServer, tiny_engine
+from tests.unit.test_api import OFFSETS
 
 openai = late("openai")
 
@@ -178,6 +179,19 @@ def test_the_grammar_wins_over_ignore_eos_and_min_tokens(
         said = (choice.delta if stream else choice.message).content if chat else choice.text
         text, ended = text + (said or ""), choice.finish_reason
     assert (text, ended) == (whole, reason)
+
+
+@pytest.mark.parametrize(("text", "offsets"), OFFSETS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_text_offsets_count_characters(
+    client: openai.OpenAI, text: str, offsets: list[int], stream: bool
+) -> None:
+    extra = {"response_format": {"type": "regex", "regex": text}}
+    made: Any = client.completions.create(
+        model=MODEL, prompt="a", logprobs=0, temperature=0, extra_body=extra, stream=stream
+    )
+    told = [one.choices[0].logprobs for one in (made if stream else [made]) if one.choices[0].logprobs]
+    assert [at for one in told for at in one.text_offset] == offsets
 
 
 def test_json_schema_json_object_regex_and_grammar(client: openai.OpenAI) -> None:

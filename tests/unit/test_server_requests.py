@@ -4,6 +4,7 @@ OpenAPI.
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Literal
@@ -184,6 +185,53 @@ def test_the_place_of_a_mistake_is_named(http: TestClient) -> None:
     for name in ("", "\x1b[2J"):
         assert message(**{name: 1}) == (f"unknown field {name!a}; leave it out", name)
     assert "unknown field" in message(messages=[{"role": "user", "content": "a", "str": 1}])[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        (
+            {"messages": [{"role": "user", "content": "a", "id": "1"}]},
+            "unknown field messages.0.id; leave it out",
+        ),
+        (
+            {"messages": [{"role": "assistant", "content": "a", "tool_call": []}]},
+            "unknown field messages.0.tool_call: did you mean tool_calls?",
+        ),
+        (
+            {"response_format": {"type": "json_object", "schema": {}}},
+            'response_format.schema: this server takes only null here; write type "json_schema"',
+        ),
+        (
+            {"response_format": {"type": "text", "jsonschema": {}}},
+            "unknown field response_format.jsonschema: did you mean json_schema?",
+        ),
+        ({"stream_options": {"stream": True}}, "unknown field stream_options.stream; leave it out"),
+    ],
+)  # fmt: skip
+def test_a_nested_field_is_told_with_one_of_the_same_object(
+    http: TestClient, fields: dict[str, Any], said: str
+) -> None:
+    assert ask(http, **fields).json()["error"]["message"].startswith(said)
+
+
+JSON = {"Content-Type": "application/json"}
+
+
+def test_a_body_that_is_compressed_is_refused_by_that_and_a_byte_order_mark_is_passed_over(
+    http: TestClient,
+) -> None:
+    body = json.dumps({"model": MODEL, "prompt": "a"}).encode()
+    url = "/v1/completions"
+    assert http.post(url, content=b"\xef\xbb\xbf" + body, headers=JSON).status_code == 200
+    packed = http.post(url, content=gzip.compress(body), headers={**JSON, "Content-Encoding": "gzip"})
+    assert packed.status_code == 415
+    assert "Content-Encoding: gzip" in packed.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/v1/models", f"/v1/models/{MODEL}"])
+def test_head_is_answered_where_get_is(http: TestClient, path: str) -> None:
+    assert http.head(path).status_code == http.get(path).status_code == 200
 
 
 @pytest.mark.parametrize("field", ["intent", "options", "allowed_openai_params", "n_predict", "cache_prompt"])
