@@ -89,9 +89,9 @@ def read_part(choice: Mapping[str, Any], *, chat: bool) -> Part:
     ids = len(_list(choice.get("token_ids"), "token_ids"))  # vLLM tells them, if asked
     if not chat:
         text = _text(choice.get("text"), "text")
-        told = _map(choice.get("logprobs"), "logprobs")
-        logprobs = _parallel(told)
-        offsets = tuple(_count(at, "text_offset") for at in _list(told.get("text_offset"), "text_offset"))
+        parallel = _map(choice.get("logprobs"), "logprobs")
+        logprobs = _parallel(parallel)
+        offsets = tuple(_count(at, "text_offset") for at in _list(parallel.get("text_offset"), "text_offset"))
         tokens = ids or int(bool(text))
         return Part(index, text, logprobs=logprobs, finish=finish, tokens=tokens, offsets=offsets)
     delta = _map(choice.get("delta"), "delta")

@@ -215,7 +215,7 @@ def test_a_nested_field_is_told_with_one_of_the_same_object(
     assert ask(http, **fields).json()["error"]["message"].startswith(said)
 
 
-JSON = {"Content-Type": "application/json"}
+KIND = {"Content-Type": "application/json"}
 
 
 def test_a_body_that_is_compressed_is_refused_by_that_and_a_byte_order_mark_is_passed_over(
@@ -223,8 +223,8 @@ def test_a_body_that_is_compressed_is_refused_by_that_and_a_byte_order_mark_is_p
 ) -> None:
     body = json.dumps({"model": MODEL, "prompt": "a"}).encode()
     url = "/v1/completions"
-    assert http.post(url, content=b"\xef\xbb\xbf" + body, headers=JSON).status_code == 200
-    packed = http.post(url, content=gzip.compress(body), headers={**JSON, "Content-Encoding": "gzip"})
+    assert http.post(url, content=b"\xef\xbb\xbf" + body, headers=KIND).status_code == 200
+    packed = http.post(url, content=gzip.compress(body), headers={**KIND, "Content-Encoding": "gzip"})
     assert packed.status_code == 415
     assert "Content-Encoding: gzip" in packed.json()["error"]["message"]
 
