@@ -13,7 +13,7 @@ from nearfar.edge_runtime.tools.asking import AUTO, ToolChoice
 from nearfar.fallback_server.backend import BackendStats
 from nearfar.fallback_server.tenants import ANONYMOUS, Tenant
 
-FinishReason = Literal["stop", "length", "tool_calls", "abort"]
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "abort"]
 Prompt = str | tuple[int, ...]
 
 

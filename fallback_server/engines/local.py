@@ -13,7 +13,7 @@ from nearfar.edge_runtime.tools.asking import answer_grammar, offered
 from nearfar.edge_runtime.tools.messages import prepared
 from nearfar.edge_runtime.tools.parts import PartReader
 from nearfar.edge_runtime.tools.reading import AnswerReader, reasoning_opened
-from nearfar.errors import RequestError
+from nearfar.errors import ContextError, RequestError
 from nearfar.fallback_server.backend import Backend, BackendStats, Sampling, TokenRequest
 from nearfar.fallback_server.engines.answers import Choice, Echo, LocalAnswers
 from nearfar.fallback_server.engines.base import (
@@ -103,11 +103,7 @@ class LocalEngine:
             self._check_input(longest)
             return Prepared(request, prompts, total, total)
         if longest >= context:
-            raise RequestError(
-                f"the prompt has {longest} tokens, but this model's context is {context} tokens, the answer "
-                "included; shorten the prompt",
-                "messages" if request.chat else "prompt",
-            )
+            raise ContextError(longest, context, "messages" if request.chat else "prompt")
         opened = reasoning_opened(self._form, tail)
         grammar = (
             answer_grammar(self._form, request.tools, request.tool_choice, request.grammar, opened)
@@ -231,9 +227,7 @@ class LocalEngine:
     def _check_input(self, longest: int) -> None:
         context = self.backend.info.context_length
         if longest > context:
-            raise RequestError(
-                f"an input has {longest} tokens, but the context is {context}; shorten it", "input"
-            )
+            raise ContextError(longest, context, "input", what="input")
 
     def _limit(self, request: EngineRequest, prompt: Seq[int]) -> int:
         """Tokens that an answer to the prompt may have. 0 asked for (with echo) still takes a step."""

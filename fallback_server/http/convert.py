@@ -14,6 +14,7 @@ from pydantic_core import from_json
 
 from nearfar.edge_runtime.grammars import Grammar
 from nearfar.edge_runtime.tools.asking import ToolChoice
+from nearfar.edge_runtime.tools.messages import canonical
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import EngineRequest, Prompt
 from nearfar.fallback_server.http.errors import ApiError
@@ -88,7 +89,7 @@ def chat(body: ChatRequest) -> EngineRequest:
     _small(tools, "tools")
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     return EngineRequest(
-        messages=tuple(_message(message) for message in dumped["messages"]),
+        messages=tuple(canonical(message) for message in dumped["messages"]),
         tools=tools,
         tool_choice=_tool_choice(body),
         max_tokens=limit,
@@ -225,15 +226,3 @@ def _tool_choice(body: ChatRequest) -> ToolChoice:
     if isinstance(body.tool_choice, NamedTool):
         return ToolChoice("required", body.tool_choice.function.name, parallel)
     return ToolChoice(body.tool_choice or "auto", None, parallel)
-
-
-def _message(message: dict[str, Any]) -> dict[str, Any]:
-    """With its content as one string, and roles that chat templates know."""
-    content = message.get("content")
-    if isinstance(content, list):
-        content = "".join(part["text"] for part in content)
-    role = "system" if message["role"] == "developer" else message["role"]
-    made = {**message, "role": role, "content": content or ""}
-    if "reasoning" in made:  # vLLM's name of what templates know as reasoning_content
-        made.setdefault("reasoning_content", made.pop("reasoning"))
-    return made

@@ -72,7 +72,7 @@ def problem_of(error: Exception) -> Problem:
         case OverloadError():
             return Problem(429, str(error), None, "overloaded", error.retry_after)
         case RequestError():
-            return Problem(400, str(error), error.param, "invalid_request")
+            return Problem(400, str(error), error.param, error.code)
         case EngineError():
             return Problem(503, str(error), None, "engine_error", 1.0)
         case NearfarError():
@@ -162,7 +162,7 @@ def _validation(errors: Sequence[Mapping[str, Any]], fields: Iterable[str] = ())
     place += [str(last)] if unknown or not _is_type_name(last) else []
     value = error.get("input")
     if error["type"].startswith("union_tag_"):  # of the field that says which member of a union it is
-        place.append(error["ctx"]["discriminator"].strip("'"))
+        place.append(error["ctx"]["discriminator"].strip("'()"))
         value = error["ctx"].get("tag")
     where, message = ".".join(place), words_of(error)
     if unknown:
@@ -198,4 +198,4 @@ def _is_type_name(part: str | int) -> bool:
 
 
 _WITHOUT_VALUE = ("missing", "union_tag_not_found", IDLE)
-_TYPE_NAMES = {"body", "str", "int", "float", "bool", "system", "developer", "assistant", "tool", "NamedTool"}
+_TYPE_NAMES = {"body", "str", "int", "float", "bool", "system", "assistant", "tool", "other", "NamedTool"}

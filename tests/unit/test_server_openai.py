@@ -181,6 +181,19 @@ def test_the_grammar_wins_over_ignore_eos_and_min_tokens(
     assert (text, ended) == (whole, reason)
 
 
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_prompt_that_does_not_fit_is_told_in_openais_code_and_words(
+    client: openai.OpenAI, chat: bool
+) -> None:
+    create: Any = client.chat.completions.create if chat else client.completions.create
+    asked = {"messages": [{"role": "user", "content": "a" * 5000}]} if chat else {"prompt": "a" * 5000}
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 1024 tokens") as refused:
+        create(model=MODEL, **asked)
+    assert (refused.value.code, refused.value.param) == (
+        "context_length_exceeded", "messages" if chat else "prompt",
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize(("text", "offsets"), OFFSETS)
 @pytest.mark.parametrize("stream", [False, True])
 def test_text_offsets_count_characters(

@@ -273,7 +273,8 @@ def test_what_a_field_must_be_is_said_in_words_of_json(
 def test_what_a_message_must_be_is_said_in_words_of_json(http: TestClient) -> None:
     for message, said in (
         ({"role": "user"}, "messages.0.content: this field is missing"),
-        ({"role": "function", "content": "x"}, "messages.0.role: this must be 'system', 'developer',"),
+        ({"role": 5, "content": "x"}, "messages.0.role: this must be a string, not 5"),
+        ({"role": "function", "content": 5}, "messages.0.content: this must be a string or a list of parts"),
         ({"content": "x"}, "messages.0.role: this field is missing"),
         ("hello", "messages.0: this must be an object, not 'hello'"),
         ({"role": "assistant", "content": "x", "function_call": {}}, "messages.0.function_call: this server"),
