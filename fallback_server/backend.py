@@ -46,6 +46,7 @@ class TokenRequest:
     max_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
     stop_token_ids: frozenset[int] = frozenset()  # end tokens; the event of such a token has finish "stop"
+    held_token_ids: frozenset[int] = frozenset()  # of those: they come only where the grammar allows no other
     min_tokens: int = 0
     logprobs: int | None = None  # how many alternatives (0: the token's own only)
     prompt_logprobs: int | None = None

@@ -44,6 +44,8 @@ class Part:
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: str | None = None
     tokens: int = 0
+    offsets: tuple[int, ...] = ()
+    """Of a completion, where in its text each token of `logprobs` begins; empty where it is not told."""
 
     @property
     def useful(self) -> bool:
@@ -87,8 +89,11 @@ def read_part(choice: Mapping[str, Any], *, chat: bool) -> Part:
     ids = len(_list(choice.get("token_ids"), "token_ids"))  # vLLM tells them, if asked
     if not chat:
         text = _text(choice.get("text"), "text")
-        logprobs = _parallel(_map(choice.get("logprobs"), "logprobs"))
-        return Part(index, text, logprobs=logprobs, finish=finish, tokens=ids or int(bool(text)))
+        parallel = _map(choice.get("logprobs"), "logprobs")
+        logprobs = _parallel(parallel)
+        offsets = tuple(_count(at, "text_offset") for at in _list(parallel.get("text_offset"), "text_offset"))
+        tokens = ids or int(bool(text))
+        return Part(index, text, logprobs=logprobs, finish=finish, tokens=tokens, offsets=offsets)
     delta = _map(choice.get("delta"), "delta")
     text = _text(delta.get("content"), "content")
     reasoning = _text(delta.get("reasoning_content") or delta.get("reasoning"), "reasoning_content")

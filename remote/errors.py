@@ -6,11 +6,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from nearfar.errors import NearfarError, RequestError
+from nearfar.errors import CONTEXT_CODE, NearfarError, RequestError
 
+_CODE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_OVERFLOWS = ("maximum context length", "is longer than the model's context length")
+"""vLLM's words of an overflow, and SGLang's; llama.cpp's type of the error is exceed_context_size_error."""
 _BAD = (400, 413, 422)
 _ABSENT = (404, 405, 501)
 TEXT = 2000
@@ -65,19 +70,23 @@ class FewerAnswersError(RemoteError):
 
 
 class RefusedError(RequestError):
-    """The server works, and says that the request is wrong: every other would say so too."""
+    """The server works, and says that the request is wrong: every other would say so too. `code`: the
+    server's, if it gave one.
+    """
 
-    def __init__(self, message: str, param: str | None, status: int) -> None:
+    def __init__(self, message: str, param: str | None, status: int, code: str | None = None) -> None:
         super().__init__(message, param)
         self.status = status
+        self.code = code or RequestError.code
 
 
 def error_of(where: str, status: int, text: str, headers: Mapping[str, str]) -> RemoteError | RefusedError:
     """The error of a status and of the body that came with it, which may be anything."""
-    message, param = _told(text)
+    told = _told(text)
     if status in _BAD:  # clients see this: an error page of something in between is not for them
-        return RefusedError(message or f"the server refuses the request (status {status})", param, status)
-    shown = f"{where}: status {status}: {message or shown_page(text)}"
+        message = told.message or f"the server refuses the request (status {status})"
+        return RefusedError(message, told.param, status, told.code)
+    shown = f"{where}: status {status}: {told.message or shown_page(text)}"
     return RemoteError(shown, str(status), status=status, retry_after=_seconds(headers))
 
 
@@ -121,14 +130,53 @@ def reason_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _told(text: str) -> tuple[str, str | None]:
-    """Message and param of OpenAI's shape of an error; empty where it has another."""
+@dataclass(frozen=True)
+class _Told:
+    """What the body of an error says; empty where it has none of the shapes that are known."""
+
+    message: str = ""
+    param: str | None = None
+    code: str | None = None
+
+
+def _told(text: str) -> _Told:
+    """OpenAI's error under `error`, or its fields by themselves (SGLang), or a text in its place (TGI, LM
+    Studio), or FastAPI's `detail`.
+    """
     try:
-        error = json.loads(text)["error"]
-        message, param = error["message"], error.get("param")
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return "", None
-    return str(message)[:TEXT], param if isinstance(param, str) else None
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return _Told()
+    if isinstance(record, list) and len(record) == 1:  # Google's servers of OpenAI's shape
+        record = record[0]
+    error = record.get("error", record) if isinstance(record, dict) else None
+    if isinstance(error, str):
+        error = {**record, "message": error}
+    if not isinstance(error, dict):
+        return _Told()
+    message = error.get("message") or _detail(error.get("detail"))
+    if not isinstance(message, str) or not message:
+        return _Told()
+    param = error.get("param")
+    return _Told(message[:TEXT], param if isinstance(param, str) else None, _code(error, message))
+
+
+def _detail(detail: object) -> object:
+    """FastAPI's words: a text, or a list of errors that have `msg`."""
+    if not isinstance(detail, list):
+        return detail
+    return "; ".join(str(one["msg"]) for one in detail if isinstance(one, dict) and "msg" in one)
+
+
+def _code(error: Mapping[str, object], message: str) -> str | None:
+    """The error's code where it is one for programs (vLLM gives the status); that of an overflow also where
+    the server says it in another way.
+    """
+    code = error.get("code")
+    overflows = any(words in message.lower() for words in _OVERFLOWS)
+    if overflows or "exceed_context_size_error" in (code, error.get("type")):
+        return CONTEXT_CODE
+    return code if isinstance(code, str) and _CODE.fullmatch(code) else None
 
 
 def _seconds(headers: Mapping[str, str]) -> float | None:

@@ -22,7 +22,7 @@ class SamplingParams:
 
     `max_tokens` None: until the context is full. `seed` None: a random one. `logprobs` None: off; else how
     many alternatives to give beside the chosen token's own logprob. `ignore_eos` keeps going at the end token
-    (benchmarks).
+    (benchmarks); with a grammar the answer ends where the grammar allows nothing but the end.
     """
 
     max_tokens: int | None = None

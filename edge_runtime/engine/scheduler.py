@@ -11,7 +11,9 @@ from itertools import islice
 from nearfar.edge_runtime.cache import Copy, SequenceTable, common_length
 from nearfar.edge_runtime.engine.prefill import LOOKED_AT, OVERTAKEN, is_short, kept_rows, share_rows
 from nearfar.edge_runtime.engine.requests import Request
-from nearfar.errors import ContextError, RequestError
+from nearfar.errors import ContextError
+
+MORE_ROOM = ", or give the cache more memory if the model allows it"
 
 
 @dataclass(frozen=True)
@@ -112,23 +114,14 @@ class Scheduler:
         """How many tokens an answer to the prompt may have; refuses a prompt that leaves room for none."""
         context = self.limits.context
         if len(prompt) >= context:
-            raise ContextError(
-                f"the prompt has {len(prompt)} tokens, but only {context} fit the context, the answer "
-                f"included. Shorten it to {context - 1} tokens or fewer, or give the cache more memory if "
-                "the model allows it",
-                "prompt",
-            )
+            raise ContextError(len(prompt), context, "prompt", advice=MORE_ROOM)
         room = context - len(prompt)
         return room if max_tokens is None else min(max_tokens, room)
 
     def check_length(self, text: Seq[int]) -> None:
         """Refuse a text of which nothing is to be written, but that does not fit the context."""
         if len(text) > self.limits.context:
-            raise RequestError(
-                f"the input has {len(text)} tokens, but only {self.limits.context} fit the context: shorten "
-                "it, or give the cache more memory if the model allows it",
-                "input",
-            )
+            raise ContextError(len(text), self.limits.context, "input", what="input", advice=MORE_ROOM)
 
     def remove(self, request: Request) -> None:
         """Forget a request that is finished or cancelled; its pages stay in the prefix index while there

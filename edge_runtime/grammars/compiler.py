@@ -52,27 +52,37 @@ class Grammars:
         self._tokenizer: Any = None
         self._pool: ThreadPoolExecutor | None = None
 
-    async def constraints(self, grammar: Grammar, count: int) -> list[GrammarConstraint]:
-        """So many at the start of a grammar. RequestError says what is wrong with it, or what to install."""
+    async def constraints(
+        self, grammar: Grammar, count: int, *, ignore_eos: bool = False
+    ) -> list[GrammarConstraint]:
+        """So many at the start of a grammar. RequestError says what is wrong with it, or what to install.
+        `ignore_eos`: they end only where nothing else is allowed.
+        """
         if not available():
             raise RequestError(f"{grammar.param} needs {MISSING}", grammar.param)
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="nearfar-grammars")
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self._constraints, grammar, count)
+        return await loop.run_in_executor(self._pool, self._constraints, grammar, count, ignore_eos)
 
     def close(self) -> None:
         """End the thread, once it has nothing to do."""
         if self._pool is not None:
             self._pool.shutdown(wait=False)
 
-    def _constraints(self, grammar: Grammar, count: int) -> list[GrammarConstraint]:
+    def _constraints(self, grammar: Grammar, count: int, ignore_eos: bool) -> list[GrammarConstraint]:
         key = key_of(grammar)
         matcher = self._kept.get(key)
         if matcher is None:
             matcher = self._compile(grammar)
             self._kept.put(key, matcher, 1)
-        return [GrammarConstraint(matcher.deep_copy(), self._vocab_size, grammar.param) for _ in range(count)]
+        ends = ends_of(self._codec, self._vocab_size, self._eos)
+        return [
+            GrammarConstraint(
+                matcher.deep_copy(), self._vocab_size, grammar.param, ends, ignore_eos=ignore_eos
+            )
+            for _ in range(count)
+        ]
 
     def _compile(self, grammar: Grammar) -> Any:
         """A llguidance.LLMatcher whose first mask is known to come."""
@@ -102,11 +112,19 @@ def tokenizer(codec: TextCodec, vocab_size: int, eos: Sequence[int]) -> Any:
     """Llguidance's view of a tokenizer: the bytes of its tokens, and how it would write a text."""
     import llguidance
 
-    words = _Words(codec, vocab_size, eos)
-    ends = list(eos) or [words.eos_token_id]
+    ends = ends_of(codec, vocab_size, eos)
+    words = _Words(codec, vocab_size, ends)
     made = llguidance.LLTokenizer(llguidance.TokenizerWrapper(words), n_vocab=vocab_size, eos_token=ends)
     words.greedy = made.greedy_tokenize
     return made
+
+
+def ends_of(codec: TextCodec, vocab_size: int, eos: Sequence[int]) -> list[int]:
+    """The tokens that end the text of a grammar. For a model without end tokens a token that has no text
+    stands for the end: without one, a grammar that may be empty would be at its end before the first token.
+    """
+    silent = (token for token in codec.silent if token < vocab_size)
+    return list(eos) or [min(silent, default=vocab_size - 1)]
 
 
 class _Words:
@@ -114,13 +132,11 @@ class _Words:
 
     bos_token_id = None
 
-    def __init__(self, codec: TextCodec, vocab_size: int, eos: Sequence[int]) -> None:
+    def __init__(self, codec: TextCodec, vocab_size: int, ends: Sequence[int]) -> None:
         self._codec = codec
         self.tokens = [codec.token_bytes(token) for token in range(vocab_size)]
-        # Without an end token the answer ends where its grammar does; some token must stand for the end.
-        special = {*codec.silent, *eos} or {vocab_size - 1}
-        self.special_token_ids = sorted(token for token in special if token < vocab_size)
-        self.eos_token_id = next(iter(eos), self.special_token_ids[0])
+        self.special_token_ids = sorted(token for token in {*codec.silent, *ends} if token < vocab_size)
+        self.eos_token_id = ends[0]
         self.greedy: Any = None
 
     def __call__(self, text: str | bytes) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,11 +18,22 @@ STEP_SECONDS = 0.1
 class GrammarConstraint:
     """Which tokens an answer may take; see engine.requests.Constraint. It raises what ends its request."""
 
-    def __init__(self, matcher: Any, vocab_size: int, param: str = "response_format") -> None:
+    def __init__(
+        self,
+        matcher: Any,
+        vocab_size: int,
+        param: str = "response_format",
+        ends: Sequence[int] = (),
+        *,
+        ignore_eos: bool = False,
+    ) -> None:
         """`matcher`: a llguidance.LLMatcher at the start of its grammar, this one's alone. `param`: of the
-        request, that asks for it.
+        request, that asks for it. `ends`: the tokens that end the text; with `ignore_eos` they may come only
+        where the grammar allows nothing else.
         """
         self._matcher, self._param = matcher, param
+        self.ends = frozenset(ends)
+        self._held = tuple(ends) if ignore_eos else ()
         self._words = (vocab_size + 31) // 32
         self._count = 0
         self.complete_at: int | None = None
@@ -33,7 +45,7 @@ class GrammarConstraint:
         # The library has room for one token more.
         words = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: self._words]
         self._check(start)
-        return words
+        return without(words, self._held)
 
     def accept(self, token: int) -> bool:
         """Move on by a token."""
@@ -55,6 +67,14 @@ class GrammarConstraint:
             )
         if time.thread_time() - start > STEP_SECONDS:
             raise RequestError("the grammar takes too long to follow; make it simpler", self._param)
+
+
+def without(allowed: npt.NDArray[np.uint32], tokens: Sequence[int]) -> npt.NDArray[np.uint32]:
+    """A mask of allowed tokens without some of them; as it is where it allows no others."""
+    left = allowed.copy()
+    for token in tokens:
+        left[token // 32] &= np.uint32(0xFFFFFFFF ^ (1 << token % 32))
+    return left if left.any() else allowed
 
 
 def why(message: str) -> str:

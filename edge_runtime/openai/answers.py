@@ -35,6 +35,8 @@ class Piece:
     finish_reason: FinishReason | None = None
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    offsets: tuple[int, ...] = ()
+    """Characters of the whole text before each token of `logprobs`."""
 
     @property
     def empty(self) -> bool:
@@ -51,6 +53,7 @@ def joined(index: int, pieces: Seq[Piece]) -> Piece:
         pieces[-1].finish_reason if pieces else None,
         "".join(piece.reasoning for piece in pieces),
         tuple(call for piece in pieces for call in piece.tool_calls),
+        tuple(offset for piece in pieces for offset in piece.offsets),
     )
 
 
@@ -108,14 +111,23 @@ class Answer:
     def _piece(self, event: TokenEvent) -> Piece:
         finish: FinishReason | None = event.finish_reason
         self._count += 1
+        if self._constraint and event.token in self._constraint.ends:
+            finish = "stop"
         if finish != "stop" and self._constraint and self._constraint.complete_at == self._count:
-            return Piece(self.index, self._text(event.token, True), self._logprobs(event), "stop")
+            return self._of_token(event, "stop", True)
         if finish == "stop":  # the end token is not part of the text
             return Piece(self.index, self._stream.finish(), (), finish)
-        text = self._text(event.token, finish is not None)
+        return self._of_token(event, finish, finish is not None)
+
+    def _of_token(self, event: TokenEvent, finish: FinishReason | None, last: bool) -> Piece:
+        """The text that has become certain with a token; with the last one, all."""
+        logprobs, offset = self._logprobs(event), self._stream.length
+        text = self._stream.push(event.token)
         if self._stream.stopped:
             finish = "stop"
-        return Piece(self.index, text, self._logprobs(event), finish)
+        elif last:
+            text += self._stream.finish()
+        return Piece(self.index, text, logprobs, finish, offsets=(offset,) if logprobs else ())
 
     def _taken_apart(self, piece: Piece) -> list[Piece]:
         """With reasoning and calls apart from the text, no two parts of calls in one."""
@@ -128,18 +140,13 @@ class Answer:
             parts = reader.finish(piece.text, cut=reason == "length")
             reason = "tool_calls" if reason == "stop" and reader.called else reason
         made = [self._of(part) for part in parts or [Part()]]
-        made[0] = replace(made[0], logprobs=piece.logprobs)
+        made[0] = replace(made[0], logprobs=piece.logprobs, offsets=piece.offsets)
         made[-1] = replace(made[-1], finish_reason=reason)
         return made
 
     def _of(self, part: Part) -> Piece:
         calls = (_delta(part.call),) if part.call else ()
         return Piece(self.index, part.text, reasoning=part.reasoning, tool_calls=calls)
-
-    def _text(self, token: int, last: bool) -> str:
-        """What has become certain with a token; with the last one, all."""
-        text = self._stream.push(token)
-        return text + self._stream.finish() if last and not self._stream.stopped else text
 
     def _logprobs(self, event: TokenEvent) -> tuple[TokenLogprob, ...]:
         if event.logprob is None:

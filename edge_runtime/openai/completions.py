@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Literal, Unpack, overload
 
-from nearfar.edge_runtime.openai.answers import merge
+from nearfar.edge_runtime.openai.answers import Piece, merge
 from nearfar.edge_runtime.openai.context import Fitted
 from nearfar.edge_runtime.openai.parameters import (
     CompletionParams,
@@ -21,7 +21,7 @@ from nearfar.edge_runtime.openai.parameters import (
     streams,
     token_prompt,
 )
-from nearfar.edge_runtime.openai.records import Completion, CompletionChoice, CompletionLogprobs, TokenLogprob
+from nearfar.edge_runtime.openai.records import Completion, CompletionChoice, CompletionLogprobs
 from nearfar.edge_runtime.openai.response import Response
 from nearfar.edge_runtime.openai.stream import AsyncStream
 
@@ -70,7 +70,7 @@ class Completions:
 
 async def _completion_whole(response: Response) -> Completion:
     made = [
-        CompletionChoice(one.index, one.text, one.finish_reason or "length", _parallel(list(one.logprobs)))
+        CompletionChoice(one.index, one.text, one.finish_reason or "length", _parallel(one))
         for one in await response.collect()
     ]
     return Completion(**response.head, choices=made, **response.tail)
@@ -79,17 +79,17 @@ async def _completion_whole(response: Response) -> Completion:
 async def _completion_chunks(response: Response, usage: bool) -> AsyncGenerator[Completion, None]:
     async with aclosing(merge(response.answers)) as pieces:
         async for piece in pieces:
-            choice = CompletionChoice(
-                piece.index, piece.text, piece.finish_reason, _parallel(list(piece.logprobs))
-            )
+            choice = CompletionChoice(piece.index, piece.text, piece.finish_reason, _parallel(piece))
             yield Completion(**response.head, choices=[choice])
     if usage:
         yield Completion(**response.head, choices=[], **response.tail)
 
 
-def _parallel(logprobs: list[TokenLogprob]) -> CompletionLogprobs | None:
+def _parallel(piece: Piece) -> CompletionLogprobs | None:
+    logprobs = piece.logprobs
     if not logprobs:
         return None
-    offsets = [sum(len(before.token) for before in logprobs[:i]) for i in range(len(logprobs))]
     top = [{other.token: other.logprob for other in item.top_logprobs} for item in logprobs]
-    return CompletionLogprobs([i.token for i in logprobs], [i.logprob for i in logprobs], top, offsets)
+    return CompletionLogprobs(
+        [i.token for i in logprobs], [i.logprob for i in logprobs], top, list(piece.offsets)
+    )

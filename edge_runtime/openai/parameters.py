@@ -13,6 +13,7 @@ from nearfar.edge_runtime.grammars import Grammar
 from nearfar.edge_runtime.openai.formats import grammar_of
 from nearfar.edge_runtime.openai.tooling import asked_choice, asked_tools, check_calls
 from nearfar.edge_runtime.tools.asking import ToolChoice
+from nearfar.edge_runtime.tools.messages import canonical
 from nearfar.errors import RequestError
 from nearfar.format.requests import MAX_CHOICES, MAX_LISTED, MAX_VARIABLES
 from nearfar.format.sampling import NOTHING, SamplingDefaults
@@ -244,7 +245,7 @@ def token_prompt(prompt: object) -> list[int]:
 
 
 def checked_messages(messages: object) -> list[dict[str, Any]]:
-    """Messages with their content as one string."""
+    """Messages as chat templates get them."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Seq) or not messages:
         raise RequestError(
             f"messages must be a list of at least one {{'role', 'content'}}, not {messages!r:.80}", "messages"
@@ -256,7 +257,7 @@ _MESSAGE = frozenset(
     {"role", "content", "name", "refusal", "annotations", "tool_calls", "tool_call_id"}
     | {"reasoning_content", "reasoning"}
 )
-"""Fields that the chat template gets: which of them mean something is its business."""
+"""Fields of a message; which of them mean something is the chat template's business."""
 
 
 def _message(index: int, message: object) -> dict[str, Any]:
@@ -266,24 +267,20 @@ def _message(index: int, message: object) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, Seq) and not isinstance(content, str | bytes):
         for part in content:
-            if (
-                not isinstance(part, Mapping)
-                or part.get("type") != "text"
-                or not isinstance(part.get("text"), str)
-            ):
+            kinds = ("text", "refusal") if message["role"] == "assistant" else ("text",)
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if kind not in kinds or not isinstance(part.get(kind), str):
                 raise RequestError(f"{where}: only text content is supported, not {part!r:.80}", "messages")
-        content = "".join(part["text"] for part in content)
-    check_calls(where, message)
-    if content is None and message.get("tool_calls"):
-        content = ""
-    if not isinstance(content, str):
+    elif not isinstance(content, str) and (content is not None or message["role"] != "assistant"):
         raise RequestError(f"{where}.content must be text, not {content!r:.80}", "messages")
-    if not isinstance(message.get("name"), str | None):
-        raise RequestError(f"{where}.name must be a string, not {message['name']!r:.80}", "messages")
+    check_calls(where, message)
+    for field in ("name", "refusal", "reasoning_content", "reasoning"):
+        if not isinstance(message.get(field), str | None):
+            raise RequestError(f"{where}.{field} must be a string, not {message[field]!r:.80}", "messages")
     for field, value in message.items():
         if field not in _MESSAGE and value is not None:
             raise RequestError(f"{where}.{field} is no field of a message", "messages")
-    return {**message, "content": content}
+    return canonical(message)
 
 
 def _given(params: dict[str, Any], known: Any) -> dict[str, Any]:

@@ -48,7 +48,11 @@ class Response:
         `reading`: makes what takes an answer apart.
         """
         engine.core.check_open()
-        constraints = await engine.grammars.constraints(grammar, n) if grammar else [None] * n
+        constraints = (
+            await engine.grammars.constraints(grammar, n, ignore_eos=sampling.ignore_eos)
+            if grammar
+            else [None] * n
+        )
         answers = []
         for index in range(n):
             seed = None if sampling.seed is None else _nth_seed(sampling.seed, index)

@@ -76,8 +76,8 @@ def check_calls(where: str, message: Mapping[str, Any]) -> None:
     if calls is not None:
         if message["role"] != "assistant":
             raise RequestError(f"{where}.tool_calls belongs to the role assistant", "messages")
-        if not isinstance(calls, Seq) or isinstance(calls, str | bytes) or not 0 < len(calls) <= MAX_TOOLS:
-            raise RequestError(f"{where}.tool_calls must be a list of 1 to {MAX_TOOLS} calls", "messages")
+        if not isinstance(calls, Seq) or isinstance(calls, str | bytes) or len(calls) > MAX_TOOLS:
+            raise RequestError(f"{where}.tool_calls must be a list of at most {MAX_TOOLS} calls", "messages")
         for index, call in enumerate(calls):
             _check_call(f"{where}.tool_calls[{index}]", call)
     if message["role"] == "tool" and not isinstance(call_id, str):

@@ -287,6 +287,8 @@ class TextStream:
     def __init__(self, codec: TextCodec, stops: Seq[str], context: Seq[int] = ()) -> None:
         self._detokenizer = Detokenizer(codec, context)
         self._matcher = StopMatcher(stops)
+        self.length = 0
+        """Characters that the tokens so far have made certain, those included that are held back."""
 
     @property
     def stopped(self) -> bool:
@@ -295,7 +297,9 @@ class TextStream:
 
     def push(self, token: int) -> str:
         """The text that this token makes certain."""
-        return self._matcher.push(self._detokenizer.push(token))
+        text = self._detokenizer.push(token)
+        self.length += len(text)
+        return self._matcher.push(text)
 
     def finish(self) -> str:
         """The rest of the text."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from typing import Any
 
+from nearfar.edge_runtime.tools.arguments import arguments_of
 from nearfar.edge_runtime.tools.writing import written_call
 from nearfar.errors import RequestError
 from nearfar.format.answers import AnswerFormat, CallFormat
@@ -14,6 +15,47 @@ from nearfar.format.answers import AnswerFormat, CallFormat
 Record = dict[str, Any]
 DEFAULT = CallFormat("<tool_call>", "</tool_call>")
 """For messages with earlier calls, where a model's format has none."""
+
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Roles that every chat template may get; others (ipython, document) are for templates that name them."""
+
+
+TEXTS = ("text", "refusal")
+"""Types of parts that are text, in the field of that name."""
+
+
+def canonical(message: Mapping[str, Any]) -> Record:
+    """A checked message as every chat template gets it, whichever surface it came through.
+
+    The content is one text, a refusal included; the instructions of a developer are the system's; what says
+    nothing (null, no calls, annotations) is left out. A content with parts that are no text stays a list of
+    them.
+    """
+    content, refusal = message.get("content"), message.get("refusal")
+    if isinstance(content, Seq) and not isinstance(content, str):
+        texts = [part[part["type"]] if part["type"] in TEXTS else None for part in content]
+        known = [text for text in texts if text is not None]
+        content = "".join(known) if len(known) == len(texts) else [
+            {"type": part["type"]} if text is None else text
+            for part, text in zip(content, texts, strict=True)
+        ]  # fmt: skip
+    role = "system" if message["role"] == "developer" else message["role"]
+    made: Record = {"role": role, "content": content or refusal or ""}
+    reasoning = message.get("reasoning_content")
+    given = {
+        "name": message.get("name"),
+        "tool_call_id": message.get("tool_call_id"),
+        # The second is vLLM's name of what templates know as the first.
+        "reasoning_content": message.get("reasoning") if reasoning is None else reasoning,
+        "tool_calls": [_call(call) for call in message.get("tool_calls") or ()] or None,
+    }
+    return made | {name: value for name, value in given.items() if value is not None}
+
+
+def _call(call: Mapping[str, Any]) -> Record:
+    function = {name: call["function"][name] for name in ("name", "arguments")}
+    return {"id": call["id"], "type": "function", "function": function}
 
 
 def knows_tools(template: str) -> bool:
@@ -26,6 +68,13 @@ def prepared(
 ) -> tuple[list[Record], Record]:
     """The messages as the template takes them, and its variables. `tools`: those that may be called."""
     calls = form.calls or DEFAULT
+    for message in messages:
+        if (role := message["role"]) not in ROLES and role not in template:
+            raise RequestError(
+                f"messages: this model's chat template knows no role {role!r:.80}, and would pass over the "
+                f"message; there are {', '.join(ROLES)}",
+                "messages",
+            )
     if knows_tools(template):
         variables = {"tools": [dict(tool) for tool in tools]} if tools else {}
         return [with_parsed_arguments(message) for message in messages], variables
@@ -73,11 +122,5 @@ def with_parsed_arguments(message: Mapping[str, Any]) -> Record:
     calls = []
     for call in message.get("tool_calls") or ():
         function = dict(call["function"])
-        try:
-            function["arguments"] = json.loads(function["arguments"] or "{}")
-        except ValueError:
-            raise RequestError(
-                f"messages: the arguments of the call of {function['name']!r} are not JSON", "messages"
-            ) from None
-        calls.append({**call, "function": function})
+        calls.append({**call, "function": {**function, "arguments": arguments_of(function["arguments"])}})
     return {**message, "tool_calls": calls} if calls else dict(message)

@@ -46,6 +46,7 @@ class Choice:
         self._stream = stream
         self._reader = reader
         self._echo = echo
+        self._begins = 0 if echo is None else len(echo.text)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """The answer piece by piece; leaving the iteration stops the request."""
@@ -77,6 +78,7 @@ class Choice:
         self.generated += event.token is not None
         finish: FinishReason | None = event.finish
         logprobs: tuple[TokenLogprob, ...] = ()
+        offset = self._begins + self._stream.length
         if event.token is None or finish == "stop":  # the end token is not part of the text
             text = self._stream.finish()
         else:
@@ -87,7 +89,9 @@ class Choice:
                 text += self._stream.finish()
         if self._stream.stopped:
             finish = "stop"
-        return self._taken_apart(text, Piece(self.index, logprobs=logprobs, finish=finish, tokens=1))
+        offsets = (offset,) if logprobs else ()
+        piece = Piece(self.index, logprobs=logprobs, finish=finish, tokens=1, offsets=offsets)
+        return self._taken_apart(text, piece)
 
     def _taken_apart(self, text: str, piece: Piece) -> list[Piece]:
         """With reasoning and calls apart from the text, no two parts of calls in one."""
@@ -100,7 +104,7 @@ class Choice:
             parts = reader.finish(text, cut=finish == "length")
             finish = "tool_calls" if finish == "stop" and reader.called else finish
         made = [self._of(part) for part in parts or [Part()]]
-        made[0] = replace(made[0], logprobs=piece.logprobs, tokens=piece.tokens)
+        made[0] = replace(made[0], logprobs=piece.logprobs, tokens=piece.tokens, offsets=piece.offsets)
         made[-1] = replace(made[-1], finish=finish)
         return made
 
@@ -117,7 +121,11 @@ class Choice:
             logprobs.append(
                 self._logprob(*entry) if entry else self._logprob(Logprob(token, float("nan")), ())
             )
-        return Piece(self.index, text=echo.text, logprobs=tuple(logprobs))
+        offsets, prompt = [], TextStream(self._codec, ())
+        for token in echo.tokens if logprobs else ():
+            offsets.append(min(prompt.length, len(echo.text)))
+            prompt.push(token)
+        return Piece(self.index, text=echo.text, logprobs=tuple(logprobs), offsets=tuple(offsets))
 
     def _logprob(self, own: Logprob, top: Seq[Logprob]) -> TokenLogprob:
         text, data = self._describe(own.token)

@@ -196,7 +196,7 @@ class ArtifactBackend:
             await self._turn(request.late + request.priority * PRIORITY_SECONDS)
             try:
                 generation = self.core.generate(request.tokens, params, constraint, request.salt)
-                await self._generate(generation, request, stream, constraint)
+                await self._generate(generation, request, stream)
             finally:
                 self._leave()
         except RequestError as error:
@@ -207,14 +207,8 @@ class ArtifactBackend:
             log.exception("request %s failed", request.id)
             stream.put(EngineError(f"the engine failed: {type(error).__name__}: {error}"))
 
-    async def _generate(
-        self,
-        generation: Generation,
-        request: TokenRequest,
-        stream: TaskStream,
-        constraint: TokenConstraint | None,
-    ) -> None:
-        first, count = True, 0
+    async def _generate(self, generation: Generation, request: TokenRequest, stream: TaskStream) -> None:
+        first = True
         try:
             async for event in generation:
                 cached = generation.stats.cached_tokens if first else 0
@@ -222,11 +216,8 @@ class ArtifactBackend:
                 self._counts.generated += 1
                 made = _event(event, request, cached)
                 stream.put(made)
-                first, count = False, count + 1
+                first = False
                 if made.finish is not None:
-                    return
-                if constraint is not None and constraint.complete_at == count:
-                    stream.put(TokenEvent(None, "stop"))  # the grammar ends without an end token
                     return
         finally:
             await generation.aclose()
@@ -234,11 +225,11 @@ class ArtifactBackend:
     async def _constraint(self, request: TokenRequest) -> TokenConstraint | None:
         if request.grammar is None and not request.min_tokens:
             return None
-        matcher = None
+        matcher, vocab = None, self.info.vocab_size
+        stops = frozenset(token for token in request.stop_token_ids if token < vocab)
         if request.grammar is not None and self._grammars is not None:
-            stops = frozenset(token for token in request.stop_token_ids if token < self.info.vocab_size)
             matcher = await self._grammars.matcher(request.grammar, stops)
-        return TokenConstraint(matcher, self.info.vocab_size, request.stop_token_ids, request.min_tokens)
+        return TokenConstraint(matcher, vocab, stops, request.min_tokens, request.held_token_ids)
 
     async def _turn(self, late: float) -> None:
         """Wait for a free place among the running, as if one had come so many seconds later."""

@@ -12,7 +12,7 @@ from nearfar.edge_runtime.tools.asking import AUTO, ToolChoice
 from nearfar.fallback_server.backend import BackendStats, Pooling
 from nearfar.fallback_server.tenants import ANONYMOUS, Tenant
 
-FinishReason = Literal["stop", "length", "tool_calls", "abort"]
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "abort"]
 Prompt = str | tuple[int, ...]
 
 
@@ -89,6 +89,8 @@ class Piece:
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: FinishReason | None = None
     tokens: int = 0
+    offsets: tuple[int, ...] = ()
+    """Characters of the whole text before each token of `logprobs`."""
 
     @property
     def empty(self) -> bool:

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nearfar.edge_runtime.grammars.compiler import ends_of
 from nearfar.edge_runtime.text.codec import TextCodec, TextStream
 from nearfar.edge_runtime.tools.asking import answer_grammar, offered
 from nearfar.edge_runtime.tools.messages import prepared
 from nearfar.edge_runtime.tools.parts import PartReader
 from nearfar.edge_runtime.tools.reading import AnswerReader, reasoning_opened
-from nearfar.errors import RequestError
+from nearfar.errors import ContextError, RequestError
 from nearfar.fallback_server.backend import Backend, BackendStats, EmbedRequest, Sampling, TokenRequest
 from nearfar.fallback_server.engines.answers import Choice, Echo, LocalAnswers
 from nearfar.fallback_server.engines.base import (
@@ -103,11 +104,7 @@ class LocalEngine:
             self._check_input(longest)
             return Prepared(request, prompts, total)
         if longest >= context:
-            raise RequestError(
-                f"the prompt has {longest} tokens, but this model's context is {context} tokens, the answer "
-                "included; shorten the prompt",
-                "messages" if request.chat else "prompt",
-            )
+            raise ContextError(longest, context, "messages" if request.chat else "prompt")
         opened = reasoning_opened(self._form, tail)
         grammar = (
             answer_grammar(self._form, request.tools, request.tool_choice, request.grammar, opened)
@@ -260,9 +257,7 @@ class LocalEngine:
     def _check_input(self, longest: int) -> None:
         context = self.backend.info.context_length
         if longest > context:
-            raise RequestError(
-                f"an input has {longest} tokens, but the context is {context}; shorten it", "input"
-            )
+            raise ContextError(longest, context, "input", what="input")
 
     def _limit(self, request: EngineRequest, prompt: Seq[int]) -> int:
         """Tokens that an answer to the prompt may have. 0 asked for (with echo) still takes a step."""
@@ -276,13 +271,19 @@ class LocalEngine:
         sampling = Sampling(**{**self.backend.info.sampling.given, **request.sampling})
         if sampling.seed is not None:
             sampling = replace(sampling, seed=(sampling.seed + number) & (2**64 - 1))
-        eos = () if request.ignore_eos else self.backend.info.eos_token_ids
+        eos: Seq[int] = () if request.ignore_eos else self.backend.info.eos_token_ids
+        held: Seq[int] = ()
+        if prepared.grammar is not None:
+            # The end of a grammar is a token, whatever the request says of end tokens.
+            eos = ends_of(self.codec, self.backend.info.vocab_size, self.backend.info.eos_token_ids)
+            held = eos if request.ignore_eos else ()
         return TokenRequest(
             id=f"{request.id}-{index}",
             tokens=prompt,
             max_tokens=self._limit(request, prompt),
             sampling=sampling,
             stop_token_ids=frozenset((*eos, *request.stop_token_ids)),
+            held_token_ids=frozenset(held),
             min_tokens=request.min_tokens,
             logprobs=request.logprobs,
             prompt_logprobs=request.logprobs if request.echo else None,

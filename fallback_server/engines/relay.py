@@ -10,7 +10,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
 from nearfar.fallback_server.engines.addresses import Address, AddressBook
@@ -40,7 +40,7 @@ _KEPT_BACK = (
     "cache_salt",
 )
 """Fields of a request that are no business of the upstream's."""
-_FINISHES: dict[str, FinishReason] = {"length": "length", "tool_calls": "tool_calls", "abort": "abort"}
+_FINISHES: tuple[FinishReason, ...] = get_args(FinishReason)
 
 
 @dataclass
@@ -293,6 +293,11 @@ def prompt_text(request: EngineRequest) -> str:
 
 def to_piece(part: Part) -> Piece:
     """A part of a chunk as the text layer's piece."""
-    finish: FinishReason | None = None if part.finish is None else _FINISHES.get(part.finish, "stop")
+    # A reason of another server's own ("eos", "end_turn") is an end like any other.
+    finish: FinishReason | None = None
+    if part.finish is not None:
+        finish = next((known for known in _FINISHES if known == part.finish), "stop")
     calls = tuple(ToolCall(call.index, call.id, call.name, call.arguments) for call in part.calls)
-    return Piece(part.index, part.text, part.reasoning, calls, part.logprobs, finish, part.tokens)
+    return Piece(
+        part.index, part.text, part.reasoning, calls, part.logprobs, finish, part.tokens, part.offsets
+    )

@@ -10,22 +10,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.edge_runtime.grammars.constraint import without
+
 log = logging.getLogger(__name__)
 
 
 def follow(compiled: Any, stops: frozenset[int]) -> Any:
-    """A matcher at the start of a compiled grammar. `stops`: tokens that may come at its end; without any
-    it ends by itself.
-    """
+    """A matcher at the start of a compiled grammar. `stops`: the tokens that may end it, one at least."""
     import xgrammar  # loaded by now, in a thread: it brings PyTorch with it, which takes seconds
 
-    return xgrammar.GrammarMatcher(
-        compiled, override_stop_tokens=sorted(stops) or None, terminate_without_stop_token=not stops
-    )
+    return xgrammar.GrammarMatcher(compiled, override_stop_tokens=sorted(stops))
 
 
 class TokenConstraint:
-    """Which tokens a request may take: those of its grammar, and no end token before `min_tokens`.
+    """Which tokens a request may take: those of its grammar, and no end token before `min_tokens`. Where the
+    grammar allows nothing but its end, the text ends all the same.
 
     It never raises: the engine's loop serves other requests too. For the same reason a grammar whose matcher
     takes more than STEP_SECONDS of processor time for a token ends its request; ambiguous grammars get slower
@@ -34,15 +33,23 @@ class TokenConstraint:
 
     STEP_SECONDS = 0.1
 
-    def __init__(self, matcher: Any | None, vocab_size: int, held: frozenset[int], min_tokens: int) -> None:
+    def __init__(
+        self,
+        matcher: Any | None,
+        vocab_size: int,
+        stops: frozenset[int],
+        min_tokens: int,
+        held: frozenset[int] = frozenset(),
+    ) -> None:
+        """`stops`: the tokens that end the text. `held`: those of them that may come only where nothing else
+        may, however many tokens there are (ignore_eos).
+        """
         self._matcher = matcher
         self._words = (vocab_size + 31) // 32
-        self._held = sorted(token for token in held if token < vocab_size)
+        self._stops, self._held = ([t for t in some if t < vocab_size] for some in (stops, held))
         self._min = min_tokens
         self._count = 0
         self._failed = False
-        self.complete_at: int | None = None
-        """How many tokens had come when the grammar was at its end; it takes no more."""
 
     def allowed(self) -> npt.NDArray[Any]:
         """uint32 [(vocab_size+31)//32]."""
@@ -50,10 +57,7 @@ class TokenConstraint:
         if self._matcher is not None and not self._failed:
             self._timed(lambda matcher: matcher.is_terminated() or matcher.fill_next_token_bitmask(row))
         words: npt.NDArray[np.uint32] = row.view(np.uint32)[0]
-        if self._count < self._min:
-            for token in self._held:
-                words[token // 32] &= np.uint32(0xFFFFFFFF ^ (1 << token % 32))
-        return words
+        return without(words, self._stops if self._count < self._min else self._held)
 
     def accept(self, token: int) -> bool:
         """Move on by a token."""
@@ -61,8 +65,6 @@ class TokenConstraint:
         if self._matcher is None:
             return True
         taken = self._timed(lambda matcher: matcher.is_terminated() or matcher.accept_token(token))
-        if self.complete_at is None and taken and self._matcher.is_terminated():
-            self.complete_at = self._count
         return taken and not self._failed
 
     def _timed(self, call: Callable[[Any], Any]) -> bool:

@@ -26,7 +26,15 @@ from nearfar.fallback_server.http.keys import KeyStore
 from nearfar.fallback_server.http.limits import Admission, ServerLimits
 from nearfar.fallback_server.http.logs import AuditLog
 from nearfar.fallback_server.http.metrics import Metrics
-from nearfar.fallback_server.http.middleware import Authentication, Door, Hosts, RequestIds, Sizes
+from nearfar.fallback_server.http.middleware import (
+    Authentication,
+    Door,
+    Heads,
+    Hosts,
+    RequestIds,
+    Sizes,
+    Targets,
+)
 from nearfar.fallback_server.http.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
 from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Head
 from nearfar.fallback_server.http.tracing import Tracer
@@ -100,6 +108,7 @@ def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
     app.include_router(_api(service, options))
     app.include_router(_probes(service, options.keys))
     app.include_router(admin.router(service, options.keys))
+    app.add_middleware(Heads)
     app.add_middleware(Door, admission=service.admission, turned_away=service.turned_away)
     app.add_middleware(Authentication, keys=options.keys)
     app.add_middleware(Sizes, limits=options.limits)
@@ -107,13 +116,17 @@ def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(options.cors),
-            allow_methods=["GET", "POST"],
-            allow_headers=["authorization", "content-type", "x-request-id"],
+            allow_methods=["GET", "HEAD", "POST"],
+            # Clients add headers of their own (the openai package nine), and none changes what is allowed.
+            allow_headers=["*"],
+            # An origin that is named may call this machine from a public page, too.
+            allow_private_network=True,
             expose_headers=["x-request-id", "retry-after", HEADER],
         )
     if options.hosts:
         app.add_middleware(Hosts, allowed=options.hosts)
     app.add_middleware(RequestIds)
+    app.add_middleware(Targets)
     return app
 
 

@@ -30,7 +30,7 @@ from nearfar.fallback_server.http.errors import ApiError, Problem, problem_of
 from nearfar.fallback_server.http.limits import Admission, Ticket, answer_weight
 from nearfar.fallback_server.http.logs import AuditEntry, AuditLog
 from nearfar.fallback_server.http.metrics import CallMetrics, Metrics
-from nearfar.fallback_server.http.shapes import Shape
+from nearfar.fallback_server.http.shapes import Shape, merged
 from nearfar.fallback_server.http.streams import DONE, ClientGoneError, EventStream, event, unless_gone
 from nearfar.fallback_server.http.tracing import Span, Tracer
 from nearfar.fallback_server.tenants import ANONYMOUS, Tenant
@@ -122,7 +122,7 @@ class Call:
         self._embedded: Embeddings | None = None
         self._first: asyncio.Future[Piece] | None = None
         self._rest: AsyncGenerator[Piece, None] | None = None
-        self._texts: dict[int, list[str]] = {}
+        self._said: dict[int, list[Piece]] = {}
         self._last = 0.0
         self._status, self._outcome = GONE, "aborted"  # of a stream, unless it comes to its end
         self._ended = False
@@ -276,7 +276,7 @@ class Call:
         if piece.finish is not None:
             metrics.finished(piece.finish)
         if self.service.audit is not None and self.service.audit.text:
-            self._texts.setdefault(piece.index, []).append(piece.text)
+            self._said.setdefault(piece.index, []).append(piece)
 
     async def _end(self, status: int, outcome: str) -> None:
         if self._ended:
@@ -309,6 +309,9 @@ class Call:
 
     def _entry(self, status: int, outcome: str, usage: TokenUsage, seconds: float) -> AuditEntry:
         assert self.service.audit is not None
+        said = [self._said[index] for index in sorted(self._said)] if self.service.audit.text else []
+        reasoning = ["".join(piece.reasoning for piece in pieces) for pieces in said]
+        calls = [merged([call for piece in pieces for call in piece.tool_calls]) for pieces in said]
         text = self.service.audit.text
         return AuditEntry(
             request_id=self.request.state.request_id,
@@ -321,7 +324,9 @@ class Call:
             completion_tokens=usage.completion,
             seconds=round(seconds, 4),
             prompt=(self.wanted.messages or self.wanted.prompts) if text else None,
-            answer=["".join(self._texts[index]) for index in sorted(self._texts)] if text else None,
+            answer=["".join(piece.text for piece in pieces) for pieces in said] if text else None,
+            reasoning=reasoning if any(reasoning) else None,
+            tool_calls=calls if any(calls) else None,
         )
 
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import secrets
+from codecs import BOM_UTF8
 from typing import Any
 
 from fastapi import Request
@@ -13,6 +14,7 @@ from pydantic_core import from_json
 
 from nearfar.edge_runtime.grammars import Grammar
 from nearfar.edge_runtime.tools.asking import ToolChoice
+from nearfar.edge_runtime.tools.messages import canonical
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import EngineRequest, Prompt
 from nearfar.fallback_server.http.errors import ApiError
@@ -39,7 +41,16 @@ class JsonRequest(Request):
 
     async def json(self) -> Any:
         """The body; 400 if it is not what it must be."""
-        body = await self.body()
+        coding = self.headers.get("content-encoding", "identity").strip().lower()
+        if coding not in ("", "identity"):
+            raise ApiError(
+                415,
+                f"the body is compressed (Content-Encoding: {ascii(coding[:40])[1:-1]}), which this server "
+                "cannot read: send it as it is",
+                None,
+                "unsupported_encoding",
+            )
+        body = (await self.body()).removeprefix(BOM_UTF8)
         if len(body) < LARGE:
             return _parse(body, self.max_depth)
         return await asyncio.to_thread(_parse, body, self.max_depth)
@@ -78,7 +89,7 @@ def chat(body: ChatRequest) -> EngineRequest:
     _small(tools, "tools")
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     return EngineRequest(
-        messages=tuple(_message(message) for message in dumped["messages"]),
+        messages=tuple(canonical(message) for message in dumped["messages"]),
         tools=tools,
         tool_choice=_tool_choice(body),
         max_tokens=limit,
@@ -215,15 +226,3 @@ def _tool_choice(body: ChatRequest) -> ToolChoice:
     if isinstance(body.tool_choice, NamedTool):
         return ToolChoice("required", body.tool_choice.function.name, parallel)
     return ToolChoice(body.tool_choice or "auto", None, parallel)
-
-
-def _message(message: dict[str, Any]) -> dict[str, Any]:
-    """With its content as one string, and roles that chat templates know."""
-    content = message.get("content")
-    if isinstance(content, list):
-        content = "".join(part["text"] for part in content)
-    role = "system" if message["role"] == "developer" else message["role"]
-    made = {**message, "role": role, "content": content or ""}
-    if "reasoning" in made:  # vLLM's name of what templates know as reasoning_content
-        made.setdefault("reasoning_content", made.pop("reasoning"))
-    return made

@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException as StarletteException
 
 from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
+from nearfar.fallback_server.http.fields import models_at
 from nearfar.fallback_server.http.words import IDLE, words_of
 from nearfar.suggestions import suggested
 
@@ -71,7 +72,7 @@ def problem_of(error: Exception) -> Problem:
         case OverloadError():
             return Problem(429, str(error), None, "overloaded", error.retry_after)
         case RequestError():
-            return Problem(400, str(error), error.param, "invalid_request")
+            return Problem(400, str(error), error.param, error.code)
         case EngineError():
             return Problem(503, str(error), None, "engine_error", 1.0)
         case NearfarError():
@@ -161,17 +162,27 @@ def _validation(errors: Sequence[Mapping[str, Any]], fields: Iterable[str] = ())
     place += [str(last)] if unknown or not _is_type_name(last) else []
     value = error.get("input")
     if error["type"].startswith("union_tag_"):  # of the field that says which member of a union it is
-        place.append(error["ctx"]["discriminator"].strip("'"))
+        place.append(error["ctx"]["discriminator"].strip("'()"))
         value = error["ctx"].get("tag")
     where, message = ".".join(place), words_of(error)
     if unknown:
-        meant = suggested(where, fields) or "; leave it out"
+        meant = _meant(place, fields) or "; leave it out"
         name = where if where and where.isprintable() else ascii(where)
         return Problem(400, f"unknown field {name:.80}{meant}", place[0], "invalid_request")
     text = f"{where}: {message}{_not(error['type'], value)}" if where else message
     # What concerns several fields has no place, but may name one of them.
     param = place[0] if place else error.get("ctx", {}).get("param")
     return Problem(400, text, param, "invalid_request")
+
+
+def _meant(place: Sequence[str], fields: Iterable[str]) -> str:
+    """The end of a message about an unknown field: the known one that may be meant, of the same object."""
+    *within, last = place
+    if not within:
+        return suggested(last, fields)
+    inside = ".".join(part for part in within if not part.isdecimal()) + "."
+    known = {field.alias or name for model in models_at(inside) for name, field in model.model_fields.items()}
+    return suggested(last, known)
 
 
 def _not(kind: str, value: Any) -> str:
@@ -187,4 +198,4 @@ def _is_type_name(part: str | int) -> bool:
 
 
 _WITHOUT_VALUE = ("missing", "union_tag_not_found", IDLE)
-_TYPE_NAMES = {"body", "str", "int", "float", "bool", "system", "developer", "assistant", "tool", "NamedTool"}
+_TYPE_NAMES = {"body", "str", "int", "float", "bool", "system", "assistant", "tool", "other", "NamedTool"}

@@ -30,7 +30,7 @@ from pydantic import (
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from nearfar.edge_runtime.grammars import MAX_GRAMMAR_BYTES
-from nearfar.fallback_server.http.ignoring import ignored
+from nearfar.fallback_server.http.ignoring import ignored, passes_on
 from nearfar.fallback_server.http.words import IDLE
 from nearfar.format.requests import MAX_STOPS
 
@@ -55,15 +55,16 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known_fields(cls, data: Any) -> Any:
-        """Drops unknown fields where they are ignored. Where not, each is an error of its own: they are
-        counted first.
+        """Drops unknown fields where they are ignored or passed on. Where not, each is an error of its own:
+        they are counted first.
         """
         if not isinstance(data, dict):
             return data
-        if (found := ignored.get()) is not None:
+        found, passed = ignored.get(), passes_on.get()
+        if found is not None or passed:
             known = {field.alias or name for name, field in cls.model_fields.items()}
-            for name in data:
-                if name not in known:
+            if found is not None and not passed:
+                for name in data.keys() - known:
                     found.add(cls.place + name)
             return {name: value for name, value in data.items() if name in known}
         if len(data) > len(cls.model_fields) + UNKNOWN:
@@ -71,6 +72,11 @@ class Strict(BaseModel):
                 f"{len(data):,} fields, of which at most {len(cls.model_fields)} can be known here"
             )
         return data
+
+
+def models_at(place: str) -> list[type[Strict]]:
+    """The models of what stands at a place of a request, such as "messages."."""
+    return [model for model in Strict.__subclasses__() if model.place == place]
 
 
 def _or_ignored(value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
@@ -119,8 +125,12 @@ class Only:
         """See pydantic."""
         return {"enum": [None, *self.values]}
 
+    def idle(self, value: Any) -> bool:
+        """Whether a value asks for nothing."""
+        return any(type(value) is type(known) and value == known for known in (None, *self.values))
+
     def _check(self, value: Any) -> Any:
-        if any(type(value) is type(known) and value == known for known in (None, *self.values)):
+        if passes_on.get() or self.idle(value):
             return value
         taken = " or ".join(json.dumps(known) for known in self.values)
         taken = f"{taken} here, which changes nothing" if taken else "null here"

@@ -39,6 +39,10 @@ class ResponseFormat(Strict):
     json_schema: JsonSchema | None = None
     regex: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
     grammar: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
+    # llama.cpp's form.
+    schema_: Annotated[
+        Any, Only(instead='write type "json_schema" and json_schema: {"name": …, "schema": …}')
+    ] = Field(None, alias="schema")
 
     @model_validator(mode="after")
     def _complete(self) -> ResponseFormat:

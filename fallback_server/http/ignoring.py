@@ -1,5 +1,5 @@
 """Unknown fields where the server ignores them (`--unknown-fields ignore`): which they were, for the client
-and the log.
+and the log. And where an upstream may know them: then they are passed on.
 """
 
 from __future__ import annotations
@@ -48,6 +48,12 @@ class Ignored:
 
 ignored: ContextVar[Ignored | None] = ContextVar("ignored", default=None)
 """What is ignored of the request that is validated now; None where unknown fields are refused."""
+
+
+passes_on: ContextVar[bool] = ContextVar("passes_on", default=False)
+"""Whether what this server does not know itself is for the engine of the request that is validated now: an
+upstream gets the request as it came.
+"""
 
 
 class Teller:

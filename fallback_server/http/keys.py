@@ -146,6 +146,7 @@ def read_keys(path: Path) -> tuple[Key, ...]:
     return keys
 
 
+_HASH = re.compile(re.escape(PREFIX) + "[0-9a-f]{64}")
 _LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent")
 
 
@@ -157,7 +158,7 @@ def _key(record: Any, where: str) -> Key:
     name, digest = record.get("name"), record.get("hash")
     if not isinstance(name, str) or not name:
         raise RequestError(f"{where} needs a name")
-    if not isinstance(digest, str) or not digest.startswith(PREFIX) or len(digest) != len(PREFIX) + 64:
+    if not isinstance(digest, str) or not _HASH.fullmatch(digest):
         raise RequestError(f"{where} ({name}) needs a hash like {PREFIX}… ; make one with `nearfar keys`")
     models = record.get("models", ["*"])
     if not isinstance(models, list) or not all(isinstance(model, str) for model in models):

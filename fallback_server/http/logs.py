@@ -91,8 +91,8 @@ _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 @dataclass(frozen=True)
 class AuditEntry:
-    """Who asked what of which model, and what came of it. `prompt` and `answer` stay None unless text is
-    asked for.
+    """Who asked what of which model, and what came of it. `prompt` and the fields after it stay None unless
+    text is asked for: of each answer its text, and where there are any its reasoning and its tool calls.
     """
 
     request_id: str
@@ -106,6 +106,8 @@ class AuditEntry:
     seconds: float
     prompt: Any = None
     answer: list[str] | None = None
+    reasoning: list[str] | None = None
+    tool_calls: list[list[dict[str, Any]]] | None = None
 
 
 class AuditLog:

@@ -24,7 +24,43 @@ from nearfar.hosts import answers_for, named_host
 log = logging.getLogger(__name__)
 
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_ABSOLUTE = re.compile(r"https?://([^/?#]*)(/.*)?", re.IGNORECASE | re.DOTALL)
 _PROBES = ("/health", "/ready", "/metrics")
+
+
+class Targets:
+    """Reads a target that is a whole address (GET http://host/v1/models, as proxies send it) as its path, and
+    its host as the one that is meant, whatever the Host header says (RFC 9112, 3.2.2).
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] == "http" and (whole := _ABSOLUTE.fullmatch(scope["path"])):
+            host, path = whole[1], whole[2] or "/"
+            others = [(name, value) for name, value in scope["headers"] if name != b"host"]
+            raw = _ABSOLUTE.fullmatch(scope.get("raw_path", b"").decode("latin-1"))
+            scope = {
+                **scope,
+                "path": path,
+                "raw_path": ((raw and raw[2]) or path).encode("latin-1", errors="replace"),
+                "headers": [(b"host", host.encode("latin-1", errors="replace")), *others],
+            }
+        await self._app(scope, receive, send)
+
+
+class Heads:
+    """Answers HEAD, which balancers ask, as it answers GET; the HTTP server sends no body then."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        head = scope["type"] == "http" and scope["method"] == "HEAD"
+        await self._app({**scope, "method": "GET"} if head else scope, receive, send)
 
 
 class RequestIds:

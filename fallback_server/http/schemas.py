@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, LiteralString
 
-from pydantic import Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from nearfar.edge_runtime.tools.messages import TEXTS
 from nearfar.fallback_server.http.fields import (
     MAX_PARTS,
     MAX_SCHEMA_BYTES,
@@ -27,6 +28,7 @@ from nearfar.fallback_server.http.fields import (
     one_of,
 )
 from nearfar.fallback_server.http.forms import MAX_OPTIONS, ResponseFormat, StructuredOutputs
+from nearfar.fallback_server.http.ignoring import passes_on
 from nearfar.fallback_server.tenants import MAX_PRIORITY
 from nearfar.format.requests import MAX_CHOICES, MAX_LISTED, MAX_STOPS, MAX_TOOLS, MAX_VARIABLES
 from nearfar.format.sizes import TOP_LOGPROBS
@@ -42,20 +44,26 @@ class CacheControl(Strict):
     ttl: str | None = Field(None, max_length=32)
 
 
-class TextPart(Strict):
-    """A part of a message's content."""
+class Part(Strict):
+    """A part of a message's content: text, and where an upstream reads them, images and sounds."""
 
     place = "messages.content."
-    type: str
+    type: Annotated[str, Field(max_length=64)]
     text: str | None = None
+    refusal: str | None = None
     image_url: Any = None
+    video_url: Any = None
+    audio_url: Any = None
     input_audio: Any = None
     file: Any = None
     cache_control: Annotated[CacheControl | None, SILENT] = None
 
     @model_validator(mode="after")
-    def _text_only(self) -> TextPart:
-        if self.type != "text" or self.text is None:
+    def _text_only(self) -> Part:
+        if self.type in TEXTS:
+            if getattr(self, self.type) is None:
+                raise ValueError(f"a part of type {self.type!r} needs the field {self.type!r}")
+        elif not passes_on.get():
             raise ValueError(
                 f"only parts of type 'text' are taken, not {self.type!r:.40}; this server fetches no URLs"
             )
@@ -63,8 +71,8 @@ class TextPart(Strict):
 
 
 Content = Annotated[
-    Text | Annotated[list[TextPart], many(MAX_PARTS), few(MAX_PARTS), Tag("list[part]")],
-    one_of({dict: "list[part]"}, "this must be a string or a list of parts"),
+    Text | Annotated[list[Part], many(MAX_PARTS), few(MAX_PARTS), Tag("list[part]")],
+    one_of({dict: "list[part]", Part: "list[part]"}, "this must be a string or a list of parts"),
 ]
 
 
@@ -130,7 +138,36 @@ class ToolMessage(Strict):
     name: str | None = None
 
 
-Message = Annotated[SystemMessage | UserMessage | AssistantMessage | ToolMessage, Field(discriminator="role")]
+class OtherMessage(Strict):
+    """A message of a role that some chat templates know (ipython, document)."""
+
+    place = "messages."
+    role: str = Field(min_length=1, max_length=64)
+    content: Content
+    name: str | None = None
+
+
+_TAGS = {"developer": "system", **dict.fromkeys(("system", "user", "assistant", "tool"))}
+
+
+def role(message: Any) -> str | None:
+    """Tells a message by its role. What is no object is the first of them, whose validation says so."""
+    if not isinstance(message, dict | Strict):
+        return "system"
+    given = message.get("role") if isinstance(message, dict) else getattr(message, "role", None)
+    if not isinstance(given, str) or given not in _TAGS:
+        return None if given is None else "other"
+    return _TAGS[given] or given
+
+
+Message = Annotated[
+    Annotated[SystemMessage, Tag("system")]
+    | Annotated[UserMessage, Tag("user")]
+    | Annotated[AssistantMessage, Tag("assistant")]
+    | Annotated[ToolMessage, Tag("tool")]
+    | Annotated[OtherMessage, Tag("other")],
+    Discriminator(role),
+]
 
 
 class FunctionSpec(Strict):

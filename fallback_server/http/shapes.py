@@ -101,7 +101,7 @@ class ChatShape:
         return {**self._head.record("chat.completion.chunk", [], True), "usage": _usage(usage)}
 
     def _choice(self, index: int, pieces: Seq[Piece]) -> Record:
-        calls = _merged([call for piece in pieces for call in piece.tool_calls])
+        calls = merged([call for piece in pieces for call in piece.tool_calls])
         text, reasoning = "".join(p.text for p in pieces), "".join(p.reasoning for p in pieces)
         message: Record = {
             "role": "assistant",
@@ -125,11 +125,10 @@ class ChatShape:
 
 
 class CompletionShape:
-    """Plain completions. Offsets in the text are counted over all chunks of an answer."""
+    """Plain completions."""
 
     def __init__(self, head: Head) -> None:
         self._head = head
-        self._offsets: dict[int, int] = {}
 
     def opening(self, index: int, usage: TokenUsage) -> Record | None:
         """There is none."""
@@ -152,24 +151,25 @@ class CompletionShape:
 
     def _choice(self, index: int, pieces: Seq[Piece]) -> Record:
         logprobs = [item for piece in pieces for item in piece.logprobs]
+        offsets = [offset for piece in pieces for offset in piece.offsets]
         return {
             "index": index,
             "text": "".join(piece.text for piece in pieces),
             "finish_reason": pieces[-1].finish if pieces else "abort",
-            "logprobs": self._parallel(index, logprobs) if logprobs else None,
+            "logprobs": _parallel(logprobs, offsets) if logprobs else None,
         }
 
-    def _parallel(self, index: int, logprobs: Seq[TokenLogprob]) -> Record:
-        offsets = []
-        for item in logprobs:
-            offsets.append(self._offsets.get(index, 0))
-            self._offsets[index] = offsets[-1] + len(bytes(item.bytes).decode(errors="ignore"))
-        return {
-            "tokens": [_name(item) for item in logprobs],
-            "token_logprobs": [_finite(item.logprob) for item in logprobs],
-            "top_logprobs": [_top(item) for item in logprobs],
-            "text_offset": offsets,
-        }
+
+def _parallel(logprobs: Seq[TokenLogprob], offsets: list[int]) -> Record:
+    """OpenAI's older shape. An upstream need not tell where tokens begin in the text: then there are no
+    offsets.
+    """
+    return {
+        "tokens": [_name(item) for item in logprobs],
+        "token_logprobs": [_finite(item.logprob) for item in logprobs],
+        "top_logprobs": [_top(item) for item in logprobs],
+        "text_offset": offsets,
+    }
 
 
 def embeddings(model: str, vectors: list[list[float]] | list[str], tokens: int) -> Record:
@@ -200,7 +200,7 @@ def _call_delta(call: ToolCall) -> Record:
     return {"index": call.index, "id": call.id, "type": "function", "function": function}
 
 
-def _merged(deltas: Seq[ToolCall]) -> list[Record]:
+def merged(deltas: Seq[ToolCall]) -> list[Record]:
     """Whole calls of the parts in which they came."""
     whole: dict[int, Record] = {}
     for call in deltas:

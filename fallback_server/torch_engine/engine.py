@@ -230,14 +230,14 @@ class Engine:
             request.tokens,
             self.model.facts.vocab_size,
             self.model.device,
-            min_tokens=request.min_tokens,
-            blocked=tuple(request.stop_token_ids) if request.min_tokens else (),
             logprobs=request.logprobs,
         )
         active = Active(
             request, work, state, min(len(request.tokens) + request.max_tokens, self.info.context_length)
         )
         if grammar is None:
+            if request.min_tokens:
+                active.constraint = self._constraint(request, None)
             self._begin(active)
         else:
             self._loading[request.id] = active
@@ -280,14 +280,21 @@ class Engine:
             return  # cancelled meanwhile
         if not isinstance(result, RequestError):
             try:
-                matcher = follow(result, active.request.stop_token_ids)
-                active.constraint = TokenConstraint(matcher, self.model.facts.vocab_size, frozenset(), 0)
+                active.constraint = self._constraint(
+                    active.request, follow(result, active.request.stop_token_ids)
+                )
             except (RuntimeError, ValueError) as error:
                 result = RequestError(f"the grammar cannot be followed: {error}", "response_format")
         if isinstance(result, RequestError):
             self._say(Refused(request_id, str(result), result.param))
         else:
             self._begin(active)
+
+    def _constraint(self, request: TokenRequest, matcher: Any | None) -> TokenConstraint:
+        vocab = self.model.facts.vocab_size
+        return TokenConstraint(
+            matcher, vocab, request.stop_token_ids, request.min_tokens, request.held_token_ids
+        )
 
     def _begin(self, active: Active) -> None:
         self._active[active.request.id] = active
@@ -388,9 +395,6 @@ class Engine:
             work.tokens.append(choice.token)
             self._generated += 1
         events = [TokenEvent(choice.token, finish, choice.logprob, choice.top, prompt, cached)]
-        if finish is None and constraint is not None and constraint.complete_at is not None:
-            finish = "stop"  # the grammar ends without an end token, and the last one belongs to the text
-            events.append(TokenEvent(None, finish))
         if finish is not None:
             self._remove(active)
         return events

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from nearfar.edge_runtime.engine.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
-from nearfar.errors import RequestError
+from nearfar.errors import ContextError, RequestError
 from nearfar.fallback_server.backend import BackendInfo, TokenRequest
 from nearfar.fallback_server.torch_engine.options import TorchOptions
 
@@ -58,11 +58,9 @@ def check_tokens(tokens: Sequence[int], info: BackendInfo, room: int) -> None:
     """
     if not tokens:
         raise RequestError("the prompt is empty: it needs at least one token", "prompt")
-    most = info.context_length - room
-    if len(tokens) > most:
-        raise RequestError(
-            f"the prompt has {len(tokens)} tokens: at most {most} fit the context. Shorten it", "prompt"
-        )
+    if len(tokens) > info.context_length - room:
+        what = "prompt" if room else "input"
+        raise ContextError(len(tokens), info.context_length, what, what=what)
     for token in tokens:
         if type(token) is not int or not 0 <= token < info.vocab_size:
             raise RequestError(

@@ -39,8 +39,7 @@ def step_bytes(vocab: int, max_running: int) -> int:
 
 @dataclass(eq=False)
 class RowState:
-    """What sampling knows of one request. `seed` is drawn. `blocked` are the tokens that may not come before
-    `min_tokens`.
+    """What sampling knows of one request. `seed` is drawn.
 
     `counts` int32 [vocab] is kept while penalties ask for it: times generated, plus 1 << 24 for a token of
     the prompt.
@@ -48,12 +47,9 @@ class RowState:
 
     sampling: Sampling
     seed: int
-    min_tokens: int = 0
-    blocked: tuple[int, ...] = ()
     logprobs: int | None = None
     counts: torch.Tensor | None = None
     bias: tuple[torch.Tensor, torch.Tensor] | None = None
-    generated: int = 0
 
     @property
     def penalized(self) -> bool:
@@ -145,7 +141,6 @@ def logprobs_of(
 
 
 def _count(state: RowState, token: int) -> None:
-    state.generated += 1
     if state.counts is not None:
         state.counts[token] += 1
 
@@ -173,7 +168,7 @@ def _of_token(
 
 
 def _shape(logits: torch.Tensor, rows: Sequence[RowInput]) -> None:
-    """Bias, grammar, penalties and min_tokens, in place and in the order of docs/artifact.md."""
+    """Bias, allowed tokens and penalties, in place and in the order of docs/artifact.md."""
     for index, row in enumerate(rows):
         if row.state.bias is not None:
             logits[index].index_add_(0, *row.state.bias)
@@ -187,14 +182,6 @@ def _shape(logits: torch.Tensor, rows: Sequence[RowInput]) -> None:
     counted = [(index, row.state) for index, row in enumerate(rows) if row.state.counts is not None]
     if counted:
         _penalize(logits, counted)
-    for index, row in enumerate(rows):
-        if row.state.blocked and row.state.generated < row.state.min_tokens:
-            without = logits[index].clone()
-            without[list(row.state.blocked)] = -math.inf
-            if bool(
-                (without > -math.inf).any()
-            ):  # a grammar may allow nothing else: then the answer ends early
-                logits[index] = without
 
 
 def _penalize(logits: torch.Tensor, counted: Sequence[tuple[int, RowState]]) -> None:

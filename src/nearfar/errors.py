@@ -46,15 +46,36 @@ class OutOfMemory(DeviceError):
 
 
 class RequestError(NearfarError):
-    """A request asks for something impossible; `param` names the offending parameter."""
+    """A request asks for something impossible: `param` names the parameter, `code` is for programs."""
+
+    code: str = "invalid_request"
 
     def __init__(self, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.param = param
 
 
+CONTEXT_CODE = "context_length_exceeded"
+"""OpenAI's code, by which clients shorten a conversation and ask again."""
+
+
 class ContextError(RequestError):
-    """A prompt that leaves no room for an answer in the context."""
+    """A text of so many tokens that does not fit the context, the answer included where one is wanted.
+
+    OpenAI's words begin the message: LiteLLM knows the error by them, and not by its code.
+    """
+
+    code = CONTEXT_CODE
+
+    def __init__(
+        self, tokens: int, context: int, param: str, *, what: str = "prompt", advice: str = ""
+    ) -> None:
+        answer = ", the answer included" if what == "prompt" else ""
+        super().__init__(
+            f"this model's maximum context length is {context} tokens{answer}, but the {what} has {tokens} "
+            f"tokens: shorten it{advice}",
+            param,
+        )
 
 
 class OverloadError(NearfarError):

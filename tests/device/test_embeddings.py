@@ -132,7 +132,10 @@ def test_what_is_asked_for_is_answered_as_openai_does(tmp_path: Path) -> None:
         for wrong, says in (
             (lambda: engine.embeddings.create("a", dimensions=49), "dimensions must be from 1 to 48, not 49"),
             (lambda: engine.embeddings.create([]), "input must have 1"),
-            (lambda: engine.embeddings.create("a" * 160), "161 tokens, but only 160 fit"),
+            (
+                lambda: engine.embeddings.create("a" * 160),
+                "160 tokens, but the input has 161",
+            ),
             (lambda: engine.embeddings.create("a", encoding_format="int8"), "'float' or 'base64'"),
             (lambda: engine.completions.create("a"), "gives embeddings and no text"),
         ):

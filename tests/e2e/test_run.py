@@ -53,7 +53,7 @@ def test_the_prompt_may_come_from_stdin(stories: Path) -> None:
         (["Hi"], "no chat template"),
         (["Hi", "--raw", "--temperature=-1"], "temperature must be a number in [0, 100], not -1.0"),
         (["Hi", "--raw", "--top-p", "nan"], "top_p must be"),
-        (["a " * 600, "--raw"], "only 512 fit the context"),
+        (["a " * 600, "--raw"], "maximum context length is 512 tokens"),
         (["Hi", "--raw", "--kv-memory", "10k"], "for the KV cache is too little"),
         (["Hi", "--raw", "--device", "abacus"], "device must be auto"),
         (["Hi", "--raw", "--threads", "0"], "threads must be at least 1"),

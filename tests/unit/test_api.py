@@ -148,6 +148,23 @@ async def test_logprobs(engine: AsyncEngine) -> None:
     assert plain.choices[0].logprobs.text_offset[0] == 0
 
 
+OFFSETS = [("日本 hi", [0, 0, 0, 1, 1, 1, 2, 3, 4]), ("a\U0001f600b", [0, 1, 1, 1, 1, 2])]
+"""Texts of the byte tokenizer, and where each token's text begins: the bytes of a character begin with it."""
+
+
+@pytest.mark.parametrize(("text", "offsets"), OFFSETS)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_text_offsets_count_characters(
+    engine: AsyncEngine, text: str, offsets: list[int], stream: bool
+) -> None:
+    form = {"type": "regex", "regex": text}
+    params: Any = {"logprobs": 0, "temperature": 0, "response_format": form, "stream": stream}
+    made: Any = await engine.completions.create("a", **params)
+    chunks = [chunk async for chunk in made] if stream else [made]
+    told = [one.choices[0].logprobs for one in chunks if one.choices[0].logprobs]
+    assert [at for one in told for at in one.text_offset] == offsets
+
+
 async def test_echo(engine: AsyncEngine) -> None:
     alone = await engine.completions.create("ab", max_tokens=3, temperature=0)
     both = await engine.completions.create("ab", max_tokens=3, temperature=0, echo=True, n=2, best_of=2)

@@ -88,7 +88,7 @@ def test_the_oldest_turns_are_left_out_and_usage_tells() -> None:
         usage = [chunk.usage for chunk in stream][-1]
         assert usage is not None
         assert usage.prompt_tokens_details.left_out_messages == left_out
-        with pytest.raises(RequestError, match="fit the context"):
+        with pytest.raises(RequestError, match="maximum context length is"):
             engine.chat.completions.create(messages, context_policy="error")
 
 

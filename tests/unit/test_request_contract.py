@@ -25,8 +25,8 @@ from nearfar.edge_runtime.openai.parameters import (
 )
 from nearfar.errors import RequestError
 from nearfar.fallback_server.http.app import create_app
-from nearfar.fallback_server.http.convert import completion
-from nearfar.fallback_server.http.schemas import CompletionRequest
+from nearfar.fallback_server.http.convert import chat, completion
+from nearfar.fallback_server.http.schemas import ChatRequest, CompletionRequest
 from tests import vectors
 from tests.support.servers import MODEL as SERVED
 from tests.support.servers import tiny_engine
@@ -40,6 +40,7 @@ REFUSED = [
     for one in both["refused"]
 ]
 TAKEN = [(kind, request) for kind, both in VECTORS.items() for request in both["taken"]]
+MESSAGES = json.loads((FOLDER / "messages.json").read_text())["cases"]
 ROUTES = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 HELLO = [{"role": "user", "content": "Hello"}]
 
@@ -119,6 +120,14 @@ def test_taken(http: TestClient, kind: str, request_: dict[str, Any]) -> None:
     CHECKS[kind](request_)
     answer = ask(http, kind, request_)
     assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("case", MESSAGES, ids=lambda case: case["name"])
+def test_messages_become_the_same_on_all_surfaces(http: TestClient, case: dict[str, Any]) -> None:
+    assert checked_messages(case["messages"]) == case["told"]
+    body = ChatRequest.model_validate({"model": MODEL, "messages": case["messages"]})
+    assert list(chat(body).messages) == case["told"]
+    assert ask(http, "chat", {"messages": case["messages"]}).status_code == 200
 
 
 @pytest.mark.parametrize(("given", "param"), [({"model": "another"}, "model"), ({"model": 5}, "model")])

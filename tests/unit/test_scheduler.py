@@ -265,7 +265,7 @@ def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
     assert s.limit_tokens(range(10), 20) == 20
     assert s.limit_tokens(range(10), 200) == 54
     assert s.limit_tokens(range(63), None) == 1
-    with pytest.raises(RequestError, match="the prompt has 64 tokens, but only 64 fit"):
+    with pytest.raises(RequestError, match="is 64 tokens, the answer included, but the prompt has 64"):
         s.limit_tokens(range(64), 1)
 
 

@@ -230,12 +230,27 @@ def test_sizes(secured: Secured) -> None:
         assert http.get("/v1/models").status_code == 200
 
 
+@pytest.mark.parametrize("end", ["é" * 64, "g" * 64, "A" * 64, "a" * 63])
+def test_a_hash_that_is_none_is_refused_when_it_is_read(tmp_path: Path, end: str) -> None:
+    (tmp_path / "keys.toml").write_text(f'[[keys]]\nname = "a"\nhash = "sha256:{end}"\n', encoding="utf-8")
+    with pytest.raises(RequestError, match="needs a hash"):
+        read_keys(tmp_path / "keys.toml")
+
+
 def test_cors_is_an_allow_list(secured: Secured) -> None:
     ask = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
     with secured.http(None) as http:
         yes = http.options("/v1/models", headers={**ask, "Origin": "https://app.example"})
         no = http.options("/v1/models", headers={**ask, "Origin": "https://evil.example"})
+        # As the openai package asks from a public page whose user runs this server.
+        names = "authorization,content-type,dangerously-allow-browser,openai-organization,x-stainless-arch"
+        private = {"Access-Control-Request-Private-Network": "true"}
+        asked = {**ask, **private, "Access-Control-Request-Headers": names, "Origin": "https://app.example"}
+        package = http.options("/v1/chat/completions", headers=asked)
     assert yes.headers["access-control-allow-origin"] == "https://app.example"
+    assert package.status_code == 200
+    assert package.headers["access-control-allow-headers"] == names
+    assert package.headers["access-control-allow-private-network"] == "true"
     assert no.status_code == 400
     assert "access-control-allow-origin" not in no.headers
 

@@ -110,6 +110,17 @@ def test_a_page_whose_name_was_bound_to_this_machine_gets_nothing(front: Front, 
     assert b"tiny" not in answer
 
 
+def test_a_target_that_is_a_whole_address_is_read_as_one(front: Front) -> None:
+    """Its host counts, not the header's (RFC 9112, 3.2.2)."""
+    there = get(front.port, f"http://127.0.0.1:{front.port}/v1/models", "evil.example")
+    assert there.startswith(b"HTTP/1.1 200")
+    assert b"tiny" in there
+    assert get(front.port, "http://evil.example/v1/models", f"127.0.0.1:{front.port}").startswith(
+        b"HTTP/1.1 421"
+    )
+    assert get(front.port, f"http://127.0.0.1:{front.port}", None).split(b" ", 2)[1] == b"404"
+
+
 def test_which_hosts_are_meant_depends_on_who_can_come() -> None:
     assert answered_hosts("127.0.0.1", ()) == ("localhost", "127.0.0.1", "[::1]", "127.0.0.1")
     assert "[::1]" in answered_hosts("::1", ())

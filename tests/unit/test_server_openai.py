@@ -15,6 +15,7 @@ import pytest
 from nearfar.fallback_server.grammars import service
 from tests.support.late import late
 from tests.support.servers import MODEL, RunningServer, tiny_engine
+from tests.unit.test_api import OFFSETS
 
 openai = late("openai")
 
@@ -147,6 +148,63 @@ def test_min_tokens_hold_the_end_token_back(client: openai.OpenAI) -> None:
     base: Any = {"model": MODEL, "prompt": "Hello", "max_tokens": 9, "logit_bias": {"257": 100}}
     assert client.completions.create(**base).usage.completion_tokens == 1
     assert client.completions.create(**base, extra_body={"min_tokens": 5}).usage.completion_tokens == 6
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize(
+    ("regex", "more", "whole", "reason"),
+    [
+        ("a*", {"ignore_eos": True}, "aaaaa", "length"),
+        ("a?", {"ignore_eos": True}, "a", "stop"),
+        ("a*", {"min_tokens": 3}, "aaa", "stop"),
+        ("a?", {"min_tokens": 4}, "a", "stop"),
+        ("a{2}", {"min_tokens": 4, "ignore_eos": True}, "aa", "stop"),
+        ("a*", {}, "", "stop"),
+    ],
+)
+def test_the_grammar_wins_over_ignore_eos_and_min_tokens(
+    client: openai.OpenAI, regex: str, more: dict[str, Any], whole: str, reason: str, chat: bool, stream: bool
+) -> None:
+    params: Any = {
+        "model": MODEL, "max_tokens": 5, "temperature": 0, "logit_bias": {"257": 100}, "stream": stream,
+        "extra_body": {"response_format": {"type": "regex", "regex": regex}, **more},
+    }  # fmt: skip
+    created = client.chat.completions.create(messages=HELLO, **params) if chat else (
+        client.completions.create(prompt="Hello", **params)
+    )  # fmt: skip
+    text, ended = "", None
+    for answer in created if stream else [created]:
+        choice = answer.choices[0]
+        said = (choice.delta if stream else choice.message).content if chat else choice.text
+        text, ended = text + (said or ""), choice.finish_reason
+    assert (text, ended) == (whole, reason)
+
+
+@pytest.mark.parametrize("chat", [False, True])
+def test_a_prompt_that_does_not_fit_is_told_in_openais_code_and_words(
+    client: openai.OpenAI, chat: bool
+) -> None:
+    create: Any = client.chat.completions.create if chat else client.completions.create
+    asked = {"messages": [{"role": "user", "content": "a" * 5000}]} if chat else {"prompt": "a" * 5000}
+    with pytest.raises(openai.BadRequestError, match="maximum context length is 1024 tokens") as refused:
+        create(model=MODEL, **asked)
+    assert (refused.value.code, refused.value.param) == (
+        "context_length_exceeded", "messages" if chat else "prompt",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "offsets"), OFFSETS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_text_offsets_count_characters(
+    client: openai.OpenAI, text: str, offsets: list[int], stream: bool
+) -> None:
+    extra = {"response_format": {"type": "regex", "regex": text}}
+    made: Any = client.completions.create(
+        model=MODEL, prompt="a", logprobs=0, temperature=0, extra_body=extra, stream=stream
+    )
+    told = [one.choices[0].logprobs for one in (made if stream else [made]) if one.choices[0].logprobs]
+    assert [at for one in told for at in one.text_offset] == offsets
 
 
 def test_json_schema_json_object_regex_and_grammar(client: openai.OpenAI) -> None:

@@ -5,6 +5,7 @@ traces.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, replace
@@ -305,6 +306,34 @@ def test_what_a_model_is_guessed_to_be(tmp_path: Path) -> None:
     assert guess([str(tmp_path / "out" / "cpu")]) == "artifact"
     assert guess(["http://a", "https://b"]) == "upstream"
     assert guess(["Qwen/Qwen3-0.6B"]) == guess([str(tmp_path)]) == "torch"
+
+
+async def test_the_offsets_of_a_prompt_that_is_repeated(tmp_path: Path) -> None:
+    directory = tokenizer_directory(tmp_path)
+    engine = LocalEngine(Scripted(directory, "é!"), directory, 256, OPTIONS)
+    app = create_app(engine)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        body = {"model": "scripted", "prompt": [256, *engine.codec.encode_raw("日 a")], "logprobs": 0}
+        made = (await http.post("/v1/completions", json={**body, "echo": True})).json()["choices"][0]
+    await engine.close()
+    assert made["text"] == "日 aé!"
+    assert made["logprobs"]["text_offset"] == [0, 0, 0, 0, 1, 2, 3, 3, 4]
+
+
+async def test_the_audit_log_has_reasoning_and_calls(tmp_path: Path) -> None:
+    directory = tokenizer_directory(tmp_path / "tokenizer", THINKING)
+    said = 'why</think><tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    engine = LocalEngine(Scripted(directory, said), directory, 256, OPTIONS)
+    audit = AuditLog(tmp_path / "audit.jsonl", True)
+    app = create_app(engine, AppOptions(audit=audit))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+        asked = {"model": "scripted", "messages": [{"role": "user", "content": "?"}], "tools": [TOOL]}
+        assert (await http.post("/v1/chat/completions", json=asked)).status_code == 200
+    await engine.close()
+    audit.close()
+    entry = json.loads((tmp_path / "audit.jsonl").read_text())
+    assert entry["reasoning"] == ["why"]
+    assert [call["function"]["name"] for call in entry["tool_calls"][0]] == ["f"]
 
 
 async def test_traces_and_the_audit_log_with_text(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 import time
@@ -19,11 +20,13 @@ from nearfar.fallback_server.engines.base import TokenUsage
 from nearfar.fallback_server.engines.relay import to_piece
 from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
 from nearfar.fallback_server.http.app import AppOptions
+from nearfar.fallback_server.http.errors import problem_of
 from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed
 from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.fallback_server.http.shapes import ChatShape, Head
 from nearfar.remote.breaker import Breaker, BreakerOptions
 from nearfar.remote.chunks import read_part
+from nearfar.remote.errors import RefusedError, error_of
 from nearfar.remote.server import CHAT, COMPLETIONS, EMBEDDINGS, PATHS, Listed, Server, Waits, checked, client
 from tests.support.late import late
 from tests.support.numpy_executor import NumpyExecutor
@@ -185,6 +188,47 @@ def test_refusals_are_passed_on_and_break_no_circuit(fleet: Fleet) -> None:
     with pytest.raises(openai.BadRequestError, match="embeddings"):
         fleet.client.embeddings.create(model="front", input="x")
     assert states(fleet, COMPLETIONS) == states(fleet, EMBEDDINGS) == ["closed", "closed"]
+
+
+OVERFLOW = "This model's maximum context length is 9 tokens."
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ({"object": "error", "message": "too large", "code": 400}, ("too large", None, "invalid_request")),
+        ({"error": "too large", "error_type": "validation"}, ("too large", None, "invalid_request")),
+        ({"detail": "too large"}, ("too large", None, "invalid_request")),
+        ({"detail": [{"loc": ["body"], "msg": "a"}, {"msg": "b"}]}, ("a; b", None, "invalid_request")),
+        ([{"error": {"message": "no", "code": 400}}], ("no", None, "invalid_request")),
+        ({"error": {"message": "no", "param": "n", "code": "bad_n"}}, ("no", "n", "bad_n")),
+        ({"error": {"message": "no", "code": "a b\n"}}, ("no", None, "invalid_request")),
+        ({"error": {"message": OVERFLOW, "code": 400}}, (OVERFLOW, None, "context_length_exceeded")),
+        (
+            {"error": {"message": "no room", "type": "exceed_context_size_error", "n_ctx": 9}},
+            ("no room", None, "context_length_exceeded"),
+        ),
+        ({"nothing": 1}, ("the server refuses the request (status 400)", None, "invalid_request")),
+        ("<html>", ("the server refuses the request (status 400)", None, "invalid_request")),
+    ],
+)
+def test_what_an_upstream_says_of_a_wrong_request_is_kept(
+    body: Any, told: tuple[str, str | None, str]
+) -> None:
+    text = body if isinstance(body, str) else json.dumps(body)
+    error = error_of("http://a", 400, text, {})
+    assert isinstance(error, RefusedError)
+    problem = problem_of(error)
+    assert (problem.message, problem.param, problem.code) == told
+
+
+@pytest.mark.parametrize(
+    ("finish", "told"),
+    [*((one, one) for one in ("stop", "length", "tool_calls", "content_filter", "abort")), ("eos", "stop")],
+)
+def test_why_an_upstreams_answer_ended_is_kept(finish: str, told: str) -> None:
+    choice = {"index": 0, "delta": {"content": "a"}, "finish_reason": finish}
+    assert to_piece(read_part(choice, chat=True)).finish == told
 
 
 def test_leaving_is_passed_on(fleet: Fleet) -> None:

@@ -161,7 +161,7 @@ def test_a_prefix_is_what_stays_whatever_follows() -> None:
             "15 tokens that stay whatever follows; a snapshot needs at least a page of 16",
         ),
         ({"tokens": []}, "begins with 0 tokens"),
-        ({"tokens": prompt(200)}, "only 160 fit the context"),
+        ({"tokens": prompt(200)}, "maximum context length is 160 tokens"),
         ({"tokens": [999] * 20}, "token id 999 .* outside the vocabulary"),
         ({}, "give one of messages, prompt and tokens"),
         ({"tokens": prompt(30), "prompt": "a"}, "give one of"),

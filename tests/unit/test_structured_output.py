@@ -100,6 +100,30 @@ async def test_a_grammar_that_ends_ends_the_answer(engine: AsyncEngine, ignore_e
     assert (made.choices[0].finish_reason, made.usage.completion_tokens) == ("stop", 6)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize(
+    ("regex", "whole", "reason"), [("a*", "aaaaa", "length"), ("a?", "a", "stop"), ("(a|b)?", "[ab]", "stop")]
+)
+async def test_ignore_eos_ends_a_grammar_only_where_nothing_else_may_come(
+    engine: AsyncEngine, regex: str, whole: str, reason: str, chat: bool, stream: bool
+) -> None:
+    params: Any = {
+        "response_format": {"type": "regex", "regex": regex}, "ignore_eos": True, "max_tokens": 5,
+        "temperature": 0, "logit_bias": {257: 100}, "stream": stream,
+    }  # fmt: skip
+    text, ended = "", None
+    asked = (
+        engine.chat.completions.create(HELLO, **params) if chat else engine.completions.create("a", **params)
+    )
+    made: Any = await asked
+    for answer in [chunk async for chunk in made] if stream else [made]:
+        choice = answer.choices[0]
+        said = (choice.delta if stream else choice.message).content if chat else choice.text
+        text, ended = text + (said or ""), choice.finish_reason
+    assert (bool(re.fullmatch(whole, text)), ended) == (True, reason)
+
+
 async def test_an_ebnf_grammar(engine: AsyncEngine) -> None:
     form = {"type": "grammar", "grammar": 'root ::= "(" root ")" | "yes" | "no"'}
     for seed in range(3):

@@ -10,6 +10,7 @@ import pytest
 
 from nearfar.edge_runtime.grammars import Grammar
 from nearfar.edge_runtime.text.codec import TextCodec
+from nearfar.edge_runtime.tools.arguments import arguments_of
 from nearfar.edge_runtime.tools.asking import ToolChoice, answer_grammar
 from nearfar.edge_runtime.tools.formats import shown_format
 from nearfar.edge_runtime.tools.messages import prepared
@@ -126,11 +127,22 @@ def test_what_a_chat_template_gets(case: dict[str, Any]) -> None:
     assert given == (case["given"], case["variables"])
 
 
-@pytest.mark.parametrize("case", MESSAGES["refused"], ids=lambda case: case["name"])
-def test_messages_that_are_refused(case: dict[str, Any]) -> None:
-    with pytest.raises(RequestError, match=case["words"]) as raised:
-        prepared(case["messages"], [], form_of(READING["formats"]["hermes"]), "{{ tools }}")
-    assert raised.value.param == case["param"]
+@pytest.mark.parametrize(("text", "read"), MESSAGES["arguments"])
+def test_arguments_of_earlier_calls(text: str, read: dict[str, Any]) -> None:
+    assert arguments_of(text) == read
+
+
+def test_arguments_of_any_depth_and_length_are_read() -> None:
+    for text in ("[" * 100_000, '{"a":' * 100_000, '{"a": "' + "x," * 100_000, "{," * 100_000):
+        assert arguments_of(text).keys() <= {"a"}
+
+
+def test_a_role_that_a_template_does_not_know_is_refused() -> None:
+    message, form = {"role": "ipython", "content": "x"}, form_of(READING["formats"]["hermes"])
+    assert prepared([message], [], form, "{{ tools }} ipython")[0] == [message]
+    with pytest.raises(RequestError, match="knows no role 'ipython'") as raised:
+        prepared([message], [], form, "{{ tools }}")
+    assert raised.value.param == "messages"
 
 
 @pytest.mark.parametrize("case", FORMATS["cases"], ids=lambda case: case["template"][:40])

@@ -56,6 +56,32 @@ def test_a_grammar_that_is_too_slow_ends_its_own_request(
     rig.engine.close()
 
 
+@pytest.mark.parametrize(
+    ("regex", "more", "tokens"),
+    [
+        ("H*", {"held_token_ids": END}, [39] * 12),
+        ("H?", {"held_token_ids": END}, [39, 257]),
+        ("H*", {"min_tokens": 3}, [39, 39, 39, 257]),
+        ("H?", {"min_tokens": 4}, [39, 257]),
+        (None, {"min_tokens": 0}, [257]),
+        (None, {"min_tokens": 2, "stop_token_ids": END | {72}}, "other"),
+    ],
+)
+def test_end_tokens_are_held_back_as_far_as_the_grammar_goes_on(
+    checkpoint: Path, regex: str | None, more: dict[str, Any], tokens: Any
+) -> None:
+    rig = Rig(checkpoint)
+    grammar = None if regex is None else Grammar("regex", regex)
+    wanting = Sampling(temperature=0, logit_bias={257: 100})
+    given = {"stop_token_ids": END, **more}
+    got = rig.tokens([TokenRequest("a", (72, 105), 12, wanting, grammar=grammar, **given)])[0]
+    if tokens == "other":
+        assert not given["stop_token_ids"] & set(got[:2])
+    else:
+        assert got == tokens
+    rig.engine.close()
+
+
 def test_scored_prompts_keep_few_logits_at_a_time(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What they are does not depend on how many are kept at once."""
     prompt = tuple(3 + (index * 7) % 200 for index in range(150))

@@ -7,9 +7,11 @@ import { Completions } from "../src/page/completions.js";
 import { grammarOf } from "../src/page/formats.js";
 import { CHAT } from "../src/page/replies.js";
 import { prepareChat } from "../src/page/requests.js";
+import { Answer } from "../src/worker/answer.js";
+import { createTextCodec } from "../src/worker/text/index.js";
 
 const STATS = { promptTokens: 5, cachedTokens: 2, completionTokens: 3, ttft: 1, decode: 2 };
-const SCORE = { token: "é", logprob: -0.5, top: [{ token: "e", logprob: -1 }] };
+const SCORE = { token: "é", logprob: -0.5, offset: 3, top: [{ token: "e", logprob: -1 }] };
 
 class FakeSource {
   readonly requests: GenerateRequest[] = [];
@@ -32,12 +34,8 @@ class FakeSource {
 function completions(
   source: FakeSource,
 ): Completions<ChatCompletionRequest, ChatCompletionChunk, ChatCompletion> {
-  return new Completions(
-    source,
-    "sample",
-    "chatcmpl",
-    () => CHAT,
-    (request) => prepareChat(request, "sample", grammarOf),
+  return new Completions(source, "sample", "chatcmpl", CHAT, (request) =>
+    prepareChat(request, "sample", grammarOf),
   );
 }
 
@@ -139,4 +137,51 @@ describe("completions", () => {
     const late = completions(source).create({ messages: MESSAGES, signal: controller.signal });
     await expect(late).rejects.toMatchObject({ name: "AbortError" });
   });
+});
+
+test("text_offset counts characters, however many tokens they have", () => {
+  const bytes = [..."日本a"].flatMap((char) => [...new TextEncoder().encode(char)]);
+  const name = (byte: number): string => `<0x${byte.toString(16).toUpperCase().padStart(2, "0")}>`;
+  const vocab = Object.fromEntries([
+    ["<s>", 0],
+    ...[...new Set(bytes)].map((byte, at) => [name(byte), at + 1]),
+  ]);
+  const tokenizerJson = {
+    ...{ version: "1.0", normalizer: null, pre_tokenizer: null, post_processor: null },
+    added_tokens: [
+      {
+        id: 0,
+        content: "<s>",
+        special: true,
+        single_word: false,
+        lstrip: false,
+        rstrip: false,
+        normalized: false,
+      },
+    ],
+    decoder: { type: "Sequence", decoders: [{ type: "ByteFallback" }, { type: "Fuse" }] },
+    model: { type: "BPE", vocab, merges: [], unk_token: null, byte_fallback: true, fuse_unk: false },
+  };
+  const codec = createTextCodec({ tokenizerJson, tokenizerConfig: {} }, { bosTokenId: 0, eosTokenIds: [] });
+  const offsets: (number | null)[] = [];
+  const asked = {
+    tokens: [],
+    echo: "é😀",
+    grammar: null,
+    stream: () => codec.stream([]),
+    reader: () => null,
+  };
+  const answer = new Answer(
+    codec,
+    asked,
+    1,
+    (event) => {
+      if (event.event === "delta") offsets.push(event.score && event.score.offset);
+    },
+    () => undefined,
+  );
+  const choice = answer.choice(0);
+  const tokens = [0, ...bytes.map((byte) => Number(vocab[name(byte)]))];
+  for (const token of tokens) choice.token(token, { logprob: 0, top: [] });
+  expect(offsets).toEqual([2, 2, 2, 2, 3, 3, 3, 4]);
 });

@@ -207,7 +207,7 @@ describe("engine core", () => {
   test("what cannot fit is refused with the numbers", async () => {
     const core = new EngineCore(new FakeBackend(), NO_END);
     const submit = (tokens: number[]): unknown => generate(core, tokens, {});
-    await expect(submit(prompt(128))).rejects.toThrow(/128 tokens, but only 128 fit/);
+    await expect(submit(prompt(128))).rejects.toThrow(/context length is 128 tokens, .* has 128 tokens/);
     await expect(submit([97])).rejects.toThrow(RequestError);
     await expect(submit([])).rejects.toThrow(/empty/);
   });

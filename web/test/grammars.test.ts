@@ -188,6 +188,21 @@ test("an answer ends where nothing can follow, and not before, whatever the mode
   }
 }, 180_000);
 
+test("ignore_eos: a grammar that may go on does, and one that may not ends", async () => {
+  for (const ends of [[END], []]) {
+    const grammars = bytes(60_000, ends);
+    const endless = await grammars.follow({ kind: "regex", text: "a*" }, undefined, true);
+    const after = await endless.accept("a".charCodeAt(0));
+    for (const allowed of [endless.allowed, after])
+      expect(
+        allowed && Array.from({ length: 257 }, (_, token) => token).filter((at) => allows(allowed, at)),
+      ).toEqual(["a".charCodeAt(0)]);
+    const short = await grammars.follow({ kind: "regex", text: "a?" }, undefined, true);
+    expect(await short.accept("a".charCodeAt(0))).toBe(null);
+    await grammars.end();
+  }
+}, 180_000);
+
 test("a structural tag's schemas are narrowed, and its blanks are bounded", async () => {
   const grammars = bytes(60_000);
   const tag = (json_schema: object): Grammar => ({

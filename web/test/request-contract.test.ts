@@ -3,8 +3,9 @@
 import { readFileSync } from "node:fs";
 import { describe, expect, test } from "vitest";
 import type { RequestError } from "../src/both/errors.js";
-import type { ChatCompletionRequest, CompletionRequest } from "../src/both/openai.js";
+import type { ChatCompletionRequest, CompletionRequest, MessageParam } from "../src/both/openai.js";
 import type { Prepared } from "../src/page/completions.js";
+import { checkedMessages } from "../src/page/conversation.js";
 import { grammarOf } from "../src/page/formats.js";
 import { prepareChat, prepareText } from "../src/page/requests.js";
 import { parseSampling } from "../src/worker/engine/sampling.js";
@@ -42,6 +43,14 @@ const KINDS = {
     check(prepareText(asked, "sample", grammarOf), asked.n);
   },
 };
+
+const { cases } = JSON.parse(
+  readFileSync(new URL("../../tests/vectors/requests/messages.json", import.meta.url), "utf8"),
+) as { readonly cases: readonly { name: string; messages: MessageParam[]; told: object[] }[] };
+
+test.each(cases)("messages become the same on all surfaces: $name", ({ messages, told }) => {
+  expect(checkedMessages(messages)).toEqual(told);
+});
 
 describe.each(["chat", "completions"] as const)("a request of %s", (kind) => {
   const { refused, refused_of_artifacts = [], taken } = vectorsOf(kind);

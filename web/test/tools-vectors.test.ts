@@ -4,6 +4,7 @@ import { readFileSync } from "node:fs";
 import { describe, expect, test } from "vitest";
 import type { ChatMessage, FunctionTool, ToolChoice } from "../src/both/openai.js";
 import { checkedCalling } from "../src/page/tools.js";
+import { argumentsOf } from "../src/worker/answers/arguments.js";
 import { answerGrammar } from "../src/worker/answers/asking.js";
 import { readAnswerFormat } from "../src/worker/answers/format.js";
 import { prompting } from "../src/worker/answers/prompting.js";
@@ -122,6 +123,7 @@ describe("what an answer must match", () => {
 });
 
 interface Messages {
+  readonly arguments: readonly (readonly [string, object])[];
   readonly formats: Readonly<Record<string, unknown>>;
   readonly tools: Readonly<Record<string, FunctionTool>>;
   readonly cases: readonly {
@@ -137,7 +139,17 @@ interface Messages {
 
 const MESSAGES = vectors<Messages>("messages");
 
+test.each(MESSAGES.arguments)("arguments of earlier calls: %j", (text, read) => {
+  expect(argumentsOf(text)).toEqual(read);
+});
+
 describe("what a chat template gets", () => {
+  test("has no message of a role that it does not know", () => {
+    const messages = [{ role: "ipython", content: "x" }] as unknown as ChatMessage[];
+    expect(prompting(messages, [], null, "{{ tools }} ipython").messages).toEqual(messages);
+    expect(() => prompting(messages, [], null, "{{ tools }}")).toThrow('knows no role "ipython"');
+  });
+
   test.each(MESSAGES.cases)("$format: $name", (given) => {
     const { calls } = readAnswerFormat(MESSAGES.formats[given.format], "answers");
     const tools = given.tools.map((name) => MESSAGES.tools[name] as FunctionTool);

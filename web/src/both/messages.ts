@@ -252,6 +252,8 @@ export interface GenerateRequest {
 export interface TokenScore {
   readonly token: string;
   readonly logprob: number;
+  /** Characters (code points) of the whole text before the token. */
+  readonly offset: number;
   readonly top: readonly { readonly token: string; readonly logprob: number }[];
 }
 

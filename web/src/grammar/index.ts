@@ -28,7 +28,7 @@ export class Follower {
   #compiler: GrammarCompiler | null = null;
   #ends: readonly number[] = [];
   readonly #kept = new Map<string, CompiledGrammar>();
-  readonly #matchers = new Map<number, GrammarMatcher>();
+  readonly #answers = new Map<number, { readonly matcher: GrammarMatcher; readonly ignoreEos: boolean }>();
 
   /** The answer to a word; null where there is none. */
   async answer(word: ToGrammars): Promise<FromGrammars | null> {
@@ -36,8 +36,8 @@ export class Follower {
       case "vocabulary":
         return this.#begin(word.pieces, word.ends);
       case "close":
-        this.#matchers.get(word.id)?.dispose();
-        this.#matchers.delete(word.id);
+        this.#answers.get(word.id)?.matcher.dispose();
+        this.#answers.delete(word.id);
         return null;
       case "start":
       case "accept":
@@ -74,8 +74,10 @@ export class Follower {
   }
 
   async #follow(word: Extract<ToGrammars, { type: "start" | "accept" }>): Promise<FromGrammars> {
-    const matcher = word.type === "start" ? await this.#start(word) : this.#matchers.get(word.id);
-    if (!matcher) throw new Error(`no answer ${word.id} has been started`);
+    if (word.type === "start") await this.#start(word);
+    const answer = this.#answers.get(word.id);
+    if (!answer) throw new Error(`no answer ${word.id} has been started`);
+    const { matcher, ignoreEos } = answer;
     const tokens = word.type === "start" ? word.tokens : [word.token];
     for (const token of tokens)
       if (!matcher.acceptToken(token)) throw new Error(`token ${token} came, which was not allowed`);
@@ -84,18 +86,15 @@ export class Follower {
     const words = Uint32Array.from(mask, (bits) => bits >>> 0);
     const rest = Uint32Array.from(words);
     for (const end of this.#ends) rest[end >> 5] = (rest[end >> 5] ?? 0) & ~(1 << (end & 31));
-    if (rest.some((bits) => bits !== 0)) return { type: "allowed", words };
+    if (rest.some((bits) => bits !== 0)) return { type: "allowed", words: ignoreEos ? rest : words };
     if (words.some((bits) => bits !== 0)) return { type: "complete" };
     throw new RequestError("no token of this model can continue the answer as response_format asks for it");
   }
 
-  async #start({ id, grammar }: Extract<ToGrammars, { type: "start" }>): Promise<GrammarMatcher> {
+  async #start({ id, grammar, ignoreEos }: Extract<ToGrammars, { type: "start" }>): Promise<void> {
     const { GrammarMatcher } = this.#parts();
     const compiled = await this.#compiled(grammar);
-    // Where the model has no end token the answer ends with its grammar.
-    const matcher = await GrammarMatcher.createGrammarMatcher(compiled, undefined, this.#ends.length === 0);
-    this.#matchers.set(id, matcher);
-    return matcher;
+    this.#answers.set(id, { matcher: await GrammarMatcher.createGrammarMatcher(compiled), ignoreEos });
   }
 
   async #compiled(grammar: Grammar): Promise<CompiledGrammar> {

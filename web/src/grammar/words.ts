@@ -11,11 +11,12 @@ export type ToGrammars =
    * text has), and the tokens that end an answer.
    */
   | { readonly type: "vocabulary"; readonly pieces: readonly string[]; readonly ends: readonly number[] }
-  /** An answer begins, or goes on after `tokens`. */
+  /** An answer begins, or goes on after `tokens`. `ignoreEos`: it ends only where nothing else is allowed. */
   | {
       readonly type: "start";
       readonly id: number;
       readonly grammar: Grammar;
+      readonly ignoreEos: boolean;
       readonly tokens: readonly number[];
     }
   | { readonly type: "accept"; readonly id: number; readonly token: number }

@@ -23,7 +23,7 @@ import { type AnswerSource, Completions, type Prepared } from "./completions.js"
 import { checkedMessages } from "./conversation.js";
 import { WorkerLink, type WorkerPort } from "./link.js";
 import { checkEngineOptions, checkProfileOptions } from "./options.js";
-import { CHAT, textShape } from "./replies.js";
+import { CHAT, TEXT } from "./replies.js";
 import { check, prepareChat, prepareText, type ReadFormat } from "./requests.js";
 import { checkedCalling } from "./tools.js";
 
@@ -211,8 +211,8 @@ export class Engine {
       request?.response_format
         ? readerOfFormats().then((read) => prepareText(request, name, read))
         : prepareText(request, name, noFormat);
-    this.chat = { completions: new Completions(source, name, "chatcmpl", () => CHAT, prepare) };
-    this.completions = new Completions(source, name, "cmpl", textShape, prepareOfText);
+    this.chat = { completions: new Completions(source, name, "chatcmpl", CHAT, prepare) };
+    this.completions = new Completions(source, name, "cmpl", TEXT, prepareOfText);
   }
 
   /**

@@ -30,7 +30,7 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
     private readonly source: AnswerSource,
     private readonly model: string,
     private readonly idPrefix: string,
-    private readonly shape: () => ReplyShape<Chunk, Whole>,
+    private readonly shape: ReplyShape<Chunk, Whole>,
     private readonly prepare: (request: Req) => Prepared | Promise<Prepared>,
   ) {}
 
@@ -98,7 +98,7 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
   }
 
   async *#chunks({ head, n, leftOut, next, abort }: Answering, includeUsage: boolean): AsyncGenerator<Chunk> {
-    const shape = this.shape();
+    const shape = this.shape;
     try {
       for (let index = 0; index < n; index++) {
         const opening = shape.opening(head, index);
@@ -125,7 +125,7 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
     try {
       for (;;) {
         const event = await next();
-        if (event.event === "end") return this.shape().whole(head, choices, usageOf(event.stats, leftOut));
+        if (event.event === "end") return this.shape.whole(head, choices, usageOf(event.stats, leftOut));
         if (!("index" in event)) continue;
         const choice = choices[event.index];
         if (!choice) continue;

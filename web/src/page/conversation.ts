@@ -7,7 +7,7 @@ import { isEmpty, isRecord, shown } from "./values.js";
 const COMMON = ["role", "content", "name"];
 /** What messages of these roles have beside that. */
 const MORE: Readonly<Record<string, readonly string[]>> = {
-  assistant: ["tool_calls", "reasoning_content"],
+  assistant: ["tool_calls", "reasoning_content", "reasoning", "refusal"],
   tool: ["tool_call_id"],
 };
 
@@ -25,7 +25,8 @@ function checkedMessage(message: unknown, where: string): ChatMessage {
     throw new RequestError(`${where}${what}`, "messages", { code });
   };
   if (!isRecord(message)) return wrong(` must be an object { role, content }, not ${shown(message)}`);
-  const { role, name, tool_calls, tool_call_id, reasoning_content } = message;
+  const { role, name, tool_calls, tool_call_id, refusal } = message;
+  const reasoning = message.reasoning_content ?? message.reasoning;
   if (typeof role !== "string" || role === "")
     return wrong(`.role must be system, user, assistant or tool, not ${shown(role)}`);
   if (name != null && typeof name !== "string") return wrong(`.name must be a string, not ${shown(name)}`);
@@ -35,32 +36,34 @@ function checkedMessage(message: unknown, where: string): ChatMessage {
       wrong(`.${field} is not supported by this engine in a message of role ${role}`, "unsupported");
   if (role === "tool" && typeof tool_call_id !== "string")
     return wrong(`.tool_call_id must be the id of the call that it answers, not ${shown(tool_call_id)}`);
-  if (reasoning_content != null && typeof reasoning_content !== "string")
-    return wrong(`.reasoning_content must be a string, not ${shown(reasoning_content)}`);
+  if (reasoning != null && typeof reasoning !== "string")
+    return wrong(`.reasoning_content must be a string, not ${shown(reasoning)}`);
+  if (refusal != null && typeof refusal !== "string")
+    return wrong(`.refusal must be a string, not ${shown(refusal)}`);
   const calls = checkedCalls(tool_calls ?? [], wrong);
   return {
-    // The type's roles are the usual ones; which there are is the chat template's business, which refuses
-    // others.
-    role: role as ChatMessage["role"],
-    content: contentOf(message, wrong),
+    // The type's roles are the usual ones; others are for templates that name them (worker/answers/prompting.ts).
+    role: (role === "developer" ? "system" : role) as ChatMessage["role"],
+    content: contentOf(message, wrong) || refusal || "",
     ...(name != null && { name }),
     ...(calls.length > 0 && { tool_calls: calls }),
     ...(typeof tool_call_id === "string" && { tool_call_id }),
-    ...(reasoning_content != null && { reasoning_content }),
+    ...(reasoning != null && { reasoning_content: reasoning }),
   };
 }
 
 function contentOf({ role, content }: Record<string, unknown>, wrong: Wrong): string {
   if (content == null && role === "assistant") return "";
   const text = Array.isArray(content)
-    ? content.map((part: unknown, at) => textOf(part, at, wrong)).join("")
+    ? content.map((part: unknown, at) => textOf(part, at, role, wrong)).join("")
     : content;
   return typeof text === "string" ? text : wrong(`.content must be text, not ${shown(content)}`);
 }
 
-function textOf(part: unknown, at: number, wrong: Wrong): string {
-  const { type, text } = isRecord(part) ? part : {};
+function textOf(part: unknown, at: number, role: unknown, wrong: Wrong): string {
+  const { type, text, refusal } = isRecord(part) ? part : {};
   if (type === "text" && typeof text === "string") return text;
+  if (type === "refusal" && typeof refusal === "string" && role === "assistant") return refusal;
   const isOther = typeof type === "string" && type !== "text";
   const given = isOther ? `a part of type ${type}` : shown(part);
   return wrong(
@@ -82,18 +85,6 @@ function checkedCalls(calls: unknown, wrong: Wrong): ToolCall[] {
     if (other !== undefined) return wrong(`${where} has an unknown field ${other}`);
     if (typeof given !== "string")
       return wrong(`${where}.function.arguments must be JSON as text, not ${shown(given)}`);
-    if (!isJsonObject(given))
-      return wrong(`${where}.function.arguments must be an object as JSON, not ${shown(given)}`);
     return { id, type, function: { name, arguments: given } };
   });
-}
-
-/** An answer that was cut, or a function without arguments, has none. */
-function isJsonObject(text: string): boolean {
-  if (text === "") return true;
-  try {
-    return isRecord(JSON.parse(text));
-  } catch {
-    return false;
-  }
 }

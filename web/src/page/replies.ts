@@ -85,54 +85,46 @@ function chatChunk(head: ReplyHead, choice: ChunkChoice): openai.ChatCompletionC
   };
 }
 
-/**
- * A text completion's chunks and whole have one shape; each stream needs its own, because offsets run through
- * it.
- */
-export function textShape(): ReplyShape<openai.CompletionChunk, openai.Completion> {
-  const offsets = new Map<number, number>();
-  const logprobs = (index: number, scores: readonly TokenScore[]): openai.CompletionLogprobs | null => {
-    if (scores.length === 0) return null;
-    return {
-      tokens: scores.map(({ token }) => token),
-      token_logprobs: scores.map(({ logprob }) => logprob),
-      top_logprobs: scores.map(({ top }) =>
-        Object.fromEntries(top.map(({ token, logprob }) => [token, logprob])),
-      ),
-      text_offset: scores.map(({ token }) => {
-        const offset = offsets.get(index) ?? 0;
-        offsets.set(index, offset + token.length);
-        return offset;
-      }),
-    };
-  };
-  const object = "text_completion";
+function textLogprobs(scores: readonly TokenScore[]): openai.CompletionLogprobs | null {
+  if (scores.length === 0) return null;
   return {
-    opening: () => null,
-    delta: (head, index, { text }, score) => ({
-      ...head,
-      object,
-      choices: [{ index, text, finish_reason: null, logprobs: logprobs(index, score ? [score] : []) }],
-    }),
-    finish: (head, index, reason) => ({
-      ...head,
-      object,
-      choices: [{ index, text: "", finish_reason: textReason(reason), logprobs: null }],
-    }),
-    usage: (head, usage) => ({ ...head, object, choices: [], usage }),
-    whole: (head, choices, usage) => ({
-      ...head,
-      object,
-      choices: choices.map(({ text, scores, reason }, index) => ({
-        index,
-        text,
-        finish_reason: textReason(reason),
-        logprobs: logprobs(index, scores),
-      })),
-      usage,
-    }),
+    tokens: scores.map(({ token }) => token),
+    token_logprobs: scores.map(({ logprob }) => logprob),
+    top_logprobs: scores.map(({ top }) =>
+      Object.fromEntries(top.map(({ token, logprob }) => [token, logprob])),
+    ),
+    text_offset: scores.map(({ offset }) => offset),
   };
 }
+
+const object = "text_completion";
+
+/** A text completion's chunks and whole have one shape. */
+export const TEXT: ReplyShape<openai.CompletionChunk, openai.Completion> = {
+  opening: () => null,
+  delta: (head, index, { text }, score) => ({
+    ...head,
+    object,
+    choices: [{ index, text, finish_reason: null, logprobs: textLogprobs(score ? [score] : []) }],
+  }),
+  finish: (head, index, reason) => ({
+    ...head,
+    object,
+    choices: [{ index, text: "", finish_reason: textReason(reason), logprobs: null }],
+  }),
+  usage: (head, usage) => ({ ...head, object, choices: [], usage }),
+  whole: (head, choices, usage) => ({
+    ...head,
+    object,
+    choices: choices.map(({ text, scores, reason }, index) => ({
+      index,
+      text,
+      finish_reason: textReason(reason),
+      logprobs: textLogprobs(scores),
+    })),
+    usage,
+  }),
+};
 
 /** A text has no calls. */
 function textReason(reason: openai.FinishReason): openai.TextFinishReason {

@@ -38,12 +38,13 @@ export class Answer {
   choice(index: number): RequestListener {
     const stream = this.asked.stream();
     const reader = this.asked.reader();
+    const begins = [...(this.asked.echo ?? "")].length;
     let stopped = false;
     return {
       token: (token, logprobs) => {
+        const score = logprobs && this.#score(token, logprobs, begins + stream.length);
         const delta = stream.push(token);
         stopped = delta.stopped;
-        const score = logprobs && this.#score(token, logprobs);
         this.#deltas(index, reader ? reader.push(delta.text) : [{ text: delta.text }], score);
         return !stopped;
       },
@@ -78,11 +79,12 @@ export class Answer {
     this.tell({ event: "end", stats });
   }
 
-  #score(token: number, { logprob, top }: TokenLogprobs): TokenScore {
+  #score(token: number, { logprob, top }: TokenLogprobs, offset: number): TokenScore {
     const text = (id: number): string => this.codec.tokenText(id);
     return {
       token: text(token),
       logprob,
+      offset,
       top: top.map((other) => ({ token: text(other.token), logprob: other.logprob })),
     };
   }

@@ -18,7 +18,12 @@ export class Constraints {
    * So many answers at the start of a grammar; the worker that follows it is started by the first. Rejects with
    * the reason of `signal`, which ends a grammar that nobody waits for any more.
    */
-  async follow(grammar: Grammar, count: number, signal: AbortSignal): Promise<Constraint[]> {
+  async follow(
+    grammar: Grammar,
+    count: number,
+    signal: AbortSignal,
+    ignoreEos: boolean,
+  ): Promise<Constraint[]> {
     this.#grammars ??= import("./grammars.js").then(
       ({ Grammars }) => new Grammars(this.start, this.vocabulary),
       (error) => {
@@ -29,9 +34,9 @@ export class Constraints {
       },
     );
     const followed = await this.#grammars;
-    const first = await followed.follow(grammar, signal);
-    const others = Array.from({ length: count - 1 }, () => followed.follow(grammar, signal));
-    return [first, ...(await Promise.all(others))];
+    const one = (): Promise<Constraint> => followed.follow(grammar, signal, ignoreEos);
+    const first = await one();
+    return [first, ...(await Promise.all(Array.from({ length: count - 1 }, one)))];
   }
 
   /** Ends the worker, if there is one. */

@@ -19,7 +19,8 @@ export async function embedAll(
   for (const [index, { length }] of texts.entries())
     if (length === 0 || length > contextLength)
       throw new RequestError(
-        `Input ${index} has ${length} tokens; it may have 1 to ${contextLength}, what fits the context.`,
+        `This model's maximum context length is ${contextLength} tokens, but input ${index} has ${length} ` +
+          "tokens: give it one at least, and no more than that.",
         "input",
         { code: length === 0 ? "invalid-request" : "context-overflow" },
       );

@@ -43,11 +43,12 @@ export class Grammars {
 
   /**
    * One answer's way through a grammar, which `signal` closes. RequestError where the grammar cannot be followed;
-   * the reason of `signal` where the answer is not wanted any more.
+   * the reason of `signal` where the answer is not wanted any more. `ignoreEos`: the answer ends only where the
+   * grammar allows nothing else.
    */
-  async follow(grammar: Grammar, signal?: AbortSignal): Promise<Constraint> {
+  async follow(grammar: Grammar, signal?: AbortSignal, ignoreEos = false): Promise<Constraint> {
     throwIfAborted(signal);
-    const way = new Way(this, grammar, this.#nextId++);
+    const way = new Way(this, grammar, this.#nextId++, ignoreEos);
     signal?.addEventListener("abort", () => way.close(), { once: true });
     const allowed = await this.next(way);
     throwIfAborted(signal);
@@ -104,7 +105,12 @@ export class Grammars {
 
   /** A worker that knows the vocabulary. Answers under way go on in it from their tokens. */
   async #open(start: StartGrammars): Promise<Line> {
-    const { size, bytesOf, ends } = this.vocabulary;
+    const { size, bytesOf, ends: known } = this.vocabulary;
+    // Without an end token a grammar that may be empty would be at its end before the first token.
+    const silent = Array.from({ length: known.length > 0 ? 0 : size }, (_, token) => bytesOf(token)).indexOf(
+      null,
+    );
+    const ends = known.length > 0 ? known : [silent < 0 ? size - 1 : silent];
     const started = start();
     const line = new Line("post" in started ? started : inThread(started));
     const pieces = Array.from({ length: size }, (_, token) => written(bytesOf(token)));
@@ -136,6 +142,7 @@ class Way implements Constraint {
     private readonly grammars: Grammars,
     readonly grammar: Grammar,
     private readonly id: number,
+    private readonly ignoreEos: boolean,
   ) {}
 
   accept(token: number): Promise<Uint32Array<ArrayBuffer> | null> {
@@ -152,11 +159,11 @@ class Way implements Constraint {
 
   /** What to say to a worker: one that is new has to be told all. */
   word(line: Line): ToGrammars {
-    const { id, grammar } = this;
+    const { id, grammar, ignoreEos } = this;
     const token = this.#tokens.at(-1);
     if (this.#line === line && token !== undefined) return { type: "accept", id, token };
     this.#line = line;
-    return { type: "start", id, grammar, tokens: [...this.#tokens] };
+    return { type: "start", id, grammar, ignoreEos, tokens: [...this.#tokens] };
   }
 }
 

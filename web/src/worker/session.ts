@@ -156,7 +156,9 @@ export class Session {
       const answer = new Answer(this.model.codec, asked, n, tell, (stats) => this.#ended(id, stats));
       const whole = asked.grammar && (await asked.grammar(grammar ?? null));
       const wanted = asked.grammar ? whole : grammar;
-      const constraints = wanted ? await this.#constraints.follow(wanted, n, left.signal) : [];
+      const constraints = wanted
+        ? await this.#constraints.follow(wanted, n, left.signal, params.ignoreEos)
+        : [];
       if (left.signal.aborted) return;
       if (request.prompt.kind === "text" && request.prompt.echo === "alone") return answer.echoed();
       for (let i = 0; i < n; i++) {

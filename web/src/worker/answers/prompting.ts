@@ -1,15 +1,19 @@
 /** Tools and calls in what a chat template gets (tests/vectors/tools holds it). */
 
+import { RequestError } from "../../both/errors.js";
 import type { ChatMessage, FunctionTool } from "../../both/openai.js";
 import type { Told } from "../text/types.js";
+import { argumentsOf } from "./arguments.js";
 import { type CallFormat, readCalls, type Spelling } from "./format.js";
-import { isObject, jsonOf, type Values, written } from "./values.js";
+import { isObject, type Values, written } from "./values.js";
 
 export interface Prompting {
   readonly messages: readonly Told[];
   readonly tools: readonly FunctionTool[];
 }
 
+/** Roles that every chat template may get; others (ipython, document) are for templates that name them. */
+const ROLES: readonly string[] = ["system", "developer", "user", "assistant", "tool"];
 /** For messages with earlier calls, where a model's format has none. */
 const BY_DEFAULT = readCalls({ begin: "<tool_call>", end: "</tool_call>" }, "");
 
@@ -25,6 +29,13 @@ export function prompting(
   form: CallFormat | null,
   template: string,
 ): Prompting {
+  const strange = messages.find(({ role }) => !ROLES.includes(role) && !template.includes(role));
+  if (strange)
+    throw new RequestError(
+      `messages: this model's chat template knows no role "${strange.role}", and would pass over the message; ` +
+        `there are ${ROLES.join(", ")}`,
+      "messages",
+    );
   if (knowsTools(template)) return { messages: messages.map(withParsedArguments), tools };
   const calls = form ?? BY_DEFAULT;
   const plain = messages.map((message) => inWords(message, calls));
@@ -36,7 +47,7 @@ function withParsedArguments(message: ChatMessage): Told {
   if (!tool_calls?.length) return { ...rest };
   const calls = tool_calls.map((call) => {
     const { name, arguments: text } = call.function;
-    return { ...call, function: { name, arguments: jsonOf(text || "{}") } };
+    return { ...call, function: { name, arguments: argumentsOf(text) } };
   });
   return { ...rest, tool_calls: calls };
 }
@@ -57,7 +68,7 @@ function inWords(message: ChatMessage, form: CallFormat): Told {
   if (message.role === "tool") return { role: "user", content: `Result: ${message.content}` };
   if (!message.tool_calls?.length) return { ...message };
   const calls = message.tool_calls.map(({ function: { name, arguments: text } }) =>
-    writtenCall(form, name, jsonOf(text || "{}")),
+    writtenCall(form, name, argumentsOf(text)),
   );
   return { role: message.role, content: [message.content, ...calls].join("\n").trim() };
 }

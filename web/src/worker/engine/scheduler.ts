@@ -80,8 +80,9 @@ export class Scheduler {
       throw new RequestError("The prompt is empty, and the model has no BOS token.", "prompt");
     if (room < 1)
       throw new RequestError(
-        `The prompt has ${promptTokens} tokens, but only ${this.contextLength} fit the context, the answer ` +
-          `included. ${this.#advice}`,
+        // OpenAI's words begin it, by which clients know the error (edge_runtime's has them too).
+        `This model's maximum context length is ${this.contextLength} tokens, the answer included, but the ` +
+          `prompt has ${promptTokens} tokens. ${this.#advice}`,
         "messages",
         { code: "context-overflow" },
       );

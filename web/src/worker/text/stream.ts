@@ -94,6 +94,7 @@ export class AnswerStream implements TextStream {
   readonly #decoder: IncrementalDecoder;
   readonly #finder: StopFinder;
   #stopped = false;
+  #length = 0;
 
   constructor(visible: VisibleToken, decoder: IncrementalDecoder, stop: readonly string[]) {
     this.#visible = visible;
@@ -101,10 +102,16 @@ export class AnswerStream implements TextStream {
     this.#finder = new StopFinder(stop);
   }
 
+  get length(): number {
+    return this.#length;
+  }
+
   push(tokenId: number): TextDelta {
     const token = this.#stopped ? undefined : this.#visible(tokenId);
     if (token === undefined) return { text: "", stopped: this.#stopped };
-    const delta = this.#finder.push(this.#decoder.push(token));
+    const text = this.#decoder.push(token);
+    this.#length += [...text].length;
+    const delta = this.#finder.push(text);
     this.#stopped = delta.stopped;
     return delta;
   }

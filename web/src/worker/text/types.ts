@@ -33,6 +33,8 @@ export interface TextDelta {
 
 /** Turns the token ids of one answer into text, piece by piece. */
 export interface TextStream {
+  /** Characters (code points) that the tokens so far have made certain, those included that are held back. */
+  readonly length: number;
   push(tokenId: number): TextDelta;
   /** The text still held back, when the answer ends without a stop string. */
   flush(): string;

@@ -1,0 +1,60 @@
+"""Arguments of earlier calls, which models wrote and limits cut: read as far as they are JSON.
+
+A call that `max_tokens` cut comes back with its conversation, in every later turn. A refusal would make the
+conversation useless, so what came of the arguments is kept (tests/vectors/tools/messages.json).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NoReturn
+
+_CLOSING = {"{": "}", "[": "]"}
+
+
+def arguments_of(text: str) -> dict[str, Any]:
+    """The object that a text of JSON is. Of one that was cut: what came of it, with open texts and brackets
+    closed, or else without its last part. Of a text that is no such thing: an object without members.
+    """
+    whole, cut = _completed(text)
+    for candidate in (text, whole, cut):
+        try:
+            found = json.loads(candidate, parse_constant=_refuse)
+        except (ValueError, RecursionError):
+            continue
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(constant)  # NaN and Infinity are Python's, not JSON's
+
+
+def _completed(text: str) -> tuple[str, str]:
+    """The text with control characters in strings escaped and everything open closed; and the same of the
+    text before its last comma, or up to its last open bracket.
+    """
+    made: list[str] = []
+    closing: list[str] = []  # of what is open
+    safe, closed = 0, list[str]()  # the length of the second text, and what has been closed behind it
+    in_string = escaped = False
+    for char in text:
+        if in_string:
+            made.append(f"\\u{ord(char):04x}" if char < " " else char)
+            in_string = escaped or char != '"'
+            escaped = char == "\\" and not escaped
+            continue
+        if char == ",":
+            safe, closed = len(made), []
+        made.append(char)
+        in_string = char == '"'
+        if char in _CLOSING:
+            closing.append(_CLOSING[char])
+            safe, closed = len(made), []
+        elif closing and char == closing[-1]:
+            closed.append(closing.pop())
+    if escaped:
+        made.pop()
+    end = "".join(reversed(closing))
+    open_there = "".join(reversed([*closing, *reversed(closed)]))
+    return "".join(made) + ('"' if in_string else "") + end, "".join(made[:safe]) + open_there
