@@ -90,6 +90,11 @@ class EndpointSide:
             self._model, self.context = chosen.id, self.context or chosen.context
         self._described = True
 
+    async def name_model(self) -> None:
+        """Ask for the model where none is given. SideError where the endpoint does not answer."""
+        if self._model is None:
+            await self.describe()
+
     async def computes_here(self) -> bool:
         """Whether the server says, now, that it computes on its own machine (its list of models). A relay
         does not.
@@ -107,8 +112,7 @@ class EndpointSide:
                 f"{self.endpoint.root} cannot go on with an answer that was begun elsewhere",
                 "no_continuation",
             )
-        if self._model is None:
-            await self.describe()
+        await self.name_model()
         body = {
             **replace(call, prefix="").body,
             "model": self._model,
