@@ -193,7 +193,7 @@ class Router:
         breaker, now = self._breakers[ticket.side], self._clock()
         if outcome == "ok":
             breaker.success(ticket.given)
-        elif outcome == "failed" and not (error is not None and error.busy):
+        elif outcome == "failed" and not (error is not None and (error.busy or error.code == "private")):
             breaker.failure(now, ticket.given)
         else:
             breaker.abandoned(ticket.given)

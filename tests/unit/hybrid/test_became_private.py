@@ -1,5 +1,5 @@
-"""A request under way is looked at again when its text or its conversation becomes private: nothing takes it to
-the cloud from then on.
+"""A request under way is looked at again when its text or its conversation becomes private: nothing takes it
+to the cloud from then on.
 """
 
 from __future__ import annotations

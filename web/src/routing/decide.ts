@@ -109,7 +109,7 @@ function deviceBlocks(request: RouteRequest, device: DeviceState, mode: Mode): R
 
 /** Why the cloud cannot answer, or may not. */
 function cloudBlocks(request: RouteRequest, cloud: CloudState, mode: Mode): Reason[] {
-  if (request.private) return [reason("private", "cloud")];
+  if (request.private) return [reason(request.quotes_private ? "private_quote" : "private", "cloud")];
   const blocks = mode === "device_only" ? [reason("mode", "cloud", mode)] : [];
   if (!cloud.available)
     return [...blocks, reason(cloud.why === "offline" ? "offline" : "unavailable", "cloud", cloud.why)];

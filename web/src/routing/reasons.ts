@@ -7,6 +7,7 @@ type Words = (value: string, limit: string) => string;
 
 const WORDS: Readonly<Record<string, Words>> = {
   private: () => "the request is private",
+  private_quote: () => "the request quotes a private text",
   elsewhere: () => "does not say that it computes here",
   mode: (value) => `the mode is ${value}`,
   unavailable: (value) => (value === "" ? "not available" : value),
