@@ -82,7 +82,7 @@ def _device_blocks(request: Request, device: DeviceState, mode: Mode) -> list[Re
         blocks.append(Reason("unavailable", "device", device.why))
         return blocks
     if request.private and not device.here:
-        blocks.append(Reason("elsewhere", "device"))
+        blocks.append(Reason("elsewhere", "device", device.why))
     needed = request.prompt_tokens + request.max_tokens
     if needed > device.context:
         blocks.append(Reason("context", "device", needed, device.context))

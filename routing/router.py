@@ -378,13 +378,14 @@ def _made_private(request: Request, private_by: PrivateBy | None) -> Request:
 async def _endpoint_state(side: EndpointSide, *, private: bool) -> DeviceState:
     try:
         await side.describe()
-        here = private and await side.computes_here()
+        why = await side.elsewhere() if private else None
     except (SideError, RequestError) as error:
         return DeviceState(available=False, why=str(error))
     context = side.context or 2**31 - 1
     speeds = side.speeds
     return DeviceState(
-        here=here or not private,
+        here=why is None,
+        why=why,
         context=context,
         free_kv_tokens=context,
         features=side.features,
@@ -406,10 +407,9 @@ def _refusal(decision: Decision) -> NearfarError:
     message = f"neither the device nor the cloud can answer this: {shown}"
     if any(reason.code == "elsewhere" for reason in decision.reasons):
         message += (
-            ". A private request needs a device that says that it computes here: an artifact, an "
-            "Engine, or a server on this "
-            'machine that lists its model with x_nearfar: {"computes": "here"}, as nearfar serve '
-            "ARTIFACT does"
+            ". A private request needs a device that proves that it computes here: an artifact, an Engine, "
+            "or a nearfar serve ARTIFACT of this version that this user runs on this machine with the same "
+            "NEARFAR_HOME, at this very port: not over ssh, in a container or behind a proxy"
         )
     waits = [reason.value for reason in decision.reasons if reason.code in ("breaker_open", "retry_after")]
     if waits:

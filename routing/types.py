@@ -70,7 +70,8 @@ class Request:
 class DeviceState:
     """The device now. `context`, `free_kv_tokens`: tokens; speeds: tokens a second; `battery`: 0..1.
 
-    `here`: it computes on this machine, as far as it says; a server that hands requests on does not.
+    `here`: it computes on this machine, as far as it proves, else `why` says what is missing; a server that
+    hands requests on does not.
     """
 
     available: bool = True

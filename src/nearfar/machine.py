@@ -9,6 +9,7 @@ import logging
 import os
 import secrets
 import sys
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
@@ -37,14 +38,14 @@ def user_key() -> bytes | None:
             _make(path)
         state = path.stat()
         if sys.platform != "win32" and (state.st_mode & 0o077 or state.st_uid != os.geteuid()):
-            log.warning("%s is not this user's alone and is not used: chmod 600 it, or remove it", path)
+            _warn(f"{path} is not this user's alone and is not used: chmod 600 it, or remove it")
             return None
         key = path.read_bytes()
     except OSError as error:
-        log.warning("the key of this user, %s, cannot be read or made: %s", path, error)
+        _warn(f"the key of this user, {path}, cannot be read or made: {error}")
         return None
     if len(key) != KEY_BYTES:
-        log.warning("%s is not a key of %d bytes and is not used: remove it", path, KEY_BYTES)
+        _warn(f"{path} is not a key of {KEY_BYTES} bytes and is not used: remove it")
         return None
     return key
 
@@ -73,6 +74,12 @@ def proves(given: object, nonce: str, port: int) -> bool:
     return (
         wanted is not None and isinstance(given, str) and hmac.compare_digest(given.encode(), wanted.encode())
     )
+
+
+@cache
+def _warn(message: str) -> None:
+    """Once: whoever asks for proofs does not fill the log."""
+    log.warning("%s", message)
 
 
 def _is_nonce(nonce: str) -> bool:

@@ -210,6 +210,11 @@ async def answered(client: AsyncHybridClient, messages: list[Any], turn: dict[st
     return text
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEARFAR_HOME", str(tmp_path_factory.mktemp("home")))
+
+
 async def test_a_server_on_this_machine_must_say_that_it_computes_here(
     tmp_path: Path, cloud: Tripwire
 ) -> None:
@@ -225,7 +230,7 @@ async def test_a_server_on_this_machine_must_say_that_it_computes_here(
     with ScriptedServer([["piece device 1 =stop", "ended device"]]) as relay:
         async with AsyncHybridClient(device=relay.address, cloud=cloud.address) as client:
             with pytest.raises(
-                RequestError, match=r"device elsewhere.*says that it computes here.*nearfar serve"
+                RequestError, match=r"device elsewhere.*does not say that it computes.*nearfar serve ARTIFACT"
             ):
                 await client.chat.completions.create(private, **ask)
             assert relay.bodies == []

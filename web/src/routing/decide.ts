@@ -99,7 +99,7 @@ function prediction(ttft: number, request: RouteRequest, decodeTps: number | nul
 function deviceBlocks(request: RouteRequest, device: DeviceState, mode: Mode): Reason[] {
   const blocks = mode === "cloud_only" ? [reason("mode", "device", mode)] : [];
   if (!device.available) return [...blocks, reason("unavailable", "device", device.why)];
-  if (request.private && !device.here) blocks.push(reason("elsewhere", "device"));
+  if (request.private && !device.here) blocks.push(reason("elsewhere", "device", device.why));
   const needed = request.prompt_tokens + request.max_tokens;
   if (needed > device.context) blocks.push(reason("context", "device", needed, device.context));
   if (needed > device.free_kv_tokens)
