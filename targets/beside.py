@@ -18,6 +18,7 @@ from pathlib import Path
 
 from nearfar.build.program.compile import Job
 from nearfar.build.program.compiled import Compiled
+from nearfar.children import child_environment
 from nearfar.errors import BuildError
 from nearfar.targets.emit import EmitContext
 from nearfar.targets.kernels import Variant
@@ -66,7 +67,9 @@ def beside(share: Share) -> Iterator[Callable[[], list[Compiled]]]:
         folder = Path(name)
         (folder / _WORK).write_bytes(pickle.dumps(share))
         # A session of its own: Ctrl-C is for this process, which then ends that one.
-        process = subprocess.Popen([sys.executable, "-c", _CODE, name], start_new_session=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", _CODE, name], env=child_environment(), start_new_session=True
+        )
         try:
             yield lambda: _made(process, folder)
         finally:
