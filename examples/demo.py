@@ -22,6 +22,7 @@ from urllib.parse import urlencode
 import httpx
 from playwright.sync_api import sync_playwright
 
+from nearfar.children import child_environment, keys_hidden
 from nearfar.edge_runtime import Engine
 from nearfar.routing import HybridClient, Policy
 
@@ -54,7 +55,7 @@ def build(checkpoint: Path, out: Path) -> None:
     began = time.monotonic()
     command = ["build", str(checkpoint), "--target", "cpu,webgpu,wasm", "--quant", "q4", "-o", str(out)]
     print(f"$ nearfar {' '.join(command)}", flush=True)
-    subprocess.run([*NEARFAR, *command], check=True)
+    subprocess.run([*NEARFAR, *command], check=True, env=child_environment())
     print(f"built in {time.monotonic() - began:.1f} s\n", flush=True)
 
 
@@ -115,9 +116,10 @@ def routed(artifact: Path, address: str) -> None:
 @contextmanager
 def running(*command: object) -> Iterator[str]:
     """A command of nearfar that serves, in the background; gives the address it names."""
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     arguments = [*NEARFAR, *map(str, command)]
-    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, env=environment) as server:
+    with subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, text=True, env=child_environment(PYTHONUNBUFFERED="1")
+    ) as server:
         try:
             assert server.stdout is not None
             for line in server.stdout:
@@ -133,7 +135,7 @@ def in_browser(address: str, prompt: str, max_tokens: int) -> Answer:
     """Open the page with the prompt filled in, in headless Chromium, send it as a person would, and read
     the answer.
     """
-    with sync_playwright() as playwright:
+    with keys_hidden(), sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGUMENTS)
         tab = browser.new_page()
         tab.goto(f"{address}/?{urlencode({'prompt': prompt, 'max_tokens': max_tokens, **SAMPLING})}")

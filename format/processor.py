@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from nearfar.children import child_environment
 from nearfar.format.machines import ASSUMED, KNOWN, architecture, system
 
 _LINUX_NAMES = {"asimd": "neon", "asimdhp": "fullfp16", "asimddp": "dotprod"}
@@ -83,7 +84,9 @@ def _linux_flags(cpuinfo: Path) -> set[str]:
 
 
 def _darwin_flags() -> set[str]:
-    listed = subprocess.run(["sysctl", "-a"], capture_output=True, text=True, check=False).stdout
+    listed = subprocess.run(
+        ["sysctl", "-a"], env=child_environment(), capture_output=True, text=True, check=False
+    ).stdout
     found = set()
     for line in listed.splitlines():
         key, _, value = line.partition(":")

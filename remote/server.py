@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import httpx
 
 from nearfar.errors import RequestError
+from nearfar.machine import NONCE_HEADER
 from nearfar.remote.chunks import Chunk, ShapeError, read_chunk
 from nearfar.remote.errors import (
     FewerAnswersError,
@@ -58,12 +59,13 @@ class Waits:
 @dataclass(frozen=True)
 class Listed:
     """A model that a server lists. `context`: tokens, where it tells them. `here`: it says that it
-    computes it itself.
+    computes it itself; `proof`: what it gives for that, where it was asked.
     """
 
     id: str
     context: int | None = None
     here: bool = False
+    proof: str | None = None
 
 
 def client(key: str | None, connect: float, *, direct: bool) -> httpx.AsyncClient:
@@ -102,9 +104,10 @@ class Server:
     def __init__(self, url: str, http: httpx.AsyncClient, waits: Waits) -> None:
         self.root, self._http, self.waits = root_of(url), http, waits
 
-    async def models(self, seconds: float) -> tuple[Listed, ...]:
-        """What it lists."""
-        record = await self._whole("GET", MODELS, None, seconds, LIST_BYTES)
+    async def models(self, seconds: float, nonce: str | None = None) -> tuple[Listed, ...]:
+        """What it lists. `nonce`: asks for a proof that it computes here (`nearfar.machine`)."""
+        headers = {} if nonce is None else {NONCE_HEADER: nonce}
+        record = await self._whole("GET", MODELS, None, seconds, LIST_BYTES, headers)
         with self._failing():
             return _listed(record)
 
@@ -149,20 +152,31 @@ class Server:
             log.info("after the end of an answer: %s", error)
 
     async def _whole(
-        self, method: str, path: str, call: Mapping[str, Any] | None, seconds: float, limit: int
+        self,
+        method: str,
+        path: str,
+        call: Mapping[str, Any] | None,
+        seconds: float,
+        limit: int,
+        headers: Mapping[str, str] | None = None,
     ) -> Mapping[str, Any]:
         clock = _Clock(seconds)
-        async with self._response(method, path, call, clock) as response:
+        async with self._response(method, path, call, clock, headers) as response:
             return _object(await clock.wait(body(response, limit)))
 
     @asynccontextmanager
     async def _response(
-        self, method: str, path: str, call: Mapping[str, Any] | None, clock: _Clock
+        self,
+        method: str,
+        path: str,
+        call: Mapping[str, Any] | None,
+        clock: _Clock,
+        headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[httpx.Response]:
         """A response that tells no error, its body yet to be read. What fails while this is open is a
         RemoteError.
         """
-        request = self._http.build_request(method, checked(self.root, path), json=call)
+        request = self._http.build_request(method, checked(self.root, path), json=call, headers=headers)
         with self._failing():
             response = await clock.wait(self._http.send(request, stream=True))
             try:
@@ -244,14 +258,19 @@ def _listed(record: Mapping[str, Any]) -> tuple[Listed, ...]:
         isinstance(item, dict) and isinstance(item.get("id"), str) for item in data
     ):
         raise ShapeError(f"{MODELS} lists no models: {data!r:.80}")
-    return tuple(
-        Listed(item["id"], _context(item.get("max_model_len")), _here(item.get("x_nearfar")))
-        for item in data[:LISTED]
+    return tuple(map(_model, data[:LISTED]))
+
+
+def _model(item: Mapping[str, Any]) -> Listed:
+    said = item.get("x_nearfar")
+    said = said if isinstance(said, dict) else {}
+    proof = said.get("proof")
+    return Listed(
+        item["id"],
+        _context(item.get("max_model_len")),
+        here=said.get("computes") == "here",
+        proof=proof if isinstance(proof, str) else None,
     )
-
-
-def _here(value: object) -> bool:
-    return isinstance(value, dict) and value.get("computes") == "here"
 
 
 def _context(value: object) -> int | None:

@@ -82,7 +82,7 @@ def _device_blocks(request: Request, device: DeviceState, mode: Mode) -> list[Re
         blocks.append(Reason("unavailable", "device", device.why))
         return blocks
     if request.private and not device.here:
-        blocks.append(Reason("elsewhere", "device"))
+        blocks.append(Reason("elsewhere", "device", device.why))
     needed = request.prompt_tokens + request.max_tokens
     if needed > device.context:
         blocks.append(Reason("context", "device", needed, device.context))
@@ -97,7 +97,7 @@ def _device_blocks(request: Request, device: DeviceState, mode: Mode) -> list[Re
 def _cloud_blocks(request: Request, cloud: CloudState, mode: Mode) -> list[Reason]:
     """Why the cloud cannot answer, or may not."""
     if request.private:
-        return [Reason("private", "cloud")]
+        return [Reason("private_quote" if request.quotes_private else "private", "cloud")]
     blocks = [Reason("mode", "cloud", mode)] if mode == "device_only" else []
     if not cloud.available:
         blocks.append(Reason("offline" if cloud.why == "offline" else "unavailable", "cloud", cloud.why))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -11,6 +12,7 @@ from urllib.parse import urlsplit
 
 from nearfar.edge_runtime.openai.records import Usage
 from nearfar.hosts import is_local
+from nearfar.machine import NONCE_BYTES, proves
 from nearfar.remote.chunks import CallPart, Chunk, Part
 from nearfar.remote.continuing import continued
 from nearfar.remote.errors import RemoteError
@@ -52,6 +54,12 @@ class Endpoint:
         return root_of(self.url)
 
     @property
+    def port(self) -> int:
+        """The port of the address."""
+        parts = urlsplit(self.url)
+        return parts.port or (443 if parts.scheme == "https" else 80)
+
+    @property
     def local(self) -> bool:
         """Whether the address can only be this machine."""
         return is_local(urlsplit(self.url).hostname or "")
@@ -90,15 +98,31 @@ class EndpointSide:
             self._model, self.context = chosen.id, self.context or chosen.context
         self._described = True
 
-    async def computes_here(self) -> bool:
-        """Whether the server says, now, that it computes on its own machine (its list of models). A relay
-        does not.
+    async def name_model(self) -> None:
+        """Ask for the model where none is given. SideError where the endpoint does not answer."""
+        if self._model is None:
+            await self.describe()
+
+    async def elsewhere(self) -> str | None:
+        """Why the server does not compute here, as far as it can prove; None where it proves, now, that it
+        runs on this machine as this user, and says that it computes itself.
+
+        An address of this machine is no proof: a tunnel of ssh, a container's published port and a proxy have
+        one, too.
         """
+        nonce = secrets.token_hex(NONCE_BYTES)
         try:
-            listed = await self._server.models(self._timeouts.connect)
+            listed = await self._server.models(self._timeouts.connect, nonce)
         except RemoteError as error:
             raise _side_error(error) from error
-        return any(model.here for model in listed if model.id == self._model)
+        found = next((model for model in listed if model.id == self._model), None)
+        if found is None or not found.here:
+            return "it does not say that it computes what it answers"
+        if found.proof is None:
+            return "it does not prove that it runs here: an older nearfar, or one without a key of this user"
+        if not proves(found.proof, nonce, self.endpoint.port):
+            return "it runs on another machine, as another user, or behind another port"
+        return None
 
     async def stream(self, call: Call) -> AsyncGenerator[Piece, None]:
         """The endpoint's answer. A continuation needs one that `continues`."""
@@ -107,8 +131,7 @@ class EndpointSide:
                 f"{self.endpoint.root} cannot go on with an answer that was begun elsewhere",
                 "no_continuation",
             )
-        if self._model is None:
-            await self.describe()
+        await self.name_model()
         body = {
             **replace(call, prefix="").body,
             "model": self._model,

@@ -1,62 +1,140 @@
-"""Privacy belongs to the text: what a private request carried stays on the device, whoever carries it
-again. Nothing is sent here.
+"""Privacy belongs to the text: what a private request carried stays on the device, whoever carries or quotes
+it again. Nothing is sent here.
 """
 
 from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
+
+from nearfar.routing.marks_file import MARK_BYTES, Known, MarksFile
+from nearfar.routing.quotes import letters, windows
 
 LONG = 32
-"""Characters from which a message is known again wherever it stands; shorter ones only as the beginning
+"""Characters from which a whole message is known again wherever it stands; shorter ones only as the beginning
 they were.
 """
 
-REMEMBERED = 20_000
-"""Marks that are kept; those used longest ago are forgotten first."""
+REMEMBERED, WINDOWS = 20_000, 100_000
+"""Texts, conversations and windows that are kept; those used longest ago are forgotten first."""
 
 QUOTE = 12
 """Characters in a row that make an error's message a quotation."""
 
-Messages = Iterable[Mapping[str, Any]]
+UNSAID = ("role", "type", "id", "tool_call_id")
+"""Fields of messages and their parts that say nothing."""
+
+FILES = ("image_url", "input_audio", "video_url", "file")
+"""Parts that are no text."""
+
+Message = Mapping[str, Any]
+Messages = Iterable[Message]
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Hashes of what a request says, under the key of the client: of each of its beginnings, of each long
+    message, of the windows of all its texts and of its files; and of those of them that are its user's own.
+    """
+
+    begun: tuple[bytes, ...]
+    whole: tuple[bytes, ...]
+    windows: frozenset[bytes]
+    own: frozenset[bytes]
 
 
 class PrivateTexts:
     """Knows again what was private: by the conversation's id, by the messages it begins with, by each message
-    of some length.
+    of some length, by quotations wherever they stand.
 
-    Texts are kept as hashes, in memory only: a hash on disk would still answer whether a text was asked here.
+    `path` is where marks stay from start to start. `conversations` are those of the old form of the state.
     """
 
-    def __init__(self, conversations: Iterable[str] = ()) -> None:
-        self._marks: OrderedDict[bytes, None] = OrderedDict()
-        self._conversations: OrderedDict[str, None] = OrderedDict((name, None) for name in conversations)
+    def __init__(self, path: Path | None = None, conversations: Iterable[str] = ()) -> None:
+        self._texts: OrderedDict[bytes, None] = OrderedDict()
+        self._windows: OrderedDict[bytes, None] = OrderedDict()
+        self._conversations: OrderedDict[str, None] = OrderedDict()
+        self._file = MarksFile(path)
+        for known in self._file.load():
+            self._take(known)
+        if new := tuple(name for name in map(str, conversations) if name not in self._conversations):
+            self._keep(Known(new))
 
-    @property
-    def conversations(self) -> list[str]:
-        """Ids of private conversations, to keep from start to start."""
-        return list(self._conversations)
+    def marks(self, messages: Messages, params: Mapping[str, Any] | None = None) -> Marks:
+        """Of a request. Takes a while for a long one, and may be called in a thread.
 
-    def carries(self, messages: Messages, conversation: str | None) -> bool:
-        """Whether a request has something of a private one."""
-        found = conversation is not None and conversation in self._conversations
-        begun, long = _marks(messages)
-        for mark in (*begun, *long):
-            if mark in self._marks:
-                self._marks.move_to_end(mark)
-                found = True
-        return found
+        What an application says to all (the system prompt, tools, other parameters) is nobody's secret, so
+        its windows are not the user's own; but it may quote what is one.
+        """
+        begun, whole, quoted, own = [], [], set[bytes](), set[bytes]()
+        chain = blake2b(key=self._file.key, digest_size=16)
+        for message in messages:
+            found = self._marks_within(message)
+            quoted |= found
+            if message.get("role") in ("system", "developer"):
+                continue
+            own |= found
+            text = " ".join(_text(message).split())
+            if len(text) >= LONG:
+                whole.append(self._mark(text))
+            chain.update(_bytes(f"{message.get('role')}\0{text}\0"))
+            begun.append(chain.digest()[:MARK_BYTES])
+        quoted |= self._marks_within(params or {})
+        return Marks(tuple(begun), tuple(whole), frozenset(quoted), frozenset(own))
 
-    def remember(self, messages: Messages, conversation: str | None) -> None:
-        """A private request, or a private answer as a message."""
-        if conversation is not None:
-            _keep(self._conversations, conversation)
-        begun, long = _marks(messages)
-        for mark in (*begun[-1:], *long):
-            _keep(self._marks, mark)
+    def known(self, marks: Marks, conversation: str | None) -> Literal["earlier", "quote"] | None:
+        """Whether a request carries a text of a private one again, or quotes one."""
+        texts = _used(self._texts, (*marks.begun, *marks.whole))
+        quoted = _used(self._windows, marks.windows)
+        if texts or (conversation is not None and conversation in self._conversations):
+            return "earlier"
+        return "quote" if quoted else None
+
+    def remember(self, marks: Marks, conversation: str | None) -> None:
+        """A private request, or a private answer as a message. It is in the file when this returns."""
+        self._keep(
+            Known(
+                (conversation,) if conversation is not None else (),
+                (*marks.begun[-1:], *marks.whole),
+                tuple(sorted(marks.own)),
+            )
+        )
+
+    def remember_conversation(self, conversation: str | None) -> None:
+        """A request that quotes a private text: the conversation stays, and what is not of the quotation may
+        be what an application says to all.
+        """
+        self._keep(Known((conversation,) if conversation is not None else ()))
+
+    def _keep(self, known: Known) -> None:
+        new = Known(
+            tuple(name for name in known.conversations if name not in self._conversations),
+            tuple(mark for mark in known.texts if mark not in self._texts),
+            tuple(mark for mark in known.windows if mark not in self._windows),
+        )
+        self._take(known)
+        if new:
+            self._file.add(new)
+
+    def _take(self, known: Known) -> None:
+        _add(self._conversations, known.conversations, REMEMBERED)
+        _add(self._texts, known.texts, REMEMBERED)
+        _add(self._windows, known.windows, WINDOWS)
+
+    def _marks_within(self, value: Any) -> set[bytes]:
+        """Of the windows of all its texts together, and of each of its files."""
+        said = [*_strings(value)]
+        found = windows(letters("\n".join(text for text, is_file in said if not is_file)))
+        files = {_bytes(text) for text, is_file in said if is_file and len(text) >= LONG}
+        return {blake2b(data, key=self._file.key, digest_size=MARK_BYTES).digest() for data in found | files}
+
+    def _mark(self, text: str) -> bytes:
+        return blake2b(_bytes(text), key=self._file.key, digest_size=MARK_BYTES).digest()
 
 
 def without_quotes(said: str, messages: Messages) -> str:
@@ -74,31 +152,43 @@ def without_quotes(said: str, messages: Messages) -> str:
     return said
 
 
-def _keep(kept: OrderedDict[Any, None], item: Any) -> None:
-    kept[item] = None
-    kept.move_to_end(item)
-    while len(kept) > REMEMBERED:
+def _used(kept: OrderedDict[bytes, None], marks: Iterable[bytes]) -> bool:
+    """Whether one of the marks is kept; those that are were used last."""
+    found = [mark for mark in marks if mark in kept]
+    for mark in found:
+        kept.move_to_end(mark)
+    return bool(found)
+
+
+def _add(kept: OrderedDict[Any, None], items: Iterable[Any], most: int) -> None:
+    for item in items:
+        kept[item] = None
+        kept.move_to_end(item)
+    while len(kept) > most:
         kept.popitem(last=False)
 
 
-def _marks(messages: Messages) -> tuple[list[bytes], list[bytes]]:
-    """Hashes of each beginning, and of each long message. What an application says to all (system) is
-    nobody's secret.
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="surrogatepass")
+
+
+def _strings(value: Any, is_file: bool = False) -> Iterator[tuple[str, bool]]:
+    """Every text in messages and parameters, however deep: content, parts, reasoning, calls and results of
+    tools. And whether it is of a picture, a sound or another file, which is known again as a whole.
     """
-    begun, long = [], []
-    chain = blake2b(digest_size=16)
-    for message in messages:
-        if message.get("role") in ("system", "developer"):
-            continue
-        text = " ".join(_text(message).split())
-        if len(text) >= LONG:
-            long.append(blake2b(text.encode(errors="surrogatepass"), digest_size=16).digest())
-        chain.update(f"{message.get('role')}\0{text}\0".encode(errors="surrogatepass"))
-        begun.append(chain.digest())
-    return begun, long
+    if isinstance(value, str):
+        yield value, is_file
+    elif isinstance(value, Mapping):
+        kind = value.get("type")
+        for name, item in value.items():
+            if name not in UNSAID:
+                yield from _strings(item, is_file or (name == kind and name in FILES))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _strings(item, is_file)
 
 
-def _text(message: Mapping[str, Any]) -> str:
+def _text(message: Message) -> str:
     """All that a message says: text, other parts and calls as JSON."""
     content, calls = message.get("content"), message.get("tool_calls")
     parts = content if isinstance(content, list) else [content or ""]

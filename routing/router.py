@@ -4,6 +4,7 @@ conversations.
 
 from __future__ import annotations
 
+import asyncio
 import random
 import secrets
 import time
@@ -27,7 +28,7 @@ from nearfar.routing.handover import Outcome
 from nearfar.routing.ledger import Ledger
 from nearfar.routing.policy import Policy
 from nearfar.routing.power import power
-from nearfar.routing.privacy import PrivateTexts
+from nearfar.routing.privacy import Marks, PrivateTexts
 from nearfar.routing.request import Asked, Hints, call_of, features_of
 from nearfar.routing.retry import RetryBudget
 from nearfar.routing.sides import Call, SideError, Size, estimate
@@ -62,7 +63,7 @@ class States:
 @dataclass(frozen=True)
 class Plan:
     """A request that has been decided. `would`: what would have been decided, in shadow mode. `private_by`:
-    what made it private, the request itself or a text of an earlier one.
+    what made it private when it was decided; `marks`: what it may become private by.
     """
 
     id: str
@@ -73,6 +74,7 @@ class Plan:
     decision: Decision
     would: Decision | None
     ticket: Ticket | None
+    marks: Marks
     private_by: PrivateBy | None = None
 
 
@@ -112,7 +114,8 @@ class Router:
         self._file = StateFile(state)
         kept = self._file.load()
         self._ledger = Ledger.restored(kept.get("ledger", {}))
-        self._private = PrivateTexts(map(str, kept.get("private", ())))
+        marks = None if state is None else state.with_name(state.name + ".private")
+        self._private = PrivateTexts(marks, kept.get("private", ()))
         self._threshold: Threshold | None = None
         if policy.target_share is not None:
             self._threshold = Threshold.restored(
@@ -136,15 +139,12 @@ class Router:
     async def plan(self, asked: Asked) -> Plan:
         """Decide for a request and admit it. An error that names the reasons where nothing can take it."""
         messages, params, hints = asked.messages, asked.params, asked.hints
-        private_by: PrivateBy | None = "request" if hints.private else None
-        if private_by is None and self._private.carries(messages, hints.conversation):
-            private_by, hints = "earlier", replace(hints, private=True)
-        if private_by is not None:
-            self._private.remember(messages, hints.conversation)
+        marks = await asyncio.to_thread(self._private.marks, messages, params)
+        private_by = self._private_by(marks, hints)
         call = call_of(messages, params, self.policy.default_max_tokens)
         mode = hints.mode or self.policy.mode
         size = await self._measure(call, mode)
-        difficulty = self._difficulty(messages) if mode == "auto" and not hints.private else None
+        difficulty = self._difficulty(messages) if mode == "auto" and private_by is None else None
         request = Request(
             prompt_tokens=size.prompt,
             max_tokens=call.max_tokens,
@@ -152,17 +152,16 @@ class Router:
             features=features_of(messages, params),
             difficulty=difficulty,
             mode=hints.mode,
-            private=hints.private,
             conversation=self._conversation(hints.conversation, size),
         )
-        states = await self._states(request)
+        request, states, private_by = await self._seen(request, marks, hints, private_by)
         decision, would = decide(request, states.device, states.cloud, states.policy), None
         if self._threshold is not None and difficulty is not None:
             self._threshold.observe(difficulty)
         if self.policy.shadow is not None:
             would, decision = decision, self._preferring(self.policy.shadow, request, states)
         name = f"d-{secrets.token_hex(8)}"
-        plan = Plan(name, call, hints, request, states, decision, would, None, private_by)
+        plan = Plan(name, call, hints, request, states, decision, would, None, marks, private_by)
         if decision.route is None:
             error = _refusal(decision)
             self.record(plan, {"error": type(error).__name__})
@@ -170,13 +169,18 @@ class Router:
         self.retries.request()
         return replace(plan, ticket=self._ticket(plan, decision.route, decision.cost))
 
+    def private_by(self, plan: Plan) -> PrivateBy | None:
+        """What makes a request private by now: others may have come since it was decided."""
+        return plan.private_by or self._private_by(plan.marks, plan.hints)
+
     async def admit(self, plan: Plan, side: Side) -> Ticket | None:
         """Let a side take over, if it may now: everything is looked at again."""
         request = plan.request
         if plan.hints.conversation is not None:
             spent = self._ledger.spent_conversation(plan.hints.conversation)
             request = replace(request, conversation=replace(request.conversation, spent=spent))
-        decision = self._preferring(side, request, await self._states(request))
+        request, states, _ = await self._seen(request, plan.marks, plan.hints, self.private_by(plan))
+        decision = self._preferring(side, request, states)
         return self._ticket(plan, side, decision.cost) if decision.route == side else None
 
     def leave(
@@ -189,7 +193,7 @@ class Router:
         breaker, now = self._breakers[ticket.side], self._clock()
         if outcome == "ok":
             breaker.success(ticket.given)
-        elif outcome == "failed" and not (error is not None and error.busy):
+        elif outcome == "failed" and not (error is not None and (error.busy or error.code == "private")):
             breaker.failure(now, ticket.given)
         else:
             breaker.abandoned(ticket.given)
@@ -207,8 +211,9 @@ class Router:
 
     def remember(self, plan: Plan, route: Side, tokens: int, answer: str) -> None:
         """An answer is there: the conversation's place, and what is kept from start to start."""
-        if plan.hints.private and answer:
-            self._private.remember([{"role": "assistant", "content": answer}], None)
+        if answer and self.private_by(plan) is not None:
+            said = self._private.marks([{"role": "assistant", "content": answer}])
+            self._private.remember(said, None)
         if (name := plan.hints.conversation) is not None:
             memory = self._memory.setdefault(name, _Memory())
             self._memory.move_to_end(name)
@@ -225,7 +230,6 @@ class Router:
         self._file.save({
             "ledger": self._ledger.as_json(),
             "threshold": self._threshold.as_json() if self._threshold is not None else {},
-            "private": self._private.conversations,
             "speeds": {name: side.speeds.as_json() for name, side in sides.items() if side is not None},
         })  # fmt: skip
 
@@ -233,12 +237,12 @@ class Router:
         """Write a decision record. Texts only where the policy allows them, and never of a private
         request.
         """
-        states = plan.states
+        states, private_by = plan.states, self.private_by(plan)
         line: dict[str, Any] = {
             "id": plan.id,
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-            "request": asdict(plan.request),
-            "private_by": plan.private_by,
+            "request": asdict(_made_private(plan.request, private_by)),
+            "private_by": private_by,
             "device": asdict(states.device),
             "cloud": asdict(states.cloud),
             "policy": {
@@ -249,7 +253,7 @@ class Router:
             "would": plan.would.as_json() if plan.would else None,
             "outcome": outcome,
         }
-        if self.policy.record_text and not plan.hints.private:
+        if self.policy.record_text and private_by is None:
             line["text"] = {"messages": [dict(message) for message in plan.call.messages], "answer": answer}
         self.records.add(line)
 
@@ -259,6 +263,19 @@ class Router:
         for side in (self.device, self.cloud):
             if side is not None:
                 await side.close()
+
+    def _private_by(self, marks: Marks, hints: Hints) -> PrivateBy | None:
+        """What makes a request private now. Its texts are private from then on; of one that quotes a private
+        text, its conversation.
+        """
+        found: PrivateBy | None = (
+            "request" if hints.private else self._private.known(marks, hints.conversation)
+        )
+        if found == "quote":
+            self._private.remember_conversation(hints.conversation)
+        elif found is not None:
+            self._private.remember(marks, hints.conversation)
+        return found
 
     def _ticket(self, plan: Plan, side: Side, cost: float) -> Ticket:
         """Called without a pause after the decision, so that what it saw still holds."""
@@ -272,6 +289,17 @@ class Router:
         if mode not in ("device_only", "cloud_only"):
             mode = "prefer_device" if side == "device" else "prefer_cloud"
         return decide(replace(request, mode=mode), states.device, states.cloud, states.policy)
+
+    async def _seen(
+        self, request: Request, marks: Marks, hints: Hints, private_by: PrivateBy | None
+    ) -> tuple[Request, States, PrivateBy | None]:
+        """A request and both sides as they are when this returns: asking the device takes time, in which
+        another request can make this one private.
+        """
+        states = await self._states(request := _made_private(request, private_by))
+        if private_by is None and (private_by := self._private_by(marks, hints)) is not None:
+            states = await self._states(request := _made_private(request, private_by))
+        return request, states, private_by
 
     async def _states(self, request: Request) -> States:
         device = await self._device_state(request)
@@ -341,16 +369,23 @@ class Router:
         return None if self._score is None else min(max(self._score(messages_to_prompt(messages)), 0.0), 1.0)
 
 
+def _made_private(request: Request, private_by: PrivateBy | None) -> Request:
+    if private_by is None:
+        return request
+    return replace(request, private=True, quotes_private=private_by == "quote")
+
+
 async def _endpoint_state(side: EndpointSide, *, private: bool) -> DeviceState:
     try:
         await side.describe()
-        here = private and await side.computes_here()
+        why = await side.elsewhere() if private else None
     except (SideError, RequestError) as error:
         return DeviceState(available=False, why=str(error))
     context = side.context or 2**31 - 1
     speeds = side.speeds
     return DeviceState(
-        here=here or not private,
+        here=why is None,
+        why=why,
         context=context,
         free_kv_tokens=context,
         features=side.features,
@@ -372,10 +407,9 @@ def _refusal(decision: Decision) -> NearfarError:
     message = f"neither the device nor the cloud can answer this: {shown}"
     if any(reason.code == "elsewhere" for reason in decision.reasons):
         message += (
-            ". A private request needs a device that says that it computes here: an artifact, an "
-            "Engine, or a server on this "
-            'machine that lists its model with x_nearfar: {"computes": "here"}, as nearfar serve '
-            "ARTIFACT does"
+            ". A private request needs a device that proves that it computes here: an artifact, an Engine, "
+            "or a nearfar serve ARTIFACT of this version that this user runs on this machine with the same "
+            "NEARFAR_HOME, at this very port: not over ssh, in a container or behind a proxy"
         )
     waits = [reason.value for reason in decision.reasons if reason.code in ("breaker_open", "retry_after")]
     if waits:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import asdict, dataclass, replace
 
 from nearfar.edge_runtime.openai.records import TokenLogprob, Usage
@@ -156,14 +157,24 @@ class Run:
 
     def _open(self, ticket: Ticket) -> None:
         call = self.plan.call.after(self._text, self._count) if self._count else self.plan.call
-        monitor = None
-        if ticket.side == "device" and self._rules.watched and not self._state.escalated:
+        monitor, on_device = None, ticket.side == "device"
+        if on_device and self._rules.watched and not self._state.escalated:
             self._monitor = monitor = Monitor(self._policy.monitor)
             if self._state.logprobs:
                 call = _watching(call, self._policy.monitor, self._router.side("device").features)
-        self._legs[ticket.side] = _Leg(
-            ticket, self._router.side(ticket.side).stream(call), monitor, self._count
-        )
+        source = self._router.side("device").stream(call) if on_device else self._from_cloud(call)
+        self._legs[ticket.side] = _Leg(ticket, source, monitor, self._count)
+
+    async def _from_cloud(self, call: Call) -> AsyncGenerator[Piece, None]:
+        """The cloud's answer, if the request has not become private while the cloud named its model."""
+        cloud = self._router.side("cloud")
+        assert isinstance(cloud, EndpointSide)
+        await cloud.name_model()
+        if self._router.private_by(self.plan) is not None:
+            raise SideError("the request has become private", "private")
+        async with aclosing(cloud.stream(call)) as pieces:
+            async for piece in pieces:
+                yield piece
 
     async def _settle(self, leg: _Leg, outcome: Outcome) -> None:
         """Account for a part once, and end it. It is charged for if it gave something, or may have begun

@@ -15,7 +15,10 @@ from nearfar.errors import RequestError
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
+"""1 had the ids of private conversations in it, which are in a file of their own now: a nearfar that does not
+know that file must not take the state for whole.
+"""
 
 
 def private(path: Path) -> TextIO:
@@ -38,7 +41,7 @@ class StateFile:
             return {}
         try:
             data = json.loads(self.path.read_text(encoding="utf-8"))
-            if data["version"] != VERSION:
+            if data["version"] not in (1, VERSION):
                 raise ValueError(f"version {data['version']!r}")
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise RequestError(

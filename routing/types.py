@@ -13,8 +13,8 @@ from nearfar.remote.breaker import BreakerState as BreakerState
 Side = Literal["device", "cloud"]
 Mode = Literal["device_only", "prefer_device", "auto", "prefer_cloud", "cloud_only"]
 Unit = Literal["tokens", "money"]
-PrivateBy = Literal["request", "earlier"]
-"""What makes a request private: it says so, or it has a text of an earlier one that did."""
+PrivateBy = Literal["request", "earlier", "quote"]
+"""What makes a request private: it says so, it carries a text of an earlier one that did, or quotes one."""
 Feature = Literal["tools", "json_schema", "json_object", "grammar", "images", "logprobs", "reasoning"]
 
 MODES: tuple[Mode, ...] = ("device_only", "prefer_device", "auto", "prefer_cloud", "cloud_only")
@@ -46,7 +46,7 @@ class Request:
     """A request as the decision sees it: counts, no text.
 
     `max_tokens` bounds the answer, `expected_tokens` is its likely length. `difficulty` is 0..1, None where
-    nobody scored it.
+    nobody scored it. `quotes_private`: it is private because it quotes a private text.
     """
 
     prompt_tokens: int
@@ -56,6 +56,7 @@ class Request:
     difficulty: float | None = None
     mode: Mode | None = None
     private: bool = False
+    quotes_private: bool = False
     conversation: Conversation = Conversation()
 
     @classmethod
@@ -69,7 +70,8 @@ class Request:
 class DeviceState:
     """The device now. `context`, `free_kv_tokens`: tokens; speeds: tokens a second; `battery`: 0..1.
 
-    `here`: it computes on this machine, as far as it says; a server that hands requests on does not.
+    `here`: it computes on this machine, as far as it proves, else `why` says what is missing; a server that
+    hands requests on does not.
     """
 
     available: bool = True

@@ -20,6 +20,7 @@ import tvm
 
 from nearfar.build.program.compile import Job, compiled
 from nearfar.build.program.compiled import Compiled
+from nearfar.children import child_environment
 from nearfar.errors import BuildError
 from nearfar.kernels.contract import Variant
 from nearfar.kernels.emission import Emit, EmitContext
@@ -70,7 +71,9 @@ def beside(share: Share) -> Iterator[Callable[[], list[Compiled]]]:
         folder = Path(name)
         (folder / _WORK).write_bytes(pickle.dumps(share))
         # A session of its own: Ctrl-C is for this process, which then ends that one.
-        process = subprocess.Popen([sys.executable, "-c", _CODE, name], start_new_session=True)
+        process = subprocess.Popen(
+            [sys.executable, "-c", _CODE, name], env=child_environment(), start_new_session=True
+        )
         try:
             yield lambda: _made(process, folder)
         finally:

@@ -18,6 +18,7 @@ import nearfar
 ROOT = Path(nearfar.__file__).parent
 IDLE = {
     "nearfar": "names the two halves of the project",
+    "nearfar.children": "says what a compiler's environment has",
     "nearfar.folders": "says where zig keeps what it made",
     "nearfar.processors": "says how much is compiled side by side",
 }

@@ -38,6 +38,7 @@ from nearfar.fallback_server.http.middleware import (
 from nearfar.fallback_server.http.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
 from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Head
 from nearfar.fallback_server.http.tracing import Tracer
+from nearfar.machine import NONCE_HEADER, proof
 
 READY_SECONDS = 7.0
 """An engine that takes longer to say that it is ready is not."""
@@ -156,7 +157,8 @@ def _api(service: Service, options: AppOptions) -> APIRouter:
     @api.get("/models", response_model=None)
     async def models(request: Request) -> dict[str, Any]:
         """What can be asked for."""
-        return {"object": "list", "data": [_model(info, started) for info in _visible(service, request)]}
+        data = [_model(info, started, request) for info in _visible(service, request)]
+        return {"object": "list", "data": data}
 
     @api.get("/models/{name:path}", response_model=None)
     async def model(name: str, request: Request) -> dict[str, Any]:
@@ -164,7 +166,7 @@ def _api(service: Service, options: AppOptions) -> APIRouter:
         found = next((info for info in _visible(service, request) if info.id == name), None)
         if found is None:
             raise ApiError(404, f"there is no model {name!r:.100}", "model", "model_not_found")
-        return _model(found, started)
+        return _model(found, started, request)
 
     return api
 
@@ -229,8 +231,16 @@ def _visible(service: Service, request: Request) -> list[Any]:
     return [info for info in service.engine.models() if tenant.allows(info.id)]
 
 
-def _model(info: Any, started: int) -> dict[str, Any]:
-    made = {"id": info.id, "object": "model", "created": started, "owned_by": "nearfar"}
+def _model(info: Any, started: int, request: Request) -> dict[str, Any]:
+    made: dict[str, Any] = {"id": info.id, "object": "model", "created": started, "owned_by": "nearfar"}
     if info.here:  # the routing client gives private requests to no other server
-        made["x_nearfar"] = {"computes": "here"}
+        made["x_nearfar"] = {"computes": "here", **_proof(request)}
     return {**made, "max_model_len": info.context_length} if info.context_length else made
+
+
+def _proof(request: Request) -> dict[str, str]:
+    """That "here" is the machine and the user of whoever asks, for a request that wants to know."""
+    _, port = request.scope.get("server") or ("", None)
+    nonce = request.headers.get(NONCE_HEADER)
+    made = proof(nonce, port) if nonce and port else None
+    return {"proof": made} if made else {}

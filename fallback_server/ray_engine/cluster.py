@@ -8,6 +8,7 @@ import os
 from importlib import import_module
 from typing import Any
 
+from nearfar.children import keys_hidden
 from nearfar.errors import EngineError, RequestError
 from nearfar.fallback_server.engines.local import LocalEngine
 from nearfar.fallback_server.engines.opening import EngineOptions, Kind, guess, text_source
@@ -123,7 +124,10 @@ def _connect(ray: Any, address: str | None) -> None:
         return
     for attempt in range(STARTS):
         try:
-            ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE, logging_level=logging.WARNING)
+            with keys_hidden():  # its processes, the replicas among them, have the environment of this moment
+                ray.init(
+                    include_dashboard=False, object_store_memory=OBJECT_STORE, logging_level=logging.WARNING
+                )
             return
         except Exception as error:  # Ray raises a bare Exception when one of its processes is slow to start
             ray.shutdown()

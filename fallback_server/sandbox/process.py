@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from nearfar.children import child_environment
 from nearfar.errors import EngineError, OverloadError, RequestError
 
 Job = dict[str, Any]
@@ -143,6 +144,7 @@ class _Child:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", spec.module, settings,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 20,
+            env=child_environment(),
         )  # fmt: skip
         try:
             async with asyncio.timeout(spec.start_timeout):

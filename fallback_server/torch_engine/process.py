@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+from nearfar.children import child_environment
 from nearfar.errors import CheckpointError, DeviceError, EngineError
 from nearfar.fallback_server.backend import BackendInfo
 from nearfar.fallback_server.torch_engine.messages import (
@@ -51,7 +52,7 @@ class WorkerProcess:
         """
         ours, theirs = socket.socketpair()
         # The child must find this package however the parent found it.
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in sys.path if part)}
+        imported_from = os.pathsep.join(part for part in sys.path if part)
         with theirs:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
@@ -60,7 +61,7 @@ class WorkerProcess:
                 str(theirs.fileno()),
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
-                env=environment,
+                env=child_environment(PYTHONPATH=imported_from),
             )
         reader, writer = await asyncio.open_connection(sock=ours)
         worker = cls(process, reader, writer)

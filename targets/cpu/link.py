@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 
+from nearfar.children import child_environment
 from nearfar.errors import BuildError
 from nearfar.folders import cache_folder
 from nearfar.targets.cpu.platforms import Platform
@@ -127,7 +128,7 @@ def zig(arguments: Sequence[str], folder: Path) -> None:
     }
     command = [sys.executable, "-m", "ziglang", *arguments]
     done = subprocess.run(
-        command, cwd=folder, env={**os.environ, **settings}, capture_output=True, text=True, check=False
+        command, cwd=folder, env=child_environment(**settings), capture_output=True, text=True, check=False
     )
     if done.returncode != 0:
         raise BuildError(

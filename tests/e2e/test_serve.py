@@ -18,8 +18,11 @@ import httpx
 import psutil
 import pytest
 
+from nearfar.errors import RequestError
+from nearfar.routing import HybridClient
 from tests.shared_data import shared_data
 from tests.support.artifacts import Built
+from tests.support.proxy import Proxy
 
 
 class Process:
@@ -86,6 +89,32 @@ def test_the_golden_text_through_the_server(serve: Serve, artifact: Path) -> Non
     top = nearfar("top", server.url, "--once")
     assert "1 ok" in top.stdout, top.stderr
     assert server.end() == 0
+
+
+def test_a_private_request_goes_to_this_users_server_on_this_machine_only(
+    serve: Serve, artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relay (ssh, a container's published port) to a server elsewhere answers at this machine's address."""
+    homes = [str(tmp_path / name) for name in ("here", "there")]
+    servers = []
+    for home in homes:
+        monkeypatch.setenv("NEARFAR_HOME", home)
+        servers.append(serve(artifact, "--threads", "1"))
+    monkeypatch.setenv("NEARFAR_HOME", homes[0])
+    ports = [int(server.url.rpartition(":")[2]) for server in servers]
+    relays = [Proxy(ports[1]), Proxy(ports[0])]
+    elsewhere = "it runs on another machine, as another user, or behind another port"
+    for address, refusal in (
+        (servers[0].url, "no chat template"),  # of the model: it was asked
+        (servers[1].url, elsewhere),
+        *((relay.address, elsewhere) for relay in relays),
+    ):
+        with HybridClient(device=address) as client, pytest.raises(RequestError, match=refusal):
+            client.chat.completions.create(
+                messages=[{"role": "user", "content": "hi"}], max_tokens=2, x_nearfar={"private": True}
+            )
+    for relay in relays:
+        relay.close()
 
 
 def test_a_program_can_be_pinned(serve: Serve, artifact: Path) -> None:

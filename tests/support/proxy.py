@@ -11,19 +11,19 @@ from contextlib import suppress
 class Proxy:
     """Forwards connections to a port; counts them; cuts an answer after so many of its bytes (once)."""
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int, listen: tuple[str, int] = ("127.0.0.1", 0)) -> None:
         self.target = target
         self.connections = 0
         self.cut_after: int | None = None
         self.down = False
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.port = self._socket.getsockname()[1]
+        self._socket = socket.create_server(listen)
+        self.host, self.port = self._socket.getsockname()
         threading.Thread(target=self._accept, daemon=True).start()
 
     @property
     def address(self) -> str:
         """Where it listens."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     def close(self) -> None:
         """Stop listening."""

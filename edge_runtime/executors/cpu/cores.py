@@ -8,6 +8,7 @@ import sys
 from collections.abc import Collection
 from pathlib import Path
 
+from nearfar.children import child_environment
 from nearfar.processors import affinity, within_quota, words_of
 
 PROCESSORS = Path("/sys/devices/system/cpu")
@@ -87,6 +88,7 @@ def _darwin_fast_cores() -> int:
     """Performance cores of Apple's processors; 0 on others."""
     command = ["sysctl", "-n", "hw.perflevel0.physicalcpu"]
     with contextlib.suppress(OSError):
-        said = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+        done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False)
+        said = done.stdout.strip()
         return int(said) if said.isdigit() else 0
     return 0

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from nearfar.children import child_environment
+
 SOURCE = Path(__file__).with_name("decode.cpp")
 # Sums may be taken in any order. Not -ffast-math: it assumes that nothing is NaN, and as a link flag of older
 # GCCs it changes how the whole process treats denormal numbers.
@@ -112,6 +114,7 @@ def compile_decode() -> NativeDecode | None:
                 check=True,
                 capture_output=True,
                 timeout=COMPILE_SECONDS,
+                env=child_environment(),
             )
             return NativeDecode(ctypes.CDLL(str(library)))
         except (OSError, subprocess.SubprocessError) as error:

@@ -21,7 +21,8 @@ from nearfar.errors import RequestError
 class Summary:
     """Counts of requests by where their answer ended; costs in the policy's unit; times in seconds.
 
-    `private_by_earlier_text`: of the private ones, those that did not say so themselves.
+    Of the private ones, `private_by_earlier_text` and `private_by_quotation` did not say so themselves: they
+    carried a text of an earlier one again, or quoted one.
     """
 
     requests: int = 0
@@ -32,6 +33,7 @@ class Summary:
     failed: int = 0
     private: int = 0
     private_by_earlier_text: int = 0
+    private_by_quotation: int = 0
     spent: float = 0.0
     saved: float = 0.0
     median_ttft_device: float | None = None
@@ -72,6 +74,7 @@ def summarize(records: Iterator[dict[str, Any]]) -> Summary:
         made.requests += 1
         made.private += bool(record["request"]["private"])
         made.private_by_earlier_text += record.get("private_by") == "earlier"
+        made.private_by_quotation += record.get("private_by") == "quote"
         route, path = outcome.get("route"), outcome.get("path", [])
         made.failed += outcome.get("error") not in (None, "stopped")
         made.device += bool(path) and route == "device"

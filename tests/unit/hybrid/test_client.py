@@ -181,6 +181,7 @@ async def test_records_are_summed_up(rig: Rig, tmp_path: Path) -> None:
             "degraded",
             "private",
             "private_by_earlier_text",
+            "private_by_quotation",
             "failed",
         )
     } == {
@@ -190,6 +191,7 @@ async def test_records_are_summed_up(rig: Rig, tmp_path: Path) -> None:
         "degraded": 1,
         "private": 3,
         "private_by_earlier_text": 1,
+        "private_by_quotation": 0,
         "failed": 1,
     }
     assert found["reasons"]["easy"] == 1

@@ -16,6 +16,7 @@ REQUEST: Json = {
     "difficulty": 0.2,
     "mode": None,
     "private": False,
+    "quotes_private": False,
     "conversation": {"last_route": None, "cached_device": 0, "cached_cloud": 0, "spent": 0},
 }
 DEVICE: Json = {
@@ -143,6 +144,7 @@ DECISIONS = [
     _case("breaker half open: a probe", {"difficulty": 0.9}, cloud={"breaker": "half_open"}),
     _case("asked to wait", {"difficulty": 0.9}, cloud={"retry_after": 7}),
     _case("private, hard", {"private": True, "difficulty": 0.9}),
+    _case("private by a quotation", {"private": True, "quotes_private": True}),
     _case("private, too long", {"private": True, "prompt_tokens": 4000}),
     _case("private beats cloud_only", {"private": True, "mode": "cloud_only"}),
     _case("private, and the device is a relay", {"private": True}, {"here": False}),
@@ -195,6 +197,7 @@ def random_case(number: int, rng: random.Random) -> Json:
             "difficulty": maybe(figure(1)),
             "mode": rng.choice([*modes, *[None] * 8]),
             "private": rng.random() < 0.1,
+            "quotes_private": False,
             "conversation": {
                 "last_route": rng.choice(["device", "cloud", None]),
                 "cached_device": rng.randrange(2000),

@@ -99,7 +99,7 @@ function prediction(ttft: number, request: RouteRequest, decodeTps: number | nul
 function deviceBlocks(request: RouteRequest, device: DeviceState, mode: Mode): Reason[] {
   const blocks = mode === "cloud_only" ? [reason("mode", "device", mode)] : [];
   if (!device.available) return [...blocks, reason("unavailable", "device", device.why)];
-  if (request.private && !device.here) blocks.push(reason("elsewhere", "device"));
+  if (request.private && !device.here) blocks.push(reason("elsewhere", "device", device.why));
   const needed = request.prompt_tokens + request.max_tokens;
   if (needed > device.context) blocks.push(reason("context", "device", needed, device.context));
   if (needed > device.free_kv_tokens)
@@ -109,7 +109,7 @@ function deviceBlocks(request: RouteRequest, device: DeviceState, mode: Mode): R
 
 /** Why the cloud cannot answer, or may not. */
 function cloudBlocks(request: RouteRequest, cloud: CloudState, mode: Mode): Reason[] {
-  if (request.private) return [reason("private", "cloud")];
+  if (request.private) return [reason(request.quotes_private ? "private_quote" : "private", "cloud")];
   const blocks = mode === "device_only" ? [reason("mode", "cloud", mode)] : [];
   if (!cloud.available)
     return [...blocks, reason(cloud.why === "offline" ? "offline" : "unavailable", "cloud", cloud.why)];

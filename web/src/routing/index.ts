@@ -43,6 +43,7 @@ export {
   type RetryOptions,
   type Timeouts,
 } from "./policy.js";
+export type { PrivateRecord } from "./privacy.js";
 export { describeReason } from "./reasons.js";
 export type { DecisionRecord, Outcome } from "./records.js";
 export { backoff, RetryBudget } from "./retry.js";

@@ -6,6 +6,7 @@ import type { DeviceEngine } from "./device.js";
 import type { Hints } from "./hints.js";
 import type { LedgerRecord } from "./ledger.js";
 import type { PolicyOptions } from "./policy.js";
+import type { PrivateRecord } from "./privacy.js";
 import type { DecisionRecord } from "./records.js";
 import type { Scorer } from "./scorer.js";
 import type { SpeedRecord } from "./speed.js";
@@ -15,8 +16,8 @@ import type { Feature } from "./types.js";
 export interface KeptState {
   readonly ledger?: LedgerRecord;
   readonly threshold?: ThresholdRecord;
-  /** Ids of private conversations. */
-  readonly private?: readonly string[];
+  /** Ids of private conversations, and marks of private texts; the old form had the ids alone. */
+  readonly private?: PrivateRecord | readonly string[];
   readonly speeds?: { readonly device: SpeedRecord; readonly cloud: SpeedRecord };
 }
 

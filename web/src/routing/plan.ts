@@ -3,6 +3,7 @@
 import type { Breaker, Pass } from "./breaker.js";
 import type { Message } from "./openai.js";
 import type { Policy } from "./policy.js";
+import type { Marks } from "./privacy.js";
 import type { CloudState, Decision, DeviceState, PrivateBy, RouteRequest, Side } from "./types.js";
 
 /** A decision with what it was made from. */
@@ -10,7 +11,9 @@ export interface Plan {
   readonly id: string;
   readonly messages: readonly Message[];
   readonly request: RouteRequest;
+  /** What made it private when it was decided, and what it may become private by. */
   readonly private_by: PrivateBy | null;
+  readonly marks: Marks;
   readonly conversation: string | null;
   readonly policy: Policy;
   readonly device: DeviceState;

@@ -7,7 +7,8 @@ type Words = (value: string, limit: string) => string;
 
 const WORDS: Readonly<Record<string, Words>> = {
   private: () => "the request is private",
-  elsewhere: () => "does not say that it computes here",
+  private_quote: () => "the request quotes a private text",
+  elsewhere: (value) => (value === "" ? "does not prove that it computes here" : value),
   mode: (value) => `the mode is ${value}`,
   unavailable: (value) => (value === "" ? "not available" : value),
   offline: () => "the browser is offline",

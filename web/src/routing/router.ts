@@ -16,7 +16,7 @@ import type { HybridRequest, Message, Usage } from "./openai.js";
 import type { HybridOptions } from "./options.js";
 import type { Plan, Settled, Ticket } from "./plan.js";
 import { type Policy, type PolicyOptions, parsePolicy } from "./policy.js";
-import { PrivateTexts } from "./privacy.js";
+import { type Marks, PrivateTexts } from "./privacy.js";
 import { noRoute } from "./reasons.js";
 import { type Ending, Records, recordOf } from "./records.js";
 import { type Asked, estimateTokens, featuresOf, limitOf } from "./request.js";
@@ -29,6 +29,11 @@ import { childController } from "./wait.js";
 const RECORDS_KEPT = 1000;
 const CONVERSATIONS_KEPT = 1000;
 const CACHE_SECONDS = 300;
+
+/** Why the cloud was not asked, for reasons. */
+const BECAME_PRIVATE = "private";
+/** Reasons of a CloudError that say nothing against the cloud. */
+const KEPT_UP: ReadonlySet<string> = new Set(["429", BECAME_PRIVATE]);
 
 /** Where a conversation was last, and how much of it each side has seen. */
 interface Memory {
@@ -119,18 +124,20 @@ export class Router {
   async plan({ request, hints }: Asked): Promise<Plan> {
     const { mode, conversation, expected_tokens } = hints;
     const { messages } = request;
-    const earlier = !hints.private && this.#private.carries(messages, conversation);
-    const stays = hints.private || earlier;
-    if (stays) this.#private.remember(messages, conversation);
-    const private_by: PrivateBy | null = earlier ? "earlier" : stays ? "request" : null;
+    const { signal: _, ...said } = request;
+    const marks = this.#private.marks(said);
+    const before = this.#privateBy(marks, hints);
     const engine = this.#device;
     const [tokens, free] = engine
       ? await Promise.all([countTokens(engine, request), freeTokens(engine)])
       : [null, 0];
     this.#free = free;
-    const scored = (mode ?? this.#policy.mode) === "auto" && !stays;
+    const scored = (mode ?? this.#policy.mode) === "auto" && before === null;
     const difficulty = scored ? this.#difficulty(request.messages) : null;
     const prompt_tokens = tokens ?? estimateTokens(request.messages);
+    // From here to the ticket without a pause, so that what the decision saw still holds. While the device was
+    // asked, a request beside this one may have been private.
+    const private_by = before ?? this.#privateBy(marks, hints);
     const routed: RouteRequest = {
       prompt_tokens,
       max_tokens: limitOf(request) ?? this.#policy.default_max_tokens,
@@ -138,10 +145,10 @@ export class Router {
       features: featuresOf(request),
       difficulty,
       mode,
-      private: stays,
+      private: private_by !== null,
+      quotes_private: private_by === "quote",
       conversation: this.#conversation(conversation, prompt_tokens),
     };
-    // From here to the ticket without a pause, so that what the decision saw still holds.
     const policy = this.#policyNow();
     const [device, cloud] = [this.#deviceState(routed), this.#cloudState()];
     const real = decide(routed, device, cloud, policy);
@@ -153,6 +160,7 @@ export class Router {
       messages,
       request: routed,
       private_by,
+      marks,
       conversation,
       policy,
       device,
@@ -164,9 +172,18 @@ export class Router {
     return { ...made, would: shadow && real, ticket: this.#ticket(made, decision.route) };
   }
 
+  /** A plan whose request may have become private since it was decided. */
+  now(plan: Plan): Plan {
+    const private_by = plan.private_by ?? this.#privateBy(plan.marks, plan);
+    if (private_by === plan.private_by) return plan;
+    const request = { ...plan.request, private: true, quotes_private: private_by === "quote" };
+    return { ...plan, request, private_by };
+  }
+
   /** Lets a side take over, if it may now: everything is looked at again. */
-  admit(plan: Plan, side: Side, begun: boolean): Ticket | null {
+  admit(given: Plan, side: Side, begun: boolean): Ticket | null {
     if (side === "cloud" && begun && !(this.#cloud?.options.continues ?? true)) return null;
+    const plan = this.now(given);
     const spent = this.#ledger.spentConversation(plan.conversation);
     const request = { ...plan.request, conversation: { ...plan.request.conversation, spent } };
     const blocks = blocksOf(request, this.#deviceState(request), this.#cloudState(), this.#policyNow());
@@ -189,7 +206,7 @@ export class Router {
     ticket.ended = true;
     const { breaker, pass, reservation } = ticket;
     if (outcome === "ok") breaker.success(pass);
-    else if (outcome instanceof CloudError && outcome.reason === "429") breaker.abandoned(pass);
+    else if (outcome instanceof CloudError && KEPT_UP.has(outcome.reason)) breaker.abandoned(pass);
     else if (outcome instanceof CloudError || outcome instanceof DeviceError) breaker.failure(now(), pass);
     else breaker.abandoned(pass);
     if (outcome instanceof CloudError && (outcome.retryAfter !== null || outcome.reason === "429"))
@@ -203,7 +220,7 @@ export class Router {
 
   /** The decision record of an answer that ended. */
   record(plan: Plan, created: number, ending: Ending): void {
-    this.records.add(recordOf(plan, created, ending));
+    this.records.add(recordOf(this.now(plan), created, ending));
   }
 
   /** What the cloud charges for these tokens. */
@@ -215,9 +232,12 @@ export class Router {
   }
 
   /** An answer is there: the conversation's place, and what is kept from visit to visit. */
-  remember({ conversation, request }: Plan, route: Side, tokens: number, answer: string): void {
-    if (request.private && answer !== "")
-      this.#private.remember([{ role: "assistant", content: answer }], null);
+  remember(plan: Plan, route: Side, tokens: number, answer: string): void {
+    const { conversation, private_by } = this.now(plan);
+    if (private_by !== null && answer !== "") {
+      const said = { messages: [{ role: "assistant", content: answer }] };
+      this.#private.remember(this.#private.marks(said), null);
+    }
     if (conversation !== null) {
       const before = this.#memory.get(conversation);
       const cloudTime = route === "cloud" ? now() : (before?.cloudTime ?? 0);
@@ -228,12 +248,32 @@ export class Router {
       const [oldest] = this.#memory.keys();
       if (this.#memory.size > CONVERSATIONS_KEPT && oldest !== undefined) this.#memory.delete(oldest);
     }
+    this.#keep();
+  }
+
+  #keep(): void {
     this.options.store?.write({
       ledger: this.#ledger.record(),
-      private: this.#private.conversations,
+      private: this.#private.record(),
       ...(this.#threshold && { threshold: this.#threshold.record() }),
       speeds: { device: this.speeds.device.record(), cloud: this.speeds.cloud.record() },
     });
+  }
+
+  /**
+   * What makes a request private now. Its texts are private from then on, and kept before it goes on; of one that
+   * quotes a private text, its conversation.
+   */
+  #privateBy(marks: Marks, hints: { readonly conversation: string | null; readonly private?: boolean }) {
+    const found: PrivateBy | null = hints.private
+      ? "request"
+      : this.#private.known(marks, hints.conversation);
+    const added =
+      found === "quote"
+        ? this.#private.rememberConversation(hints.conversation)
+        : found !== null && this.#private.remember(marks, hints.conversation);
+    if (added) this.#keep();
+    return found;
   }
 
   #pieces(side: Side, request: HybridRequest, plan: Plan, signal: AbortSignal): Leg["pieces"] {
@@ -245,6 +285,7 @@ export class Router {
     // The decision sees to it; this is for the day that somebody breaks the decision.
     if (plan.request.private || !this.#cloud)
       throw new Error("the cloud was asked against the policy: please report this");
+    if (this.now(plan).request.private) return becamePrivate();
     return this.#cloud.stream(request, signal);
   }
 
@@ -337,6 +378,12 @@ export class Router {
       price_out: options?.price_out ?? 0,
     };
   }
+}
+
+/** What the cloud gives for a request that became private before it was sent. */
+// biome-ignore lint/correctness/useYield: it gives nothing
+async function* becamePrivate(): Leg["pieces"] {
+  throw new CloudError("The request has become private.", BECAME_PRIVATE);
 }
 
 /** The request as if that side were wanted, as far as its mode leaves a choice. */

@@ -3,8 +3,8 @@
  * Python.
  */
 
-/** What makes a request private: it says so, or it has a text of an earlier one that did. */
-export type PrivateBy = "request" | "earlier";
+/** What makes a request private: it says so, it carries a text of an earlier one that did, or quotes one. */
+export type PrivateBy = "request" | "earlier" | "quote";
 /** Who answers. */
 export type Side = "device" | "cloud";
 /** From the device alone to the cloud alone. */
@@ -42,6 +42,8 @@ export interface RouteRequest {
   readonly difficulty: number | null;
   readonly mode: Mode | null;
   readonly private: boolean;
+  /** It is private because it quotes a private text. */
+  readonly quotes_private: boolean;
   readonly conversation: ConversationState;
 }
 

@@ -1,0 +1,130 @@
+"""What a client knows of private texts from start to start: marks under this user's key, a line at a time."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import os
+import secrets
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from nearfar.errors import RequestError
+from nearfar.machine import key_for
+from nearfar.routing.store import private
+
+log = logging.getLogger(__name__)
+
+MARK_BYTES = 8
+VERSION = 1
+LINES = 1000
+"""Lines from which a file is written anew when it is opened."""
+
+
+@dataclass(frozen=True)
+class Known:
+    """What was added at once: ids of conversations, marks of whole texts, marks of windows."""
+
+    conversations: tuple[str, ...] = ()
+    texts: tuple[bytes, ...] = ()
+    windows: tuple[bytes, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.conversations or self.texts or self.windows)
+
+
+class MarksFile:
+    """A file beside the state, that is only added to. It holds no text: marks are hashes under a key that
+    lies in another file (`nearfar.machine`), so that the file alone cannot answer whether a text was private.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        key = key_for("private texts") if path is not None else None
+        if path is not None and key is None:
+            log.warning("private texts are kept in memory only: a restart forgets them")
+        self.key = secrets.token_bytes(32) if key is None else key
+        self.path = None if key is None else path
+
+    def load(self) -> list[Known]:
+        """What was added, in order. RequestError where the file cannot be read: what is private hangs on
+        it. Marks under another key are left out, and so is a last line that a process did not end.
+        """
+        if self.path is None or not self.path.exists():
+            return []
+        try:
+            *whole, cut = self.path.read_text(encoding="utf-8").split("\n")
+            head, *lines = map(json.loads, whole or [self._head()])
+            if head["version"] != VERSION:
+                raise ValueError(f"version {head['version']!r}")
+            known = [*map(_read, lines)]
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+            raise RequestError(
+                f"{self.path} does not say what was private ({error}); move it away to forget that"
+            ) from error
+        if other := head.get("key") != self._name():
+            log.warning("%s has marks under another key: only conversations are known again", self.path)
+            known = [Known(each.conversations) for each in known]
+        if other or cut or len(lines) > LINES:
+            self.renew(known)
+        return known
+
+    def add(self, *known: Known) -> None:
+        """Append: what is added is in the file when this returns, whatever becomes of the process."""
+        if self.path is None:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with private(self.path) as file:
+                if file.tell() == 0:
+                    file.write(self._head())
+                file.write("".join(map(_line, known)))
+        except OSError as error:
+            log.warning("%s cannot be written, and a restart forgets what is private: %s", self.path, error)
+
+    def renew(self, known: Iterable[Known]) -> None:
+        """Write the whole file aside, then put it in place."""
+        if self.path is None:
+            return
+        aside = self.path.with_name(f".{self.path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+        try:
+            with private(aside) as file:
+                file.write(self._head() + "".join(map(_line, filter(None, known))))
+            os.replace(aside, self.path)
+        except OSError as error:
+            log.warning("%s cannot be written: %s", self.path, error)
+            with suppress(OSError):
+                aside.unlink(missing_ok=True)
+
+    def _name(self) -> str:
+        """Of the key, without telling it."""
+        return blake2b(b"name", key=self.key, digest_size=MARK_BYTES).hexdigest()
+
+    def _head(self) -> str:
+        return json.dumps({"version": VERSION, "key": self._name()}) + "\n"
+
+
+def _read(line: dict[str, Any]) -> Known:
+    names = tuple(str(name) for name in line.get("conversations", ()))
+    return Known(names, _marks(line.get("texts", "")), _marks(line.get("windows", "")))
+
+
+def _marks(packed: str) -> tuple[bytes, ...]:
+    data = base64.b64decode(packed, validate=True)
+    if len(data) % MARK_BYTES:
+        raise ValueError("half a mark")
+    return tuple(data[at : at + MARK_BYTES] for at in range(0, len(data), MARK_BYTES))
+
+
+def _line(known: Known) -> str:
+    packed = {
+        name: base64.b64encode(b"".join(marks)).decode()
+        for name, marks in (("texts", known.texts), ("windows", known.windows))
+        if marks
+    }
+    names = {"conversations": known.conversations} if known.conversations else {}
+    return json.dumps({**names, **packed}) + "\n"
