@@ -21,7 +21,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "routing": {"edge_runtime", "remote"},
 }
 SHARED = {"errors", "folders", "hosts", "hub", "hub_reach", "interruptible", "paths", "room", "strict_json"}
-SHARED |= {"checkpoint_files", "children", "processors", "suggestions", "__version__"}
+SHARED |= {"checkpoint_files", "children", "machine", "processors", "suggestions", "__version__"}
 """Modules of the package itself that every part may import."""
 
 
