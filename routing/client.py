@@ -45,8 +45,9 @@ class AsyncHybridClient:
     Endpoint). `cloud`: any OpenAI-compatible URL, or an Endpoint with its key, model and prices. One of them
     may be missing. `difficulty`: scores a prompt 0..1, and what is hard goes to the cloud; "english" is the
     package's own model, which knows only English and only what a prompt looks like; None: no prompt is sent
-    away for its looks. `state`: a JSON file that keeps costs, the calibrated threshold and speeds. `records`:
-    a JSONL file for decision records. Use it on one event loop.
+    away for its looks. `state`: a JSON file that keeps costs, the calibrated threshold and speeds; what was
+    private is kept beside it, in FILE.private. `records`: a JSONL file for decision records. Use it on one
+    event loop.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class AsyncCompletions:
         """Answer a conversation, whole or in chunks, with OpenAI's parameters.
 
         `x_nearfar`: mode, private, conversation, expected_tokens of this request (also inside `extra_body`,
-        and private in a message). What has been private stays so in later requests that carry it.
+        and private in a message). What has been private stays so in later requests that carry or quote it.
         RequestError, OverloadError (`retry_after`) or EngineError name all reasons where neither side can
         answer.
         """

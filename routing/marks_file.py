@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -22,8 +21,10 @@ log = logging.getLogger(__name__)
 
 MARK_BYTES = 8
 VERSION = 1
-LINES = 1000
-"""Lines from which a file is written anew when it is opened."""
+LINES, BYTES = 1000, 4 << 20
+"""Lines and size from which a file is written anew when it is opened. All that is kept is less than half of
+that size.
+"""
 
 
 @dataclass(frozen=True)
@@ -49,10 +50,12 @@ class MarksFile:
             log.warning("private texts are kept in memory only: a restart forgets them")
         self.key = secrets.token_bytes(32) if key is None else key
         self.path = None if key is None else path
+        self.worn = False
 
     def load(self) -> list[Known]:
         """What was added, in order. RequestError where the file cannot be read: what is private hangs on
-        it. Marks under another key are left out, and so is a last line that a process did not end.
+        it. Marks under another key are left out, and so is a last line that a process did not end; the file
+        is `worn` then, and must be renewed before anything is added.
         """
         if self.path is None or not self.path.exists():
             return []
@@ -69,8 +72,7 @@ class MarksFile:
         if other := head.get("key") != self._name():
             log.warning("%s has marks under another key: only conversations are known again", self.path)
             known = [Known(each.conversations) for each in known]
-        if other or cut or len(lines) > LINES:
-            self.renew(known)
+        self.worn = bool(other or cut or len(lines) > LINES or self.path.stat().st_size > BYTES)
         return known
 
     def add(self, *known: Known) -> None:
@@ -86,14 +88,14 @@ class MarksFile:
         except OSError as error:
             log.warning("%s cannot be written, and a restart forgets what is private: %s", self.path, error)
 
-    def renew(self, known: Iterable[Known]) -> None:
-        """Write the whole file aside, then put it in place."""
+    def renew(self, known: Known) -> None:
+        """Write the whole file aside, with all that is kept, then put it in place."""
         if self.path is None:
             return
         aside = self.path.with_name(f".{self.path.name}.{os.getpid()}-{secrets.token_hex(4)}")
         try:
             with private(aside) as file:
-                file.write(self._head() + "".join(map(_line, filter(None, known))))
+                file.write(self._head() + (_line(known) if known else ""))
             os.replace(aside, self.path)
         except OSError as error:
             log.warning("%s cannot be written: %s", self.path, error)

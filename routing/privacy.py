@@ -62,6 +62,8 @@ class PrivateTexts:
         self._file = MarksFile(path)
         for known in self._file.load():
             self._take(known)
+        if self._file.worn:
+            self._file.renew(Known(tuple(self._conversations), tuple(self._texts), tuple(self._windows)))
         if new := tuple(name for name in map(str, conversations) if name not in self._conversations):
             self._keep(Known(new))
 

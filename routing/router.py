@@ -156,7 +156,7 @@ class Router:
         )
         request, states, private_by = await self._seen(request, marks, hints, private_by)
         decision, would = decide(request, states.device, states.cloud, states.policy), None
-        if self._threshold is not None and difficulty is not None:
+        if self._threshold is not None and difficulty is not None and private_by is None:
             self._threshold.observe(difficulty)
         if self.policy.shadow is not None:
             would, decision = decision, self._preferring(self.policy.shadow, request, states)

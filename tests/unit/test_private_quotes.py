@@ -121,6 +121,19 @@ def test_a_line_that_a_process_did_not_end_is_left_out_and_a_broken_file_is_an_e
         PrivateTexts(path)
 
 
+def test_a_file_that_has_grown_is_written_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "private"
+    texts = told(PrivateTexts(path), TEXT, "a")
+    for number in range(30):
+        told(texts, f"note {number}")
+    monkeypatch.setattr("nearfar.routing.marks_file.LINES", 20)
+    again = PrivateTexts(path)
+    assert len(path.read_text().splitlines()) == 2
+    for texts in (again, PrivateTexts(path)):
+        assert texts.known(texts.marks(user("Title: " + TEXT)), None) == "quote"
+        assert texts.known(texts.marks(user("note 29")), "a") == "earlier"
+
+
 def test_under_another_key_only_conversations_are_known_again(tmp_path: Path, home: Path) -> None:
     path = tmp_path / "private"
     told(PrivateTexts(path), TEXT, "a")

@@ -152,7 +152,7 @@ export class Router {
     const policy = this.#policyNow();
     const [device, cloud] = [this.#deviceState(routed), this.#cloudState()];
     const real = decide(routed, device, cloud, policy);
-    if (difficulty !== null) this.#threshold?.observe(difficulty);
+    if (difficulty !== null && private_by === null) this.#threshold?.observe(difficulty);
     const { shadow } = policy;
     const decision = shadow ? decide(preferring(shadow, routed, policy), device, cloud, policy) : real;
     const made = {
