@@ -62,15 +62,20 @@ def _check_buildable(source: str, config: Mapping[str, Any], context: int | None
 
 
 def _check_settings(folder: Path, config: dict[str, Any], context: int | None, embeddings: bool) -> None:
-    """All that `open_source` refuses before it looks at tensors and at the tokenizer's words."""
+    """All that `open_source` refuses before it looks at tensors and at the tokenizer's words; of a directory
+    of MLC's nothing, whose settings are elsewhere.
+    """
     from nearfar.build.embedding import gives_embeddings, longest_text
     from nearfar.build.unread import check_unread
     from nearfar.build.weights.checkpoint import DirectoryCheckpoint
+    from nearfar.build.weights.mlc_directory import CONFIG as MLC_CONFIG
     from nearfar.build.weights.packed import find_packed
     from nearfar.edge_runtime.engine.sampling_params import defaults_of
     from nearfar.edge_runtime.text.templates import ChatTemplate
     from nearfar.step.reading import read_model
 
+    if (folder / MLC_CONFIG).is_file():
+        return
     check_no_adapter(folder, str(folder))
     embeds = gives_embeddings(folder, embeddings)
     reading = read_model(config, (), context or (longest_text(folder) if embeds else None))
@@ -89,10 +94,11 @@ def _settings(source: str) -> Path:
     """A folder with the small files of a checkpoint that are looked at here."""
     from nearfar.build.embedding import EMBEDDING_FILES
     from nearfar.build.weights.checkpoint import CONFIG_FILES
+    from nearfar.build.weights.mlc_directory import CONFIG as MLC_CONFIG
     from nearfar.edge_runtime.text.files import TEMPLATE_FILES
 
     path = Path(source).expanduser()
-    wanted = (*CONFIG_FILES, *EMBEDDING_FILES, *TEMPLATE_FILES, "tokenizer_config.json", ADAPTER)
+    wanted = (*CONFIG_FILES, *EMBEDDING_FILES, *TEMPLATE_FILES, "tokenizer_config.json", ADAPTER, MLC_CONFIG)
     return path if path.exists() else snapshot(source, wanted)
 
 

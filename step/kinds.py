@@ -34,6 +34,18 @@ SCORES = (
 )  # fmt: skip
 """How the names of classes end whose weights have no head for the next token."""
 
+TEXT_ALONE = frozenset({
+    "dots3_note", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "git", "got_ocr2", "llama4", "mllama",
+    "phi4_multimodal", "qwen3_5", "qwen3_5_moe", "qwen4_exp",
+})  # fmt: skip
+"""Model types with pictures whose text alone transformers (5.24) loads as a causal language model."""
+STATES = (
+    "mamba_d_state", "ssm_state_size", "state_size", "mamba_d_conv", "conv_L_cache", "linear_conv_kernel_dim",
+    "lru_width",
+)  # fmt: skip
+"""Keys of models with layers that keep a state instead of attending."""
+STATEFUL = ("linear_attention", "conv", "mamba", "mamba2", "recurrent")
+"""Kinds of such layers, where `layer_types` names each: a config may have the keys and no such layer."""
 DOES = (
     "nearfar runs models that write text token by token, and makes embeddings with models of the same kind, "
     "such as Qwen3-Embedding (nearfar build --embeddings)"
@@ -74,6 +86,27 @@ def writes_no_text(config: Mapping[str, Any], key: str = "model_type", within: s
     if isinstance(classes, list) and classes and all(str(name).endswith(SCORES) for name in classes):
         return f"{within}architectures is {', '.join(map(str, classes))}: it gives scores. {OTHERS}"
     return writes_no_text(inner, key, "text_config.") if isinstance(inner, Mapping) else None
+
+
+def torch_refuses(config: Mapping[str, Any]) -> str | None:
+    """Why nearfar serve does not answer with the model of a config.json through PyTorch, without a build, as
+    far as that tells; None where it may.
+    """
+    if config.get("vision_config") and config.get("model_type") not in TEXT_ALONE:
+        return "transformers has no class for its text alone"
+    if config.get("model_type") == "gpt_oss":
+        return "it attends with sinks"
+    if config.get("attn_logit_softcapping"):
+        return f"it attends with attn_logit_softcapping {show(config['attn_logit_softcapping'])}"
+    layers = config.get("layer_types")
+    if isinstance(layers, list):
+        kinds = [kind for kind in layers if kind in STATEFUL]
+    else:
+        kinds = [key for key in STATES if config.get(key)]
+    if kinds:
+        return f"it has layers that keep a state ({kinds[0]})"
+    inner = config.get("text_config")
+    return torch_refuses(inner) if isinstance(inner, Mapping) else None
 
 
 def _among(kind: str, names: frozenset[str]) -> bool:

@@ -261,7 +261,12 @@ def _context(text: Any, options: TorchOptions) -> int:
     """The model's context, or where its rotary frequencies would start to depend on the longest row of the
     batch.
     """
-    context = int(text.max_position_embeddings)
+    longest = getattr(text, "max_position_embeddings", None)
+    if not isinstance(longest, int):
+        raise CheckpointError(
+            f"{text.model_type}'s config has no max_position_embeddings, which the context is taken from"
+        )
+    context = longest
     rope = getattr(text, "rope_parameters", None) or {}
     for part in [rope, *(value for value in rope.values() if isinstance(value, dict))]:
         if part.get("rope_type") in ("dynamic", "longrope"):

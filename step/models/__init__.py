@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from nearfar.errors import CheckpointError
 from nearfar.step.config import ConfigReader
-from nearfar.step.kinds import writes_no_text
+from nearfar.step.kinds import torch_refuses, writes_no_text
 
 if TYPE_CHECKING:
     from nearfar.step.model import Model
@@ -49,15 +49,18 @@ def architecture(config: Mapping[str, Any], within: str = "") -> Architecture:
 
 def check_known(config: Mapping[str, Any], within: str = "") -> str:
     """The model type of a config.json that there is a file for, or CheckpointError: what the model is where
-    it writes no text, else the types that there are. It imports none of them.
+    it writes no text, else the types that there are, and what else may answer. It imports none of them.
     """
     if what := writes_no_text(config, within=within):
         raise CheckpointError(f"config.json: {what}")
     model_type, known = config.get("model_type"), architectures()
     if not isinstance(model_type, str) or model_type not in known:
         told = f"has no {within}model_type" if model_type is None else f"{within}model_type is {model_type!r}"
-        raise CheckpointError(
-            f"config.json: {told}; nearfar can build: {', '.join(known)}. "
-            "nearfar serve answers with others through transformers, without a build"
-        )
+        others = "nearfar serve tries others through transformers, without a build"
+        if why := torch_refuses(config):
+            others = (
+                f"nearfar serve does not answer with it either, for {why}: nearfar serve URL goes in front "
+                "of a server that does"
+            )
+        raise CheckpointError(f"config.json: {told}; nearfar can build: {', '.join(known)}. {others}")
     return model_type

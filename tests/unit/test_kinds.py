@@ -19,8 +19,8 @@ from nearfar.checkpoint_files import ADAPTER
 from nearfar.errors import CheckpointError
 from nearfar.fallback_server.engines import opening
 from nearfar.fallback_server.torch_engine.options import require_checkpoint
-from nearfar.step.kinds import ENCODER_DECODERS, ENCODERS, writes_no_text
-from nearfar.step.models import architectures
+from nearfar.step.kinds import ENCODER_DECODERS, ENCODERS, TEXT_ALONE, torch_refuses, writes_no_text
+from nearfar.step.models import architectures, check_known
 from tests.support.commands import nearfar
 
 MINILM = {"model_type": "bert", "architectures": ["BertModel"], "hidden_size": 384}
@@ -48,7 +48,7 @@ def test_an_encoder_is_refused_before_it_is_loaded(command: str, tmp_path: Path)
     assert (done.returncode, served.called) == (1, False)
     assert said.startswith(f"error: {model}: config.json: model_type is 'bert', an encoder")
     assert "--embeddings" in said
-    assert "nearfar serve answers with others" not in said
+    assert "nearfar serve tries others" not in said
 
 
 @pytest.mark.parametrize(
@@ -103,6 +103,37 @@ def test_what_writes_text_is_left_alone(config: dict[str, Any]) -> None:
     assert writes_no_text(config) is None
 
 
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"model_type": "gemma2", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50.0"),
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": None}, None),
+        ({"model_type": "mistral3", "vision_config": {"depth": 1}}, "no class for its text alone"),
+        ({"model_type": "gpt_oss", "layer_types": ["sliding_attention"]}, "sinks"),
+        ({"model_type": "mamba2", "state_size": 128}, "state_size"),
+        ({"model_type": "qwen3_vl", "vision_config": {"depth": 1}}, "no class for its text alone"),
+        ({"model_type": "gemma3", "vision_config": {"depth": 1}}, None),
+        ({"model_type": "lfm2", "layer_types": ["conv", "full_attention"]}, "conv"),
+        ({"model_type": "qwen3_5", "text_config": {"layer_types": ["linear_attention"]}}, "linear_attention"),
+        ({"model_type": "granitemoehybrid", "mamba_d_state": 128, "layer_types": ["attention"]}, None),
+        ({"model_type": "gpt_neox"}, None),
+    ],
+)
+def test_what_pytorch_is_not_used_for(config: dict[str, Any], why: str | None, tmp_path: Path) -> None:
+    told = torch_refuses(config)
+    assert (why or "") in (told or "")
+    model = checkpoint(tmp_path / "model", config)
+    if why is None:
+        assert told is None
+        require_checkpoint(model)
+        return
+    with pytest.raises(CheckpointError, match="leave --engine torch out"):
+        require_checkpoint(model)
+    if config["model_type"] not in ("gemma2", "mistral3"):
+        with pytest.raises(CheckpointError, match="nearfar serve does not answer with it either"):
+            check_known(config)
+
+
 def test_a_gguf_file_of_an_encoder(tmp_path: Path) -> None:
     header = mock.Mock(spec=Header, file=tmp_path / "minilm.gguf")
     for name in ("bert", "nomic-bert", "modern-bert", "t5", "t5encoder"):
@@ -123,3 +154,4 @@ def test_the_types_are_those_that_transformers_knows() -> None:
     assert masked - ENCODERS == set()
     assert (with_decoder & causal) - ENCODER_DECODERS == {"moss_transcribe_diarize"}  # it hears
     assert not (ENCODERS | ENCODER_DECODERS) & set(architectures())
+    assert causal >= TEXT_ALONE

@@ -243,18 +243,25 @@ def test_at_other_values_they_are_refused_by_name(http: httpx.Client) -> None:
         assert made.json()["error"]["param"] == name
 
 
-def test_effort_reaches_a_template_that_follows_it(tmp_path: Path) -> None:
+def test_effort_reaches_a_template_that_follows_it_and_tools_their_own(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text(HINTED)
+    (tmp_path / "additional_chat_templates").mkdir()
+    (tmp_path / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools[0].function.name }}")
     server = RunningServer(lambda: tiny_engine(tmp_path))
     try:
         with httpx.Client(base_url=server.address, timeout=60) as http:
             tokens = [
                 chat(http, **more).json()["usage"]["prompt_tokens"]
-                for more in ({}, {"reasoning_effort": "high"})
+                for more in (
+                    {},
+                    {"reasoning_effort": "high"},
+                    {"tools": [TOOL]},
+                    {"tools": [TOOL], "tool_choice": "none"},
+                )
             ]
     finally:
         server.close()
-    assert tokens[1] == tokens[0] + len("high")
+    assert tokens[1:] == [tokens[0] + len("high"), len(TOOL["function"]["name"]), tokens[0]]
 
 
 def test_messages_as_clients_send_them_back(http: httpx.Client) -> None:

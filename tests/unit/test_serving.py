@@ -18,6 +18,7 @@ from nearfar.store.entries import Store, Wanted
 from nearfar.store.serving import served
 
 BUILT = Path("built")
+GEMMA = {"model_type": "gemma2", "attn_logit_softcapping": 50.0}
 
 
 @pytest.fixture(autouse=True)
@@ -26,14 +27,18 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEARFAR_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(serving, "check_there", lambda repository: None)  # no network is needed
+    asked = serving.check_writes_text
+    of_hub = {"someone/model": {"model_type": "llama"}, "someone/gemma-2": GEMMA}
+    monkeypatch.setattr(serving, "check_writes_text", lambda name: of_hub.get(name) or asked(name))
     for name, config in {
         "plain": {},
         "mlx": {"quantization": {}},
         "codes": {"quantization_config": {}},
+        "capped": {"attn_logit_softcapping": 50.0},
     }.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").touch()
-        filled = {key: {"bits": 4} for key in config}
+        filled = {key: value or {"bits": 4} for key, value in config.items()}
         (tmp_path / name / "config.json").write_text(json.dumps({"model_type": "llama", **filled}))
     (tmp_path / "mlc").mkdir()
     (tmp_path / "mlc" / "mlc-chat-config.json").touch()
@@ -54,6 +59,8 @@ def found(given: str, engine: str = "auto") -> str:
         ("plain", "=", "built", "="),
         ("codes", "built", "built", "="),
         ("mlx", "built", "built", "="),
+        ("capped", "built", "built", "="),  # refused by who opens it
+        ("someone/gemma-2", "built", "built", "="),
         ("mlc", "built", "built", None),
         ("file.gguf", "built", "built", None),
         ("out", "=", "built", None),

@@ -14,6 +14,7 @@ from nearfar.build.first_look import check_writes_text
 from nearfar.edge_runtime.artifact.finder import MANIFEST, holds_artifacts
 from nearfar.errors import StoreError
 from nearfar.hub import HUB_ID, check_there
+from nearfar.step.kinds import torch_refuses
 from nearfar.store.entries import Store
 from nearfar.store.fetching import address_of, is_url
 from nearfar.store.naming import wanted_of
@@ -29,7 +30,8 @@ def served(given: str, engine: str, artifacts: Callable[[str], Path]) -> str:
     or fetched where it is not there yet. StoreError for what is no name.
 
     Where `engine` is auto, a model of the store is an artifact, and so is what transformers does not read
-    (GGUF, MLX, MLC, quantized weights); another checkpoint is served as it is where there is PyTorch.
+    (GGUF, MLX, MLC, quantized weights), or PyTorch does not compute here (Gemma 2's attention); another
+    checkpoint is served as it is where there is PyTorch.
     """
     if engine == "upstream":
         return given
@@ -50,8 +52,12 @@ def served(given: str, engine: str, artifacts: Callable[[str], Path]) -> str:
     store = Store()
     wanted = wanted_of(given, store)
     as_it_is = wanted.source == given and wanted.quant is None and store.of(wanted) is None
-    if as_it_is and _repository(given) and _torch_is_there():
-        check_there(given)
+    if (
+        as_it_is
+        and _repository(given)
+        and _torch_is_there()
+        and not torch_refuses(check_writes_text(given) or {})
+    ):
         return given
     return str(artifacts(given))
 
@@ -87,8 +93,9 @@ def _for_transformers(path: Path, codes: bool = False) -> bool:
         config = strict_json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return True  # what is wrong with it is told by who opens it
-    quantized = isinstance(config, dict) and any(config.get(key) for key in QUANTIZED)
-    return (codes or not quantized) and _torch_is_there()
+    config = config if isinstance(config, dict) else {}
+    quantized = any(config.get(key) for key in QUANTIZED)
+    return (codes or not (quantized or torch_refuses(config))) and _torch_is_there()
 
 
 def _repository(source: str) -> bool:
