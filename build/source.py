@@ -147,7 +147,7 @@ def _with_end_tokens(model: Model, checkpoint: Checkpoint) -> Model:
 def _with_more_ends(model: Model, codec: TextCodec) -> tuple[Model, str]:
     """With the end tokens that only the tokenizer and its template name, and what to tell of them."""
     ends = end_tokens(codec, model.eos_token_ids, model.vocab_size)
-    more = [codec.tokenizer.id_to_token(token) for token in ends if token not in model.eos_token_ids]
+    more = [str(codec.tokenizer.id_to_token(token)) for token in ends if token not in model.eos_token_ids]
     told = (
         f"answers end at {' and '.join(more)}, too: the tokenizer or its chat template says so, the configs "
         "do not"
