@@ -15,7 +15,6 @@ from nearfar.targets.jobs import GraphJob
 from nearfar.targets.kernels import SCRATCH, Kernels, Stage, Staged
 
 _OPAQUE = 8  # TVM's OpPatternKind.kOpaque: never fused with neighbours
-OUT = "out"
 
 
 class KernelTable:
