@@ -116,9 +116,9 @@ def _three_digits(step: float | None) -> float | None:
     return math.ceil(step * 10.0**digits) / 10.0**digits
 
 
-def provenance(checkpoint: Checkpoint, sha256: str, report: Report) -> dict[str, Any]:
+def provenance(checkpoint: Checkpoint, sha256: str, report: Report, keys: bool) -> dict[str, Any]:
     """Where the artifact came from, and what of it is not here: `skipped`, tensors by the part that they are
-    of. `keys`: the text by which those of a cache of 4 bits are rounded.
+    of. `keys`: with the text by which those of a cache of 4 bits are rounded.
 
     No times or paths: the same input gives the same bytes.
     """
@@ -130,6 +130,6 @@ def provenance(checkpoint: Checkpoint, sha256: str, report: Report) -> dict[str,
     }
     if report.packed is not None:
         made["checkpoint_format"] = report.packed
-    if report.keys is not None:
+    if keys and report.keys is not None:
         made["keys"] = report.keys
     return made | ({"skipped": report.skipped} if report.skipped else {})

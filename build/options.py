@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from nearfar.format.adapters import DEVICE_CLASSES
-from nearfar.format.kv import OF_BITS, ROUNDED
+from nearfar.format.kv import OF_BITS, OF_TARGET, ROUNDED
 from nearfar.kernels.buckets import Buckets
 
 PACKED = ("MLX", "AWQ", "GPTQ", "compressed-tensors", "fp8", "bitsandbytes", "GGUF", "MLC")
@@ -78,4 +78,9 @@ class BuildOptions:
     @property
     def rounds_keys(self) -> bool:
         """Whether there are to be programs that round keys by a calibration."""
-        return any(OF_BITS[bits] in ROUNDED for bits in self.kv_bits)
+        return any(map(self.rounds_keys_of, self.targets))
+
+    def rounds_keys_of(self, target: str) -> bool:
+        """Whether there are to be such programs of a target."""
+        able = set(self.kv_bits) & set(OF_TARGET.get(target, ()))
+        return any(OF_BITS[bits] in ROUNDED for bits in able)

@@ -110,7 +110,8 @@ def build(
             progress(f"checking {name}", index, len(targets))
             with timings.phase("check"):
                 made = target.finish(sources[name], roots[name], weights[name], programs[name], options)
-                _write_manifest(sources[name], name, roots[name], weights[name], made, digest)
+                rounds = options.rounds_keys_of(name)
+                _write_manifest(sources[name], name, roots[name], weights[name], made, digest, rounds)
                 _check(roots[name])
         progress("artifacts built", len(targets), len(targets))
     paths = [options.out / name for name in targets]
@@ -200,8 +201,10 @@ def _write_weights(
         return {name: writer.finish() for name, writer in writers.items()}, digest.result()
 
 
-def _write_manifest(source: Source, name: str, root: Path, weights: Weights, made: Made, digest: str) -> None:
-    """The manifest, last."""
+def _write_manifest(
+    source: Source, name: str, root: Path, weights: Weights, made: Made, digest: str, rounds_keys: bool
+) -> None:
+    """The manifest, last. `rounds_keys`: whether programs round keys by the calibration."""
     checkpoint, model = source.checkpoint, source.model
     tokenizer = tuple(File.of(root, file) for file in made.tokenizer)
     record = Manifest(
@@ -225,7 +228,7 @@ def _write_manifest(source: Source, name: str, root: Path, weights: Weights, mad
         license=_write_license(checkpoint, root),
         answers=source.answers,
         sampling=source.sampling,
-        provenance=manifest.provenance(checkpoint, digest, source.report),
+        provenance=manifest.provenance(checkpoint, digest, source.report, keys=rounds_keys),
     )
     (root / "manifest.json").write_bytes(seal(document(record)).encode())
 

@@ -11,8 +11,15 @@ U32 = npt.NDArray[np.uint32]
 BITS = (2, 3, 4, 5, 6, 8)
 
 
+def holds(k: int, bits: int) -> bool:
+    """Whether rows of k codes can be packed: whole words, and where a code may lie in two of them whole runs
+    of 32 codes.
+    """
+    return k * bits % 32 == 0 if 8 % bits == 0 else k % 32 == 0
+
+
 def pack_codes(codes: U8, bits: int) -> U32:
-    """Codes uint8 [n, k], k a multiple of 32, to words uint32 [n, k*bits/32]."""
+    """Codes uint8 [n, k], of a k that `holds`, to words uint32 [n, k*bits/32]."""
     n, k = codes.shape
     if 8 % bits == 0:
         step = 8 // bits

@@ -3,7 +3,8 @@
 What a matrix of fewer bits costs is taken as its error times its sensitivity: the error is Σ h·(w - ŵ)², with
 h the mean of squares of each input; the sensitivity is what the next token's distribution loses (the
 Kullback-Leibler divergence from the float model's, per position) for one such error, measured with that
-matrix alone at PROBE bits and all others float. Costs of several matrices add up, as far as they are small.
+matrix alone at PROBE bits and all others float. A model of embeddings loses the cosine distance of its
+vectors from the float model's. Costs of several matrices add up, as far as they are small.
 Of all choices at a size the one with the least sum is a knapsack's; the steps of each matrix are taken in the
 order of what they gain per byte, over the lower convex hull of its sizes (H. Everett, 1963).
 """
@@ -11,7 +12,7 @@ order of what they gain per byte, over the lower convex hull of its sizes (H. Ev
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -31,7 +32,9 @@ from nearfar.step import ops
 from nearfar.step.params import Param
 
 PROBE = 3
-"""Bits that a sensitivity is measured at: enough that the rest of the model still works."""
+"""Bits that a sensitivity is measured at, or the next more that rows can have: enough that the rest of the
+model still works.
+"""
 WINDOWS, LENGTH = 8, 256
 """Evenly from all of the text, what costs are measured with."""
 ANSWERS = 4
@@ -54,6 +57,7 @@ def measure(
     forward = Forward(source.model.step, text.part(WINDOWS).windows[:, :length])
     parts = stretches(source.model.step)
     expected = _answers(forward.copy(), parts, FloatWeights(source))
+    loss = _divergence if source.model.embedding is None else _turned
     params = {param.name: param for param in source.params}
     costs: dict[str, Costs] = {}
     for index, stretch in enumerate(parts):
@@ -65,13 +69,11 @@ def measure(
         for name, moments in (_looked_up(stretch, source) | moved).items():
             errors[name], probes[name] = _errors(source, params[name], np.asarray(moments, np.float32))
         for name, found in _with_each(probes, forward, parts, index, source):
-            lost, matrix = _divergence(expected, found), source.matrices[name]
+            lost, matrix = loss(expected, found), source.matrices[name]
+            probe = errors[name][_probe(errors[name])]
             costs[name] = Costs(
                 {bits: replace(matrix, bits=bits).bytes for bits in errors[name]},
-                {
-                    bits: error * lost / max(errors[name][PROBE], 1e-30)
-                    for bits, error in errors[name].items()
-                },
+                {bits: error * lost / max(probe, 1e-30) for bits, error in errors[name].items()},
             )
         if index < len(parts) - 1:
             forward.advance(stretch, weights)
@@ -110,14 +112,20 @@ def _looked_up(stretch: Stretch, source: Source) -> dict[str, Array]:
 
 
 def _answers(forward: Forward, parts: Sequence[Stretch], weights: FloatWeights) -> Array:
-    """Logarithms of the probabilities of every next token that is looked at: float32 [rows, vocab]."""
+    """What the model is for, of every position that is looked at: float32 [rows, vocab] logarithms of the
+    probabilities of the next token, or the embeddings [rows, width], of length 1.
+    """
     for stretch in parts[:-1]:
         forward.advance(stretch, weights)
         weights.forget()
     alone = not any(isinstance(op, ops.Attend) for op in parts[-1].ops)
     last = forward.thinned(ANSWERS) if alone else forward
     blocks = []
+    embeds = isinstance(parts[-1].ops[-1], ops.Embedding)
     for logits in last.finish(parts[-1], weights):
+        if embeds:
+            blocks.append(logits / np.maximum(np.linalg.norm(logits, axis=-1, keepdims=True), 1e-30))
+            continue
         shifted = logits - logits.max(-1, keepdims=True)
         blocks.append(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
     return np.concatenate(blocks)
@@ -128,23 +136,33 @@ def _divergence(expected: Array, found: Array) -> float:
     return float((np.exp(expected) * (expected - found)).sum(-1).mean(dtype=np.float64))
 
 
+def _turned(expected: Array, found: Array) -> float:
+    """Mean over positions of the cosine distance of two embeddings of length 1."""
+    return float((1 - (expected * found).sum(-1, dtype=np.float64)).mean())
+
+
 def _errors(source: Source, param: Param, importance: Array) -> tuple[dict[int, float], Array]:
-    """Σ h·(w - ŵ)² by bits, and the matrix as it is with PROBE bits."""
+    """Σ h·(w - ŵ)² by bits, and the matrix as it is with the bits of the probe."""
     group = source.matrices[param.name].group
     errors: dict[int, float] = {}
+    fitting = [bits for bits in BITS if Scheme(bits, group).fits(param.k)]
+    probe = _probe(fitting)
     tensors: dict[str, Array] = {}
     for name in param.tensors:
         weight = to_float32(rows_of(source, name))
-        for bits in BITS:
+        for bits in fitting:
             scheme = Scheme(bits, group)
-            if not scheme.fits(param.k):
-                continue
             rounded = dequantize(quantize(weight, scheme, name, importance), group)
-            if bits == PROBE:
+            if bits == probe:
                 tensors[name] = rounded
             error = float((np.square(weight - rounded) @ importance).sum(dtype=np.float64))
             errors[bits] = errors.get(bits, 0.0) + error
     return errors, FloatWeights.stacked(param, tensors)
+
+
+def _probe(fitting: Iterable[int]) -> int:
+    """The bits that a sensitivity is measured at, of those that rows can have."""
+    return min(bits for bits in fitting if bits >= PROBE)
 
 
 def allocate(costs: Mapping[str, Costs], budget: int) -> dict[str, int]:

@@ -148,11 +148,23 @@ class _Lowering:
     def _glu(self, op: ops.Glu) -> Any:
         gate, up = self._split(self._values[op.x])
         return relax.op.multiply(
-            self._bind(_activation(self._bind(gate, "gate"), op.activation), "act"), self._bind(up, "up")
+            self._bind(self._activation(self._bind(gate, "gate"), op.activation), "act"),
+            self._bind(up, "up"),
         )
 
     def _act(self, op: ops.Act) -> Any:
-        return _activation(self._values[op.x], op.activation)
+        return self._activation(self._values[op.x], op.activation)
+
+    def _activation(self, x: relax.Var, activation: ops.Activation) -> Any:
+        match activation:
+            case "silu":
+                return relax.op.nn.silu(x)
+            case "gelu_tanh":
+                return relax.op.nn.gelu_tanh(x)
+            case "gelu_erf":
+                return relax.op.nn.gelu(x)
+            case "relu2":
+                return relax.op.square(self._bind(relax.op.nn.relu(x), "relu"))
 
     def _add(self, op: ops.Add) -> Any:
         both = relax.op.add(self._wide_value(op.a), self._wide_value(op.b))
@@ -281,18 +293,6 @@ def _narrow_values(listed: tuple[Op, ...]) -> set[str]:
     for op in listed:
         (inside if isinstance(op, ops.RopeAppend | ops.Attend | ops.Glu) else outside).update(reads(op))
     return inside - outside
-
-
-def _activation(x: relax.Var, activation: ops.Activation) -> Any:
-    match activation:
-        case "silu":
-            return relax.op.nn.silu(x)
-        case "gelu_tanh":
-            return relax.op.nn.gelu_tanh(x)
-        case "gelu_erf":
-            return relax.op.nn.gelu(x)
-        case "relu2":
-            return relax.op.square(relax.op.nn.relu(x))
 
 
 def identifier(name: str) -> str:

@@ -30,6 +30,11 @@ TOKENIZER = "tokenizer.json"
 CALLS = ("truncation", "padding")
 """Keys of a tokenizer.json that say how its saver called it, and nothing of the model."""
 CONFIG_FILES = ("config.json", "generation_config.json")
+BESIDE = (
+    "generation_config.json", "special_tokens_map.json", "LICENSE*", "modules.json",
+    "sentence_bert_config.json", "config_sentence_transformers.json", "*/config.json",
+)  # fmt: skip
+"""Files that say how texts are made: sampling, ends, and of embedding models what their modules do."""
 LICENSE_NAMES = ("LICENSE", "LICENSE.txt", "LICENSE.md")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 READ_BYTES = 8 << 20
@@ -42,6 +47,8 @@ class DirectoryCheckpoint:
     """
 
     config_file = "config.json"
+    lists: tuple[str, ...] = (INDEX,)
+    """Files that say where the tensors are."""
 
     def __init__(self, path: Path, name: str, config: dict[str, Any], entries: dict[str, Entry]) -> None:
         self.path = path
@@ -109,18 +116,26 @@ class DirectoryCheckpoint:
                 done += got
 
     def sha256(self, stop: threading.Event | None = None) -> str:
-        """SHA-256 over names and contents of config, tokenizer files and tensors' files, in order.
+        """SHA-256 over names and contents of `files`, in order.
 
         Setting `stop` from another thread ends the reading early; the result then means nothing.
         """
         digest = hashlib.sha256()
         block = memoryview(bytearray(HASH_BYTES))
-        for file in (self.path / self.config_file, *self.tokenizer_files, *self.tensor_files):
-            digest.update(f"{file.name}\n{file.stat().st_size}\n".encode())
+        for file in self.files:
+            name = file.relative_to(self.path).as_posix()
+            digest.update(f"{name}\n{file.stat().st_size}\n".encode())
             with file.open("rb", buffering=0) as stream:
                 while (stop is None or not stop.is_set()) and (count := stream.readinto(block)):
                     digest.update(block[:count])
         return digest.hexdigest()
+
+    @cached_property
+    def files(self) -> list[Path]:
+        """All that a build reads of the directory: config, tokenizer, what lies beside them, tensors."""
+        patterns = (*self.lists, *BESIDE)
+        beside = {file for pattern in patterns for file in self.path.glob(pattern) if file.is_file()}
+        return [self.path / self.config_file, *self.tokenizer_files, *sorted(beside), *self.tensor_files]
 
     @cached_property
     def tensor_files(self) -> list[Path]:

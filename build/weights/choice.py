@@ -105,6 +105,8 @@ def _why_dense(param: Param, scheme: Scheme | None) -> str | None:
     """Why a matrix is not quantized, None where it is."""
     if scheme is None or not scheme.bits:
         return "not asked for (--quant none)"
-    return (
-        None if scheme.fits(param.k) else f"width {param.k} is no multiple of group size {scheme.group_size}"
-    )
+    if scheme.fits(param.k):
+        return None
+    if param.k % scheme.group_size:
+        return f"width {param.k} is no multiple of group size {scheme.group_size}"
+    return f"codes of {scheme.bits} bits in rows of {param.k} are no whole words"

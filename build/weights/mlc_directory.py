@@ -42,6 +42,7 @@ class MlcCheckpoint(DirectoryCheckpoint):
     """See nearfar.build.weights.container.Checkpoint."""
 
     config_file = CONFIG
+    lists = LISTS
 
 
 def is_mlc(path: Path) -> bool:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from nearfar.build.weights.slab import LANES, LARGEST, PARAMS, WORD, aligned_empty
 from nearfar.errors import BuildError, CheckpointError
-from nearfar.kernels.codes import BITS
+from nearfar.kernels.codes import BITS, holds
 from nearfar.kernels.quantized import GROUPS, Array, QuantTensor
 
 F32 = npt.NDArray[np.float32]
@@ -75,8 +75,8 @@ class Scheme:
         return f"{self.name} in groups of {self.group_size}" if self.bits else self.name
 
     def fits(self, k: int) -> bool:
-        """Whether a matrix with k inputs can be quantized: whole groups, and whole words of codes."""
-        return self.bits > 0 and k % self.group_size == 0 and k * self.bits % 32 == 0
+        """Whether a matrix with k inputs can be quantized: whole groups, and codes that can be packed."""
+        return self.bits > 0 and k % self.group_size == 0 and holds(k, self.bits)
 
 
 @dataclass(frozen=True)

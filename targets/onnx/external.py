@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -11,6 +11,7 @@ from typing import BinaryIO, Self
 
 import numpy as np
 
+from nearfar.build.weights.shards import disk_error
 from nearfar.errors import BuildError
 from nearfar.format.manifest import File
 from nearfar.kernels.quantized import Array
@@ -64,9 +65,7 @@ class ExternalWriter:
             offset = self._offset
             self._write(data.reshape(-1).view(np.uint8).data)
         except OSError as error:
-            if error.errno != errno.ENOSPC:
-                raise
-            raise BuildError(f"no space left for {name} in {self._root}: free some") from error
+            raise disk_error(error, self._root, f"tensor {name!r}", data.nbytes) from error
         return Placed(Path(self._file).name, offset, data.nbytes, data.dtype.name, data.shape)
 
     def finish(self) -> tuple[File, ...]:
@@ -99,6 +98,11 @@ class ExternalWriter:
     def _close(self) -> None:
         if self._open is None:
             return
-        self._open.close()
+        try:
+            self._open.flush()
+            os.fsync(self._open.fileno())
+            self._open.close()
+        except OSError as error:
+            raise disk_error(error, self._root, self._file, 0) from error
         self._files.append(File(self._file, self._offset, self._digest.hexdigest()))
         self._open, self._offset, self._digest = None, 0, hashlib.sha256()

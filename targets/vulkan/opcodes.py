@@ -52,8 +52,6 @@ class Op(IntEnum):
     S_CONVERT = 114
     F_CONVERT = 115
     BITCAST = 124
-    S_NEGATE = 126
-    F_NEGATE = 127
     I_ADD = 128
     F_ADD = 129
     I_SUB = 130
@@ -107,9 +105,7 @@ class Op(IntEnum):
     BRANCH = 249
     BRANCH_CONDITIONAL = 250
     RETURN = 253
-    UNREACHABLE = 255
     GROUP_SHUFFLE = 345
-    GROUP_SHUFFLE_XOR = 346
     GROUP_I_ADD = 349
     GROUP_F_ADD = 350
     GROUP_S_MIN = 353

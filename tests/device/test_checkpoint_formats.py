@@ -8,6 +8,7 @@ import copy
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,10 @@ import numpy as np
 import pytest
 
 from nearfar.build.source import BuildOptions, open_source
+from nearfar.build.weights.containers import open_checkpoint
+from nearfar.build.weights.packed import find_packed
 from nearfar.errors import BuildError, CheckpointError
+from nearfar.step.reading import read_model
 from tests.support.packed import CONFIG, answer, greedy, read_back, write
 from tests.support.packed_formats import ANEW, EXACT, FORMATS, RUN, Made, awq, compressed, gptq, mlc, nf4
 
@@ -50,6 +54,18 @@ def test_built_and_run(name: str, tmp_path: Path) -> None:
     if made.kept != ANEW:
         _, carried = read_back(root, made.floats)
         assert found == greedy({**made.floats, **carried})
+
+
+@pytest.mark.parametrize("make", [*FORMATS.values(), lambda: mlc(inner=200)], ids=[*FORMATS, "mlc-filled"])
+def test_what_can_be_carried_is_known_before_it_is_asked(make: Callable[[], Made], tmp_path: Path) -> None:
+    """`expected` is a question: it changes nothing of what a format says of its tensors."""
+    checkpoint = open_checkpoint(str(make().write(tmp_path / "x")))
+    packed = find_packed(checkpoint)
+    assert packed is not None
+    before = dict(packed.tensors)
+    params = read_model(checkpoint.config, checkpoint.entries).model.step.params
+    packed.expected({name: shape for param in params for name, shape in param.expected().items()})
+    assert packed.tensors == before
 
 
 def test_a_row_that_is_filled_up_is_requantized(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ OTHERWISE = {
     "mistral-window": "a window in every layer is none",
     "mistral3-with-mistral-window": "a window in every layer is none",
     "qwen2-window": "windows are left out",
-    "qwen3-biased": "there are no biases",
+    "qwen3-biased": "there are no biases, and hidden_act is always silu",
     "phi3-plain": "windows are left out",
     "phi3-partial-short": "longrope always takes the long factors",
     "phi3-factor": "the factor of longrope is left out",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -198,6 +200,22 @@ def test_weights_lie_in_parts_of_bounded_size(tmp_path: Path) -> None:
     for place, array in zip(placed, arrays, strict=True):
         data = (tmp_path / "onnx" / place.file).read_bytes()[place.offset : place.offset + place.bytes]
         np.testing.assert_array_equal(np.frombuffer(data, np.float32), array.ravel())
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_disk_that_takes_no_weights_is_told(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where that shows when the bytes are to be on the disk for good."""
+
+    def fails(file: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with ExternalWriter(tmp_path, "model.onnx_data", part_bytes=100_000) as files:
+        files.add("t", np.zeros(10, np.float32))
+        with pytest.raises(BuildError, match=r"the disk of .* is full|cannot write model\.onnx_data under"):
+            files.finish()
 
 
 def test_a_graph_whose_weights_lie_in_several_parts_gives_the_same_logits(

@@ -126,8 +126,8 @@ QWENS = [
     case("qwen2", "window", head_dim=OWN, use_sliding_window=True, sliding_window=8, max_window_layers=1,
          hidden_size=48, num_attention_heads=3, num_key_value_heads=3),
     case("qwen3", "plain", head_dim=80, tie_word_embeddings=True),
-    case("qwen3", "biased", attention_bias=True, use_sliding_window=True, sliding_window=16,
-         max_window_layers=2),
+    case("qwen3", "biased", attention_bias=True, hidden_act="relu2", use_sliding_window=True,
+         sliding_window=16, max_window_layers=2),
 ]  # fmt: skip
 
 SMOLLMS = [

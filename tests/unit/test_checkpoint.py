@@ -17,6 +17,7 @@ from nearfar.build.weights.containers import open_checkpoint
 from nearfar.build.weights.packed.contract import Wanted
 from nearfar.checkpoint_files import INDEX
 from nearfar.errors import CheckpointError
+from nearfar.store.naming import mark_of
 from tests.shared_data import shared_data
 
 A = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -94,6 +95,40 @@ def test_sha256_changes_with_one_weight(model: Path) -> None:
     assert before == open_checkpoint(model).sha256()
     save_file({"a": A + np.float32(1), "b": B}, model / "model.safetensors")
     assert open_checkpoint(model).sha256() != before
+
+
+READ = (
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
+    "special_tokens_map.json", "LICENSE", "modules.json", "1_Pooling/config.json", INDEX,
+    "sentence_bert_config.json", "config_sentence_transformers.json",
+)  # fmt: skip
+"""What a build reads beside the tensors."""
+
+
+@pytest.mark.parametrize("name", READ)
+def test_whatever_a_build_reads_is_of_the_checkpoint_s_digest_and_mark(sharded: Path, name: str) -> None:
+    """Two artifacts with other end tokens must not claim one source, nor one stay when they change."""
+    file = sharded / name
+    file.parent.mkdir(exist_ok=True)
+    told = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(told))
+    before = open_checkpoint(sharded).sha256(), mark_of(str(sharded))
+    assert before == (open_checkpoint(sharded).sha256(), mark_of(str(sharded)))
+    file.write_text(json.dumps({**told, "said": "more"}))
+    after = open_checkpoint(sharded).sha256(), mark_of(str(sharded))
+    assert all(one != other for one, other in zip(before, after, strict=True))
+
+
+def test_the_mark_of_a_part_is_that_of_all_parts(tmp_path: Path) -> None:
+    parts = [tmp_path / f"m[1]-0000{number}-of-00002.gguf" for number in (1, 2)]
+    for part in (*parts, tmp_path / "m[1]-00001-of-00003.gguf"):
+        part.write_bytes(b"1")
+    before = mark_of(str(parts[0]))
+    assert before == mark_of(str(parts[1]))
+    (tmp_path / "m[1]-00001-of-00003.gguf").write_bytes(b"another model's")
+    assert mark_of(str(parts[0])) == before
+    parts[1].write_bytes(b"22")
+    assert mark_of(str(parts[0])) != before
 
 
 @pytest.mark.parametrize("kept", [4, 40, -1])

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 
 from nearfar.build.calibration.keys import RIDGE, _Seen
+from nearfar.build.options import BuildOptions
 from tests.support import quantized_kv
+from tests.support.commands import nearfar
+
+SAMPLE = Path(__file__).parents[2] / "examples" / "sample-model"
 
 
 def seen(rng: np.random.Generator) -> tuple[_Seen, np.ndarray, np.ndarray]:
@@ -48,3 +55,18 @@ def test_what_is_no_number_is_left_out() -> None:
     found.append(np.full((1, 1, 4, 32), np.nan))
     found.attend(np.zeros((1, 1, 1, 4, 32)))
     assert (found.rounding() == 0).all()
+
+
+def test_keys_are_calibrated_for_targets_that_round_them(tmp_path: Path) -> None:
+    """mlx quantizes a cache as it runs: a calibration took 23 s for nothing, and snapshots named it."""
+    done = nearfar(
+        "build", SAMPLE, "--target", "mlx", "--kv-bits", "16,4", "--quant", "none", "-o", tmp_path / "out"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "calibrating the keys" not in done.stderr
+    assert "keys" not in json.loads((tmp_path / "out" / "mlx" / "manifest.json").read_text())["provenance"]
+    options = BuildOptions(str(SAMPLE), tmp_path, ("mlx", "cpu"), kv_bits=(16, 4))
+    assert (options.rounds_keys, options.rounds_keys_of("mlx"), options.rounds_keys_of("cpu")) == (
+        True, False, True,
+    )  # fmt: skip
+    assert not BuildOptions(str(SAMPLE), tmp_path, ("cpu",), kv_bits=(16, 8)).rounds_keys

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 import tvm
@@ -9,15 +10,16 @@ from tvm import relax
 from tvm.script import tirx as T
 
 from nearfar.build.program import operators
-from nearfar.build.program.passes.fuse import ACTIVATIONS, FuseGate, FuseNorm, FuseResidual
+from nearfar.build.program.passes.fuse import FuseGate, FuseNorm, FuseResidual
 from nearfar.build.program.passes.lower import KernelTable, LowerOperators
 from nearfar.build.program.passes.project import FuseProjection
 from nearfar.build.program.passes.split import CombineInMatmul
-from nearfar.build.program.plan import plan_of, share_workspace
+from nearfar.build.program.plan import Plan, plan_of, share_workspace
 from nearfar.kernels.contract import Stage, Staged
 from nearfar.kernels.jobs import Attend, GraphJob, Linear, Norm, Project, RopeAppend, Rows, Split
 from nearfar.kernels.program import Plan
 from nearfar.kernels.quantized import Matrix, Part
+from nearfar.step.ops import Activation
 from nearfar.targets.cpu import CpuKernels
 from nearfar.targets.cpu.units import UNITS
 from nearfar.targets.gpu import variant
@@ -121,13 +123,15 @@ def _gate(b: relax.BlockBuilder, x: relax.Var, w: relax.Var, activation: str, sw
     halves = b.emit(relax.op.split(b.emit(operators.call(JOB, [x, w])), 2, axis=1))
     gate, up = b.emit(relax.TupleGetItem(halves, 0)), b.emit(relax.TupleGetItem(halves, 1))
     gate, up = (up, gate) if swap else (gate, up)
-    act = {"silu": relax.op.nn.silu, "gelu_tanh": relax.op.nn.gelu_tanh, "gelu_erf": relax.op.nn.gelu}[
-        activation
-    ]
-    return b.emit(relax.op.multiply(b.emit(act(gate)), up))
+    if activation == "relu2":
+        acted = b.emit(relax.op.square(b.emit(relax.op.nn.relu(gate))))
+    else:
+        known = {"silu": relax.op.nn.silu, "gelu_tanh": relax.op.nn.gelu_tanh, "gelu_erf": relax.op.nn.gelu}
+        acted = b.emit(known[activation](gate))
+    return b.emit(relax.op.multiply(acted, up))
 
 
-@pytest.mark.parametrize("activation", ACTIVATIONS.values())
+@pytest.mark.parametrize("activation", get_args(Activation))
 def test_fuse_gate_halves_the_output(activation: str) -> None:
     x, w = tensor("x", M, K), tensor("w", N, K)
     before = module([x, w], lambda b: _gate(b, x, w, activation, swap=False))

@@ -7,7 +7,7 @@ import pytest
 from nearfar.build.weights.containers import open_checkpoint
 from nearfar.build.weights.quantize import Scheme, dequantize, quantize, to_float32
 from nearfar.errors import BuildError, CheckpointError
-from nearfar.kernels.codes import BITS
+from nearfar.kernels.codes import BITS, pack_codes, unpack_codes
 from nearfar.kernels.quantized import GROUPS
 from tests.shared_data import shared_data
 
@@ -138,3 +138,15 @@ def test_less_error_than_mlx_on_trained_weights() -> None:
         parts = mx.quantize(mx.array(weight), group_size=scheme.group_size, bits=scheme.bits)
         theirs = np.array(mx.dequantize(*parts, group_size=scheme.group_size, bits=scheme.bits))
         assert squared_error(weight, scheme) < 0.95 * float(((theirs - weight) ** 2).sum())
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize("group", GROUPS)
+def test_what_fits_can_be_packed(bits: int, group: int) -> None:
+    """A scheme promises no more than its packing does: codes of 6 bits in rows of 48 are no whole words."""
+    scheme, rng = Scheme(bits, group), np.random.default_rng(0)
+    for k in (16, 32, 48, 64, 80, 96, 112, 128):
+        if scheme.fits(k):
+            codes = rng.integers(0, 2**bits, (3, k)).astype(np.uint8)
+            assert np.array_equal(unpack_codes(pack_codes(codes, bits), bits), codes)
+            quantize(rng.normal(0, 1, (3, k)).astype(np.float32), scheme)

@@ -79,20 +79,27 @@ class _Gate(Fusion):
     def rewrite(self, call: relax.Call) -> Any:
         if not _is_op(call, "relax.multiply"):
             return None
-        act, up = self.value(call.args[0]), self.value(call.args[1])
-        activation = ACTIVATIONS.get(_op_name(act))
-        if activation is None:
+        found, up = self._activated(self.value(call.args[0])), self.value(call.args[1])
+        if found is None:
             return None
-        gate = self.value(act.args[0])
+        activation, gate = found
         if not (isinstance(gate, relax.TupleGetItem) and isinstance(up, relax.TupleGetItem)):
             return None
         if not (gate.index == 0 and up.index == 1 and gate.tuple_value.same_as(up.tuple_value)):
             return None
         split = self.value(gate.tuple_value)
-        found = self.ours(split.args[0]) if _is_op(split, "relax.split") else None
-        if found is None or not isinstance(found.job, Linear) or found.job.residual or found.job.gate:
+        ours = self.ours(split.args[0]) if _is_op(split, "relax.split") else None
+        if ours is None or not isinstance(ours.job, Linear) or ours.job.residual or ours.job.gate:
             return None
-        return operators.rebuilt(replace(found.job, gate=activation), found.named)
+        return operators.rebuilt(replace(ours.job, gate=activation), ours.named)
+
+    def _activated(self, expr: Any) -> tuple[Activation, Any] | None:
+        """Which activation this is, and of what; None where it is none."""
+        if _is_op(expr, "relax.square"):
+            relu = self.value(expr.args[0])
+            return ("relu2", self.value(relu.args[0])) if _is_op(relu, "relax.nn.relu") else None
+        activation = ACTIVATIONS.get(_op_name(expr))
+        return None if activation is None else (activation, self.value(expr.args[0]))
 
 
 @relax.expr_functor.mutator

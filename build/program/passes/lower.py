@@ -15,7 +15,6 @@ from nearfar.kernels.contract import SCRATCH, Kernels, Stage, Staged
 from nearfar.kernels.jobs import GraphJob
 
 _OPAQUE = 8  # TVM's OpPatternKind.kOpaque: never fused with neighbours
-OUT = "out"
 
 
 class KernelTable:

@@ -69,9 +69,7 @@ class Packed(Protocol):
         ...
 
     def expected(self, plain: Mapping[str, Shape]) -> dict[str, Wanted]:
-        """The tensors that must be there, for the shapes of the plain model: of `tensors` and of others.
-        Asked for first: a format may see only here what cannot be carried.
-        """
+        """The tensors that must be there, for the shapes of the plain model: of `tensors` and of others."""
         ...
 
     def harmless(self, plain: Mapping[str, Shape]) -> Collection[str]:

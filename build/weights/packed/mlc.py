@@ -16,7 +16,7 @@ from nearfar.build.weights.packed.contract import Wanted, scheme_for
 from nearfar.build.weights.packed.settings import matrices_of, settings_of
 from nearfar.build.weights.quantize import F32
 from nearfar.errors import CheckpointError
-from nearfar.step.config import show
+from nearfar.step.config import ConfigReader, show
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Mlc(AffineFormat):
     name = "MLC"
 
     def __init__(self, checkpoint: Checkpoint, kind: Kind) -> None:
-        found = matrices_of(checkpoint, ".q_weight")
-        sizes = {base: entry.shape[1] * kind.in_word for base, entry in found.items()}
-        super().__init__(
-            checkpoint, {f"{base}.weight": scheme_for(kind.bits, kind.group, k) for base, k in sizes.items()}
-        )
         self._kind = kind
-        self._inputs: dict[str, int] = {}
+        self._inputs = {base: _inputs(checkpoint, base) for base in matrices_of(checkpoint, ".q_weight")}
+        held = {
+            f"{base}.weight": None if k % kind.group else scheme_for(kind.bits, kind.group, k)
+            for base, k in self._inputs.items()
+        }
+        super().__init__(checkpoint, held)
 
     @staticmethod
     def of(checkpoint: Checkpoint) -> Mlc | None:
@@ -68,9 +68,6 @@ class Mlc(AffineFormat):
         """`q_weight` and `q_scale`."""
         kind = self._kind
         groups = -(-k // kind.group)
-        if k % kind.group:
-            self.tensors = {**self.tensors, f"{base}.weight": None}
-        self._inputs[base] = k
         return {
             f"{base}.q_weight": Wanted((n, groups * kind.group // kind.in_word), ("uint32",)),
             f"{base}.q_scale": Wanted((n, groups)),
@@ -88,4 +85,18 @@ class Mlc(AffineFormat):
 
     def weights(self, tensor: str, start: int, stop: int) -> F32:
         """Without what fills up the last group."""
-        return super().weights(tensor, start, stop)[:, : self._inputs.get(base_of(tensor))]
+        return super().weights(tensor, start, stop)[:, : self._inputs[base_of(tensor)]]
+
+
+def _inputs(checkpoint: Checkpoint, base: str) -> int:
+    """The inputs of a matrix of the types that are read (mlc_directory.MODELS); a row may be stored filled
+    up.
+    """
+    read = ConfigReader(checkpoint.config, "mlc-chat-config.json", "model_config.")
+    hidden = read.size("hidden_size")
+    if base.endswith("mlp.down_proj"):
+        return read.size("intermediate_size")
+    if base.endswith("self_attn.o_proj"):
+        heads = read.size("num_attention_heads")
+        return heads * read.size("head_dim", hidden // heads)
+    return hidden

@@ -169,7 +169,7 @@ class Library:
     def __init__(self, path: Path | str) -> None:
         self._ffi = _load_ffi()
         try:
-            self._lib = ctypes.CDLL(str(path))
+            self._lib = ctypes.CDLL(_own_name(Path(path)))
         except OSError as error:
             raise ArtifactError(f"{path} cannot be loaded: {error}") from error
         if not hasattr(self._lib, "nf_launch_bytes"):  # before it was there, launches were shorter
@@ -215,6 +215,26 @@ class Library:
                 entry.weights, entry.bytes = matrix.struct.data, matrix.nbytes
             keep += [args, *tensors]
         return Plan(table, [name for name, _ in launches], keep)
+
+
+_LOADED: dict[Path, list[tuple[int, int]]] = {}
+"""By path the files that were loaded from there, by device and inode."""
+
+
+def _own_name(path: Path) -> str:
+    """A spelling of the path that no other file was loaded by in this process.
+
+    For a name that it knows, the loader gives what it loaded by it, also where an artifact was built there
+    anew since. A file that is loaded by another name once more is found by its inode, and loaded once.
+    """
+    path = path.absolute()
+    found = path.stat()
+    files = _LOADED.setdefault(path, [])
+    if (here := (found.st_dev, found.st_ino)) not in files:
+        files.append(here)
+    if os.name == "nt":  # a library that is loaded cannot be replaced there
+        return str(path)
+    return os.path.join(path.parent, *["."] * files.index(here), path.name)
 
 
 def _load_ffi() -> ctypes.CDLL:

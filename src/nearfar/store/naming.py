@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass, replace
+from glob import escape
 from pathlib import Path
 
 from nearfar.build.options import QUALITY, Quality
@@ -18,6 +20,10 @@ from nearfar.suggestions import suggested
 
 CHECKPOINTS = ("config.json", "mlc-chat-config.json", "*.safetensors", "*.gguf")
 """Files that only a checkpoint has, among those of formats that a build takes."""
+
+
+PART = re.compile(r"(.*)-\d{5}-of-(\d{5}(?:\.[^.]*)?)")
+"""The name of a part of a split GGUF file."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,11 @@ def mark_of(source: str) -> str | None:
     path = Path(source)
     if not path.exists():
         return None
-    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
-    stats = [(file.name, file.stat()) for file in files]
+    if path.is_dir():  # with what modules of embedding models say of themselves
+        files = sorted(file for file in (*path.iterdir(), *path.glob("*/config.json")) if file.is_file())
+    else:  # with the other parts of a split GGUF
+        parts = PART.fullmatch(path.name)
+        files = sorted(path.parent.glob(f"{escape(parts[1])}-*-of-{parts[2]}")) if parts else [path]
+    stats = [(file.relative_to(path.parent).as_posix(), file.stat()) for file in files]
     lines = [f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in stats]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()

@@ -185,6 +185,8 @@ def _choose(rows: int, vocab: int, slots: int) -> tirx.PrimFunc:
                             key[2] = T.max(key[2], key[0])
                     if sample_f32[bx, MIN_P] > T.float32(0):
                         key[2] = T.max(key[2], ordered(value[3] + T.log(sample_f32[bx, MIN_P])))
+                    # The largest is always kept: a top_p that is next to nothing finds no threshold.
+                    key[2] = T.min(key[2], ordered(value[3]))
                 # The argmax of l + gumbel over the kept, or of l at temperature 0.
                 value[2] = T.float32(LOWEST)
                 at[0] = tx
