@@ -19,6 +19,7 @@ from nearfar.edge_runtime.openai.prompts import ChatEncoder
 from nearfar.edge_runtime.openai.records import ChatCompletionChunk
 from nearfar.edge_runtime.openai.stream import AsyncStream
 from nearfar.edge_runtime.openai.tooling import asked_choice, asked_tools
+from nearfar.edge_runtime.text.beside import beside, characters
 from nearfar.edge_runtime.tools.asking import offered
 from nearfar.errors import DeviceError, RequestError
 from nearfar.routing.policy import Timeouts
@@ -91,7 +92,8 @@ class EngineDevice:
             asked_choice(params.get("tool_choice"), params.get("parallel_tool_calls")),
         )
         variables = template_variables(cast(ChatParams, params))
-        tokens = ChatEncoder(engine.codec, may, variables=variables)(checked_messages(messages))
+        encode, checked = ChatEncoder(engine.codec, may, variables=variables), checked_messages(messages)
+        tokens = await beside(lambda: encode(checked), characters(checked))
         table = engine.core.scheduler.table
         limit = max(len(tokens) - 1, 0) // table.page_size
         return Size(len(tokens), len(table.index.lookup(tokens, limit)) * table.page_size)

@@ -21,7 +21,7 @@ from nearfar.edge_runtime.engine.device_thread import DeviceThread, InFlight, No
 from nearfar.edge_runtime.engine.generation import Generation, event_of
 from nearfar.edge_runtime.engine.kernel_wait import KernelWait
 from nearfar.edge_runtime.engine.reading import Reading
-from nearfar.edge_runtime.engine.requests import Constraint, FinishReason, Request
+from nearfar.edge_runtime.engine.requests import Constraint, FinishReason, Request, outside
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.engine.scheduler import Limits, Scheduler
 from nearfar.edge_runtime.engine.steps import Done, Run, StepBuilder
@@ -431,12 +431,13 @@ class EngineCore:
         if not len(tokens):
             raise RequestError("the prompt is empty; give at least one token", "prompt")
         vocab = self.manifest.model.vocab_size
-        for position, token in enumerate(tokens):
-            if not 0 <= token < vocab:
-                raise RequestError(
-                    f"token id {token} at position {position} is outside the vocabulary of {vocab} tokens",
-                    "prompt",
-                )
+        position = outside(tokens, vocab)
+        if position is not None:
+            raise RequestError(
+                f"token id {tokens[position]} at position {position} is outside the vocabulary of {vocab} "
+                "tokens",
+                "prompt",
+            )
 
     def check_open(self) -> None:
         """Refuse where the engine has come to its end."""

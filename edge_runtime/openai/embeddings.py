@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from nearfar.edge_runtime.openai.parameters import check_model, token_prompt
 from nearfar.edge_runtime.openai.records import CreateEmbeddingResponse, Embedding, EmbeddingUsage
+from nearfar.edge_runtime.text.beside import beside
 from nearfar.errors import RequestError
 
 if TYPE_CHECKING:
@@ -52,9 +53,11 @@ class Embeddings:
             raise RequestError(
                 f"encoding_format must be 'float' or 'base64', not {encoding_format!r:.80}", "encoding_format"
             )
-        texts = [
-            engine.codec.encode(one) if isinstance(one, str) else token_prompt(one) for one in each(input)
-        ]
+        given, encode = each(input), engine.codec.encode
+        texts = await beside(
+            lambda: [encode(one) if isinstance(one, str) else token_prompt(one) for one in given],
+            sum(map(len, given)),
+        )
         vectors = await engine.core.embed_all(texts)
         made = [
             Embedding(index, written(unit(vector, dimensions), encoding_format == "base64"))

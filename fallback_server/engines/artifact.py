@@ -178,9 +178,11 @@ class ArtifactBackend:
         if not request.tokens:
             raise RequestError("the prompt is empty; give at least one token", "prompt")
         vocab = self.info.vocab_size
-        wrong = next((token for token in request.tokens if not 0 <= token < vocab), None)
+        wrong = edge.outside(request.tokens, vocab)
         if wrong is not None:
-            raise RequestError(f"token id {wrong} is outside the vocabulary of {vocab} tokens", "prompt")
+            raise RequestError(
+                f"token id {request.tokens[wrong]} is outside the vocabulary of {vocab} tokens", "prompt"
+            )
         self.core.scheduler.limit_tokens(request.tokens, request.max_tokens)
         if request.prompt_logprobs is not None:
             raise unscored_prompt()

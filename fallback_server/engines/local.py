@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nearfar.edge_runtime.engine.requests import outside
 from nearfar.edge_runtime.grammars.compiler import ends_of
 from nearfar.edge_runtime.text.codec import TextCodec, TextStream
 from nearfar.edge_runtime.tools.asking import answer_grammar, offered
@@ -201,11 +202,11 @@ class LocalEngine:
         """Token ids of each prompt, and the end of the rendered text of a chat."""
         if not request.chat:
             param = "prompt" if request.pooling is None else "input"
-            return tuple([tuple(await self._tokens(prompt, param)) for prompt in request.prompts]), ""
-        answer = await self._text.run(self._chat_job(request))
+            return tuple([await self._tokens(prompt, param) for prompt in request.prompts]), ""
+        answer = await self._text.run({**self._chat_job(request), "most": self.backend.info.context_length})
         if not answer["tokens"]:
             raise RequestError("the chat template makes an empty prompt of these messages", "messages")
-        return (tuple(answer["tokens"]),), answer["tail"]
+        return (_counted(answer["tokens"]),), answer["tail"]
 
     def _chat_job(self, request: EngineRequest) -> dict[str, Any]:
         may = offered(request.tools, request.tool_choice)
@@ -237,10 +238,11 @@ class LocalEngine:
                 )
         return {name: value for name, value in request.hints.items() if name in source}
 
-    async def _tokens(self, prompt: Prompt, param: str) -> list[int]:
+    async def _tokens(self, prompt: Prompt, param: str) -> tuple[int, ...]:
         if isinstance(prompt, str):
+            job = {"op": "encode", "text": prompt, "most": self.backend.info.context_length}
             try:
-                tokens: list[int] = (await self._text.run({"op": "encode", "text": prompt}))["tokens"]
+                tokens = _counted((await self._text.run(job))["tokens"])
             except RequestError as error:
                 raise RequestError(str(error), param) from error
             if not tokens:
@@ -249,10 +251,13 @@ class LocalEngine:
         vocab = self.backend.info.vocab_size
         if not prompt:
             raise RequestError(f"{param} is empty; give at least one token", param)
-        wrong = next((token for token in prompt if not 0 <= token < vocab), None)
-        if wrong is not None:
-            raise RequestError(f"token id {wrong} is outside the vocabulary of {vocab} tokens", param)
-        return list(prompt)
+        if len(prompt) <= self.backend.info.context_length:  # else that is what it is refused for
+            wrong = outside(prompt, vocab)
+            if wrong is not None:
+                raise RequestError(
+                    f"token id {prompt[wrong]} is outside the vocabulary of {vocab} tokens", param
+                )
+        return prompt
 
     def _check_input(self, longest: int) -> None:
         context = self.backend.info.context_length
@@ -318,6 +323,13 @@ class LocalEngine:
         given = request.prompts[index // request.n]
         text = given if isinstance(given, str) else self.codec.decode(prompt)
         return Echo(text, prompt, answer=request.max_tokens != 0)
+
+
+def _counted(tokens: list[int] | int) -> tuple[int, ...]:
+    """Tokens as a text process gives them. A prompt that is longer than the context it only counts: any
+    tokens stand for those, for it is refused by their number.
+    """
+    return tuple(tokens) if isinstance(tokens, list) else (0,) * tokens
 
 
 def _with_reasoning(setting: str, form: AnswerFormat) -> AnswerFormat:

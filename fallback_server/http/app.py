@@ -69,10 +69,11 @@ class JsonRoute(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """See APIRoute."""
         handle = super().get_route_handler()
+        model: Any = self.body_field.field_info.annotation if self.body_field is not None else None
 
         async def strict(request: Request) -> Response:
             made = convert.JsonRequest(request.scope, request.receive)
-            made.max_depth = self.max_depth
+            made.max_depth, made.model = self.max_depth, model
             if self.teller is None:
                 return await handle(made)
             found = Ignored()

@@ -10,6 +10,7 @@ from codecs import BOM_UTF8
 from typing import Any
 
 from fastapi import Request
+from pydantic import BaseModel
 from pydantic_core import from_json
 
 from nearfar.edge_runtime.grammars import Grammar
@@ -30,17 +31,25 @@ from nearfar.fallback_server.http.schemas import (
 
 HINTS = ("reasoning_effort", "verbosity")
 """Fields of OpenAI's that only a chat template can follow."""
+_LOOKED_INTO = (dict, list, float)
 LARGE = 64 << 10
 """Bytes of a body from which on it is parsed in a thread, for others wait meanwhile."""
 
 
 class JsonRequest(Request):
-    """Reads a body as strict JSON: no NaN, no lone surrogates, no deep nests."""
+    """Reads a body as strict JSON: no NaN, no lone surrogates, no deep nests. `model`: what it is to
+    become.
+    """
 
     max_depth = 64
+    model: type[BaseModel] | None = None
 
     async def json(self) -> Any:
-        """The body; 400 if it is not what it must be."""
+        """The body; 400 if it is not what it must be.
+
+        A large one is validated in the thread as well. What is wrong with it is told by who validates it
+        again: FastAPI takes an instance of the model as it is.
+        """
         coding = self.headers.get("content-encoding", "identity").strip().lower()
         if coding not in ("", "identity"):
             raise ApiError(
@@ -53,7 +62,17 @@ class JsonRequest(Request):
         body = (await self.body()).removeprefix(BOM_UTF8)
         if len(body) < LARGE:
             return _parse(body, self.max_depth)
-        return await asyncio.to_thread(_parse, body, self.max_depth)
+        return await asyncio.to_thread(_validated, body, self.max_depth, self.model)
+
+
+def _validated(body: bytes, depth: int, model: type[BaseModel] | None) -> Any:
+    data = _parse(body, depth)
+    if model is None:
+        return data
+    try:
+        return model.model_validate(data)
+    except ValueError:
+        return data
 
 
 def _parse(body: bytes, depth: int) -> Any:
@@ -69,13 +88,14 @@ def _check_nest(data: Any, depth: int) -> None:
     """Refuse what is nested too deeply, or holds numbers that JSON cannot carry on (1e999)."""
     level = [data]
     for _ in range(depth + 1):
-        if any(isinstance(item, float) and not math.isfinite(item) for item in level):
+        if any(type(item) is float and not math.isfinite(item) for item in level):
             raise ApiError(400, "the body has a number that is too large", None, "invalid_json")
         level = [
             child
             for item in level
             if isinstance(item, dict | list)
             for child in (item.values() if isinstance(item, dict) else item)
+            if type(child) in _LOOKED_INTO  # a million token ids are none of these
         ]
         if not level:
             return
@@ -109,7 +129,8 @@ def completion(body: CompletionRequest) -> EngineRequest:
         max_tokens=body.max_tokens,
         logprobs=body.logprobs,
         echo=bool(body.echo),
-        **_common(body, f"cmpl-{secrets.token_hex(12)}", _dumped(body)),
+        # The prompt may be a million token ids: it is passed on as it is.
+        **_common(body, f"cmpl-{secrets.token_hex(12)}", {**_dumped(body, "prompt"), "prompt": body.prompt}),
     )
 
 
@@ -118,7 +139,7 @@ def prompts(given: str | list[int] | list[str] | list[list[int]]) -> tuple[Promp
     if isinstance(given, str):
         return (given,)
     if isinstance(given[0], int):
-        return (tuple(token for token in given if isinstance(token, int)),)
+        return (tuple(given),)
     return tuple(tuple(item) if isinstance(item, list) else str(item) for item in given)
 
 
@@ -127,9 +148,9 @@ def inputs(body: EmbeddingRequest) -> tuple[Prompt, ...]:
     return prompts(body.input)
 
 
-def _dumped(body: Common) -> dict[str, Any]:
+def _dumped(body: Common, *without: str) -> dict[str, Any]:
     """The body as an upstream server gets it: without fields that change nothing, which it may not know."""
-    return body.model_dump(exclude_none=True, by_alias=True, exclude=body.idle())
+    return body.model_dump(exclude_none=True, by_alias=True, exclude={*body.idle(), *without})
 
 
 def _common(body: Common, name: str, dumped: dict[str, Any]) -> dict[str, Any]:

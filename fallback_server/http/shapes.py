@@ -93,7 +93,7 @@ class ChatShape:
 
     def whole(self, pieces: Seq[Piece], choices: int, usage: TokenUsage) -> Record:
         """All answers."""
-        made = [self._choice(index, [p for p in pieces if p.index == index]) for index in range(choices)]
+        made = [self._choice(index, of) for index, of in enumerate(_by_index(pieces, choices))]
         return {**self._head.record("chat.completion", made, False), "usage": _usage(usage)}
 
     def final(self, usage: TokenUsage) -> Record:
@@ -142,7 +142,7 @@ class CompletionShape:
 
     def whole(self, pieces: Seq[Piece], choices: int, usage: TokenUsage) -> Record:
         """All texts."""
-        made = [self._choice(index, [p for p in pieces if p.index == index]) for index in range(choices)]
+        made = [self._choice(index, of) for index, of in enumerate(_by_index(pieces, choices))]
         return {**self._head.record("text_completion", made, False), "usage": _usage(usage)}
 
     def final(self, usage: TokenUsage) -> Record:
@@ -170,6 +170,14 @@ def _parallel(logprobs: Seq[TokenLogprob], offsets: list[int]) -> Record:
         "top_logprobs": [_top(item) for item in logprobs],
         "text_offset": offsets,
     }
+
+
+def _by_index(pieces: Seq[Piece], choices: int) -> list[list[Piece]]:
+    """The pieces of each answer."""
+    found: list[list[Piece]] = [[] for _ in range(choices)]
+    for piece in pieces:
+        found[piece.index].append(piece)
+    return found
 
 
 def embeddings(model: str, vectors: list[list[float]] | list[str], tokens: int) -> Record:

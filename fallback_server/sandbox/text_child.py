@@ -22,16 +22,23 @@ def open_handler(settings: dict[str, Any]) -> Handler:
 
     def handle(job: dict[str, Any]) -> dict[str, Any]:
         if job["op"] == "encode":
-            return {"tokens": codec.encode(job["text"]), "tail": job["text"][-TAIL:]}
+            return _answer(codec.encode(job["text"]), job)
         text = codec.render_chat(
             job["messages"], continue_last=job["continue_last"], variables=job["variables"]
         )
         try:
-            return {"tokens": codec.encode_raw(text), "tail": text[-TAIL:]}
+            return {**_answer(codec.encode_raw(text), job), "tail": text[-TAIL:]}
         except RequestError as error:
             raise RequestError(str(error), "messages") from error
 
     return handle
+
+
+def _answer(tokens: list[int], job: dict[str, Any]) -> dict[str, Any]:
+    """The tokens; of more than `most` only how many they are: the server would read millions of numbers to
+    refuse them.
+    """
+    return {"tokens": tokens if len(tokens) <= job["most"] else len(tokens)}
 
 
 if __name__ == "__main__":

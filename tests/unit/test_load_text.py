@@ -28,6 +28,10 @@ def _body(content: str) -> dict[str, Any]:
     return {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 2}
 
 
+def _job(text: str) -> dict[str, Any]:
+    return {"op": "encode", "text": text, "most": 99}
+
+
 def _pids(pool: ChildPool) -> list[int]:
     return [child._process.pid for child in pool._children if child._process is not None]
 
@@ -74,15 +78,15 @@ async def test_the_answer_of_an_abandoned_job_goes_to_nobody(tmp_path: Path) -> 
     pool = engine._text
     before = _pids(pool)
     try:
-        abandoned = [asyncio.create_task(pool.run({"op": "encode", "text": "x" * n})) for n in (9, 99)]
+        abandoned = [asyncio.create_task(pool.run(_job("x" * n))) for n in (9, 99)]
         while not pool._under_way:
             await asyncio.sleep(0)
         for task in abandoned:
             task.cancel()
         await asyncio.wait(abandoned)
         assert all(task.cancelled() for task in abandoned)
-        answers = await asyncio.gather(*(pool.run({"op": "encode", "text": "y" * n}) for n in (1, 2, 3)))
-        assert [answer["tail"] for answer in answers] == ["y", "yy", "yyy"]
+        answers = await asyncio.gather(*(pool.run(_job("y" * n)) for n in (1, 2, 3)))
+        assert [len(answer["tokens"]) for answer in answers] == [1, 2, 3]
         assert (_pids(pool), pool.kills) == (before, 0)
     finally:
         await engine.close()

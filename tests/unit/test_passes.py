@@ -14,7 +14,7 @@ from nearfar.build.program.passes.fuse import FuseGate, FuseNorm, FuseResidual
 from nearfar.build.program.passes.lower import KernelTable, LowerOperators
 from nearfar.build.program.passes.project import FuseProjection
 from nearfar.build.program.passes.split import CombineInMatmul
-from nearfar.build.program.plan import Plan, plan_of, share_workspace
+from nearfar.build.program.plan import plan_of, share_workspace
 from nearfar.kernels.contract import Stage, Staged
 from nearfar.kernels.jobs import Attend, GraphJob, Linear, Norm, Project, RopeAppend, Rows, Split
 from nearfar.kernels.program import Plan

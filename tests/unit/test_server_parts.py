@@ -173,7 +173,13 @@ async def test_a_child_that_takes_too_long_is_killed_and_the_next_job_is_done(tm
 
     def job(content: str, **variables: Any) -> dict[str, Any]:
         messages = [{"role": "user", "content": content}]
-        return {"op": "chat", "messages": messages, "variables": variables, "continue_last": False}
+        return {
+            "op": "chat",
+            "messages": messages,
+            "variables": variables,
+            "continue_last": False,
+            "most": 99,
+        }
 
     try:
         await pool.warm()
@@ -190,6 +196,7 @@ async def test_a_child_that_takes_too_long_is_killed_and_the_next_job_is_done(tm
             await pool.run(job("\ud800"))
         # Variables take the place of nothing.
         assert (await pool.run(job("cd", messages="x", bos_token="y")))["tail"] == "cd"
+        assert (await pool.run(job("x" * 100)))["tokens"] == 100  # too many to be of use
         waiting = [asyncio.create_task(pool.run(job("loop"))) for _ in range(4)]
         done = await asyncio.gather(*waiting, return_exceptions=True)
         assert sum(isinstance(error, OverloadError) for error in done) >= 1
@@ -201,7 +208,12 @@ async def test_a_job_waits_for_the_child_that_starts_and_starts_no_other(tmp_pat
     loop = "{% for m in messages %}{{ m.content }}{% endfor %}"
     settings = {"directory": str(tokenizer_directory(tmp_path, loop)), "bos": None, "answers": {}}
     pool = ChildPool(ChildSpec(TEXT_CHILD, settings, "template", 2, timeout=20))
-    chat = {"messages": [{"role": "user", "content": "ab"}], "variables": {}, "continue_last": False}
+    chat = {
+        "messages": [{"role": "user", "content": "ab"}],
+        "variables": {},
+        "continue_last": False,
+        "most": 99,
+    }
     try:
         warming = asyncio.create_task(pool.warm(1))
         await asyncio.sleep(0)  # it has begun

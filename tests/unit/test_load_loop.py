@@ -1,0 +1,130 @@
+"""What one client sends does not stand in the way of others: work on it is done beside the event loop.
+
+The measure is the processor time of the loop's own thread, which other processes do not change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from nearfar.edge_runtime.openai.context import fit_context
+from nearfar.edge_runtime.text.beside import LARGE
+from nearfar.edge_runtime.text.codec import TextCodec
+from nearfar.fallback_server.engines.base import Piece, TokenUsage
+from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Head
+from tests.support.servers import MODEL, RunningServer, tiny_engine, tokenizer_directory
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    made = RunningServer(lambda: tiny_engine(tmp_path_factory.mktemp("tiny")))
+    yield made
+    made.close()
+
+
+def loop_seconds(server: RunningServer) -> float:
+    async def now() -> float:
+        return time.thread_time()
+
+    seconds: float = server.run(now)
+    return seconds
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "says"),
+    [
+        ("/v1/completions", {"prompt": [1] * 1_000_000}, "1000000 tokens"),
+        ("/v1/completions", {"prompt": "x" * 3_000_000}, "3000000 tokens"),
+        ("/v1/embeddings", {"input": [1] * 1_000_000}, "1000000 tokens"),
+    ],
+    ids=["tokens", "text", "embeddings"],
+)
+def test_a_body_of_megabytes_takes_little_of_the_loop(
+    server: RunningServer, path: str, field: dict[str, Any], says: str
+) -> None:
+    """For a million token ids every stream stood still for 0.3 s, only to refuse them for their number.
+
+    The unit is what it takes to write a million numbers as JSON and to read them again.
+    """
+    unit = time.thread_time()
+    json.loads(json.dumps([1] * 1_000_000))
+    unit = time.thread_time() - unit
+    data = json.dumps({"model": MODEL, **field}).encode()
+    before = loop_seconds(server)
+    with httpx.Client(base_url=server.address, timeout=60) as http:
+        answer = http.post(path, content=data, headers={"content-type": "application/json"})
+    loop = loop_seconds(server) - before
+    assert answer.status_code == 400
+    assert says in answer.json()["error"]["message"]
+    assert loop < unit
+
+
+def test_a_large_body_that_is_wrong_is_told_the_same_as_a_small_one(server: RunningServer) -> None:
+    with httpx.Client(base_url=server.address, timeout=60) as http:
+        told = [
+            http.post("/v1/completions", json={"model": MODEL, "prompt": "x" * size, "n": "many"}).json()
+            for size in (1, 100_000)
+        ]
+    assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("shape", [ChatShape, CompletionShape])
+def test_whole_answers_look_at_each_piece_once(shape: Callable[[Head], Any]) -> None:
+    """Each of 256 answers went through the pieces of all: 1.2 s on the loop."""
+
+    class Counted(Piece):
+        looks = 0
+
+        @property
+        def index(self) -> int:  # type: ignore[override]
+            Counted.looks += 1
+            return self.__dict__["number"]  # type: ignore[no-any-return]
+
+    def piece(number: int) -> Piece:
+        made = object.__new__(Counted)
+        fields = {"text": "x", "reasoning": "", "tool_calls": (), "logprobs": (), "finish": None, "tokens": 1}
+        made.__dict__.update(fields, number=number)
+        return made
+
+    pieces = [piece(number % 16) for number in range(320)]
+    whole = shape(Head("id", MODEL, False, False)).whole(pieces, 16, TokenUsage(1, 320))
+    assert len(whole["choices"]) == 16
+    assert Counted.looks <= 2 * len(pieces)
+
+
+async def test_long_texts_are_rendered_and_encoded_beside_the_loop() -> None:
+    threads: list[int] = []
+
+    def encode(messages: Sequence[Any]) -> list[int]:
+        threads.append(threading.get_ident())
+        return [1] * sum(len(message["content"]) for message in messages)
+
+    chat = [{"role": "user", "content": "x" * LARGE}, {"role": "user", "content": "y"}]
+    for policy in ("error", "truncate-oldest"):
+        await fit_context(chat, policy, (LARGE // 2, 10), encode, goes_on=False)  # type: ignore[arg-type]
+    assert threading.get_ident() not in threads
+
+
+async def test_the_tokenizer_leaves_the_lock_to_others_while_it_encodes(tmp_path: Path) -> None:
+    """`Tokenizer.encode` holds it until it is done, also in a thread: then a thread is of no use."""
+    codec = TextCodec.open_directory(tokenizer_directory(tmp_path), 256)
+    text = "one two three " * 40_000
+    work = asyncio.create_task(asyncio.to_thread(codec.encode, text))
+    turns = 0
+    while not work.done():
+        turns += 1
+        await asyncio.sleep(0.001)
+    assert turns > 5
+    assert await work == codec.encode(text)
+    short = text[: LARGE - 1]
+    assert list(codec.tokenizer.encode(short).ids) == codec.encode(short)
+    assert codec.encode(short + "x") == list(codec.tokenizer.encode(short + "x").ids)
