@@ -339,6 +339,17 @@ async def test_the_offsets_of_a_prompt_that_is_repeated(tmp_path: Path) -> None:
     assert made["logprobs"]["text_offset"] == [0, 0, 0, 0, 1, 2, 3, 3, 4]
 
 
+async def test_figures_of_the_prefix_cache_count_what_was_computed() -> None:
+    backend = ArtifactBackend(tiny_core(context=160))
+    with pytest.raises(RequestError):
+        backend.submit(TokenRequest("long", tuple(range(200)), 4))
+    await backend.submit(TokenRequest("left", (1, 2, 3), 4)).aclose()  # type: ignore[attr-defined]
+    assert backend.stats().prefix_queries == 0
+    assert [event.token async for event in backend.submit(TokenRequest("a", (1, 2, 3), 1))]
+    assert (backend.stats().prefix_queries, backend.stats().prompt_tokens) == (3, 3)
+    await backend.close()
+
+
 async def test_the_audit_log_has_reasoning_and_calls(tmp_path: Path) -> None:
     directory = tokenizer_directory(tmp_path / "tokenizer", THINKING)
     said = 'why</think><tool_call>{"name": "f", "arguments": {}}</tool_call>'
