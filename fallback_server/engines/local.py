@@ -52,6 +52,8 @@ class LocalEngine:
     private. `answers`: how the model marks its answers, None: as the directory shows.
     """
 
+    passes_on = False
+
     def __init__(
         self,
         backend: Backend,

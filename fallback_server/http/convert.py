@@ -18,7 +18,7 @@ from nearfar.edge_runtime.tools.messages import canonical
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import EngineRequest, Prompt
 from nearfar.fallback_server.http.errors import ApiError
-from nearfar.fallback_server.http.fields import MAX_SCHEMA_BYTES
+from nearfar.fallback_server.http.fields import MAX_SCHEMA_BYTES, Only
 from nearfar.fallback_server.http.forms import ResponseFormat
 from nearfar.fallback_server.http.schemas import (
     ChatRequest,
@@ -38,6 +38,8 @@ class JsonRequest(Request):
     """Reads a body as strict JSON: no NaN, no lone surrogates, no deep nests."""
 
     max_depth = 64
+    read: Any = None
+    """The body, once it has been asked for."""
 
     async def json(self) -> Any:
         """The body; 400 if it is not what it must be."""
@@ -51,9 +53,11 @@ class JsonRequest(Request):
                 "unsupported_encoding",
             )
         body = (await self.body()).removeprefix(BOM_UTF8)
-        if len(body) < LARGE:
-            return _parse(body, self.max_depth)
-        return await asyncio.to_thread(_parse, body, self.max_depth)
+        small = len(body) < LARGE
+        self.read = (
+            _parse(body, self.max_depth) if small else await asyncio.to_thread(_parse, body, self.max_depth)
+        )
+        return self.read
 
 
 def _parse(body: bytes, depth: int) -> Any:
@@ -130,6 +134,22 @@ def inputs(body: EmbeddingRequest) -> tuple[Prompt, ...]:
 def _dumped(body: Common) -> dict[str, Any]:
     """The body as an upstream server gets it: without fields that change nothing, which it may not know."""
     return body.model_dump(exclude_none=True, by_alias=True, exclude=body.idle())
+
+
+def as_it_came(given: dict[str, Any], body: Common) -> dict[str, Any]:
+    """The body for an upstream that may know more than this server: as the client sent it, unknown fields and
+    parts of messages included, but for what asks for nothing.
+    """
+    made = {name: value for name, value in given.items() if value is not None}
+    for name, field in type(body).model_fields.items():
+        only = next((one for one in field.metadata if isinstance(one, Only)), None)
+        if only is not None and name in made and only.idle(made[name]):
+            del made[name]
+    if isinstance(messages := made.get("messages"), list):
+        made["messages"] = [
+            {name: value for name, value in message.items() if value is not None} for message in messages
+        ]
+    return made
 
 
 def _common(body: Common, name: str, dumped: dict[str, Any]) -> dict[str, Any]:

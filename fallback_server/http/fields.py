@@ -60,11 +60,11 @@ class Strict(BaseModel):
         """
         if not isinstance(data, dict):
             return data
-        found, passed = ignored.get(), passes_on.get()
-        if found is not None or passed:
+        found = ignored.get()
+        if found is not None or passes_on.get():
             known = {field.alias or name for name, field in cls.model_fields.items()}
-            if found is not None and not passed:
-                for name in data.keys() - known:
+            for name in data:
+                if found is not None and name not in known:
                     found.add(cls.place + name)
             return {name: value for name, value in data.items() if name in known}
         if len(data) > len(cls.model_fields) + UNKNOWN:
@@ -130,7 +130,7 @@ class Only:
         return any(type(value) is type(known) and value == known for known in (None, *self.values))
 
     def _check(self, value: Any) -> Any:
-        if passes_on.get() or self.idle(value):
+        if self.idle(value) or (passes_on.get() and ignored.get() is None):
             return value
         taken = " or ".join(json.dumps(known) for known in self.values)
         taken = f"{taken} here, which changes nothing" if taken else "null here"

@@ -65,6 +65,7 @@ class EchoEngine:
     """An engine that is quick and does what a message says."""
 
     generates = True
+    passes_on = False
 
     def __init__(self) -> None:
         self.made: list[EchoAnswers] = []
