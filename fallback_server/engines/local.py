@@ -29,6 +29,7 @@ from nearfar.fallback_server.sandbox import ChildPool, ChildSpec
 from nearfar.fallback_server.tenants import Shares
 from nearfar.format.answers import AnswerFormat, Marks
 from nearfar.format.manifest import plain
+from nearfar.pooling import pooling_of
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class LocalEngine:
         self._form = _with_reasoning(options.reasoning, self.codec.answers)
         if options.reasoning not in ("auto", "off"):  # its marks are text even where they are special tokens
             self.codec = TextCodec.open_directory(directory, bos, self._form)
+        self._pooling = pooling_of(directory)
         self._names = tuple(names) or (backend.info.model,)
         self._live: dict[str, int] = {}
         self._shares = Shares()
@@ -103,7 +105,8 @@ class LocalEngine:
         total = sum(len(prompt) for prompt in prompts)
         if request.pooling is not None:
             self._check_input(longest)
-            return Prepared(request, prompts, total, total)
+            asked = replace(request, pooling=self._pooled_by(request.pooling))
+            return Prepared(asked, prompts, total, total)
         if longest >= context:
             raise ContextError(longest, context, "messages" if request.chat else "prompt")
         opened = reasoning_opened(self._form, tail)
@@ -150,7 +153,12 @@ class LocalEngine:
         """One vector an input."""
         tokens = [await self._tokens(item, "input") for item in inputs]
         self._check_input(max(len(item) for item in tokens))
-        return Embeddings(await self.backend.embed(tokens, pooling), sum(len(item) for item in tokens))
+        vectors = await self.backend.embed(tokens, self._pooled_by(pooling))
+        return Embeddings(vectors, sum(len(item) for item in tokens))
+
+    def _pooled_by(self, asked: Literal["mean", "last", "model"]) -> Literal["mean", "last", "model"]:
+        """What is asked for; "model": what the checkpoint says, else as its engine does by itself."""
+        return self._pooling or asked if asked == "model" else asked
 
     def stats(self) -> BackendStats:
         """The backend's figures."""

@@ -237,7 +237,8 @@ async def _complete(
 
 async def _embed(service: Service, request: Request, body: EmbeddingRequest) -> Response:
     wanted = replace(embedding(body), tenant=tenant_of(request))
-    shape = EmbeddingShape(body.model, body.encoding_format == "base64", body.dimensions)
+    coded, passed = body.encoding_format == "base64", service.engine.passes_on
+    shape = EmbeddingShape(body.model, coded, body.dimensions, normalize=not passed)
     return await Call(service, request, wanted).embed(shape)
 
 

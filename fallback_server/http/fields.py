@@ -32,12 +32,11 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from nearfar.edge_runtime.grammars import MAX_GRAMMAR_BYTES
 from nearfar.fallback_server.http.ignoring import ignored, passes_on
 from nearfar.fallback_server.http.words import IDLE
-from nearfar.format.requests import MAX_STOPS
+from nearfar.format.requests import MAX_INPUTS, MAX_STOPS
 
 MAX_STOP_CHARS = 512
 MAX_BIASES = 1024
 MAX_PROMPTS = 64
-MAX_INPUTS = 256
 MAX_PROMPT_TOKENS = 1 << 20
 MAX_PARTS = 256
 MAX_SCHEMA_BYTES = MAX_GRAMMAR_BYTES
