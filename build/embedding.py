@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from nearfar import strict_json
 from nearfar.errors import CheckpointError
+from nearfar.pooling import MODULES, modes_of, modules_of, read
 
-MODULES = "modules.json"
 SETTINGS = "config_sentence_transformers.json"
 TRANSFORMER = "sentence_bert_config.json"
 EMBEDDING_FILES = (MODULES, SETTINGS, TRANSFORMER, "*_Pooling/config.json")
@@ -25,17 +24,16 @@ def gives_embeddings(checkpoint: Path, asked: bool) -> bool:
 
     Asked for, what it says of normalizing and of a prompt by default does not matter.
     """
-    if not (checkpoint / MODULES).is_file():
+    modules = modules_of(checkpoint)
+    if modules is None:
         return asked
-    modules = _read(checkpoint / MODULES)
-    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise CheckpointError(f"{checkpoint / MODULES}: expected a list of modules")
-    kinds = [str(module.get("type")).rpartition(".")[2] for module in modules]
+    kinds = [kind for kind, _ in modules]
     if strange := [kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")]:
         raise CheckpointError(f"{checkpoint / MODULES}: module {strange[0]!r} is not supported; {ADVICE}")
-    for kind, module in zip(kinds, modules, strict=True):
-        if kind == "Pooling":
-            _check_pooling(checkpoint / str(module.get("path")) / "config.json")
+    for kind, module in modules:
+        if kind == "Pooling" and (on := modes_of(checkpoint, module)) != [LAST]:
+            file = checkpoint / str(module.get("path")) / "config.json"
+            raise CheckpointError(f"{file}: pooling is {', '.join(on) or 'not named'}; {ADVICE}")
     if asked:
         return True
     if "Pooling" not in kinds or "Normalize" not in kinds:
@@ -54,7 +52,7 @@ def longest_text(checkpoint: Path) -> int | None:
     file = checkpoint / TRANSFORMER
     if not (checkpoint / MODULES).is_file() or not file.is_file():
         return None
-    settings = _read(file)
+    settings = read(file)
     if not isinstance(settings, dict):
         raise CheckpointError(f"{file}: expected an object")
     if settings.get("do_lower_case"):
@@ -65,24 +63,9 @@ def longest_text(checkpoint: Path) -> int | None:
     return most
 
 
-def _check_pooling(file: Path) -> None:
-    """Pooling takes the last token and nothing else, in the older spelling (a switch each) or the newer."""
-    config = _read(file)
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{file}: expected an object")
-    prefix = "pooling_mode_"
-    on = [
-        key.removeprefix(prefix) for key, value in config.items() if key.startswith(prefix) and value is True
-    ]
-    named = config.get("pooling_mode")
-    on += named if isinstance(named, list) else [] if named is None else [named]
-    if on != [LAST]:
-        raise CheckpointError(f"{file}: pooling is {', '.join(map(str, on)) or 'not named'}; {ADVICE}")
-
-
 def _check_prompt(file: Path) -> None:
     """Whether a prompt is put before every text unless another is named: users write theirs themselves."""
-    settings = _read(file) if file.is_file() else {}
+    settings = read(file) if file.is_file() else {}
     name = settings.get("default_prompt_name") if isinstance(settings, dict) else None
     prompts = settings.get("prompts") if isinstance(settings, dict) else None
     if name is not None and isinstance(prompts, dict) and prompts.get(name):
@@ -90,11 +73,3 @@ def _check_prompt(file: Path) -> None:
             f"{file}: default_prompt_name {name!r} would begin every text with {str(prompts[name])[:80]!r}, "
             "which nearfar does not: build with --embeddings, and write it into your texts"
         )
-
-
-def _read(file: Path) -> object:
-    try:
-        found: object = strict_json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file}: cannot be read ({error}): download it again") from error
-    return found

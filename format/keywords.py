@@ -39,7 +39,15 @@ OF_TYPE: dict[str, tuple[str, ...]] = {
         "maxProperties",
         "unevaluatedProperties",
     ),
-    "array": ("items", "prefixItems", "minItems", "maxItems", "uniqueItems", "unevaluatedItems"),
+    "array": (
+        "items",
+        "additionalItems",
+        "prefixItems",
+        "minItems",
+        "maxItems",
+        "uniqueItems",
+        "unevaluatedItems",
+    ),
 }
 """Keywords that are kept to, by the type that they speak of. All others but ANNOTATIONS and STRUCTURE are
 not.

@@ -6,6 +6,8 @@ MAX_CHOICES = 128
 """Answers to one prompt, `n`: OpenAI's bound, and far more than a device's slots run at once."""
 MAX_TOOLS = 128
 """Tools of a request, and calls of a message."""
+MAX_INPUTS = 2048
+"""Texts of a request for embeddings: OpenAI's bound. LangChain sends 1,000."""
 MAX_STOPS = 16
 """Strings that end an answer."""
 MAX_VARIABLES = 16

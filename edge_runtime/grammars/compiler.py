@@ -9,12 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Any
 
+from nearfar.edge_runtime.grammars.blame import blamed, schema_tags
 from nearfar.edge_runtime.grammars.constraint import GrammarConstraint, why
 from nearfar.edge_runtime.grammars.grammar import Grammar
 from nearfar.edge_runtime.grammars.kept import Kept, key_of
 from nearfar.edge_runtime.grammars.schema import narrowed
 from nearfar.edge_runtime.grammars.spelled import spelled_out
 from nearfar.edge_runtime.grammars.structural import lark_of
+from nearfar.edge_runtime.grammars.typed import Schema
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import RequestError
 
@@ -104,8 +106,25 @@ class Grammars:
         except Exception as error:  # the reader of EBNF raises plain Exceptions, the library what it likes
             raise _refusal(grammar, str(error)) from error
         if first.is_error():
+            for schema in _schemas(grammar):
+                if not self._compiles(schema):
+                    raise RequestError(f"{grammar.param}: {blamed(schema, self._compiles)}", grammar.param)
             raise _refusal(grammar, first.get_error())
         return matcher
+
+    def _compiles(self, schema: Schema) -> bool:
+        """Whether the library takes a narrowed schema."""
+        import llguidance
+
+        try:
+            text = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(spelled_out(schema)))
+            limits = llguidance.LLParserLimits(**LIMITS, verbose_errors=False)
+            matcher = llguidance.LLMatcher(self._tokenizer, text, log_level=0, limits=limits)
+            if not matcher.is_error():
+                matcher.compute_bitmask()
+            return not matcher.is_error()
+        except Exception:  # whatever it raises
+            return False
 
 
 def tokenizer(codec: TextCodec, vocab_size: int, eos: Sequence[int]) -> Any:
@@ -171,6 +190,18 @@ def _text(grammar: Grammar) -> str:
                 lambda param: CALL_BLANKS if param == "tools" else BLANKS,
                 _lark,
             )
+
+
+def _schemas(grammar: Grammar) -> list[Schema]:
+    """The narrowed JSON schemas of a grammar."""
+    if grammar.kind == "json_schema":
+        return [narrowed(json.loads(grammar.text), strict=True, param="response_format")]
+    if grammar.kind != "structural_tag":
+        return []
+    return [
+        narrowed(tag["json_schema"], strict=tag.get("strict", True), param=tag.get("param", grammar.param))
+        for tag in schema_tags(json.loads(grammar.text)["format"])
+    ]
 
 
 def _lark(ebnf: str) -> str:

@@ -9,9 +9,11 @@ a pattern may have to cover the whole string.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any
+from urllib.parse import unquote
 
 from nearfar.edge_runtime.grammars.typed import Schema, TypedKeywords
 from nearfar.errors import RequestError
@@ -26,6 +28,7 @@ from nearfar.format.keywords import (
 )
 
 LARGEST = 2**63
+_PLAIN = re.compile(r"\w{1,64}", re.ASCII)
 
 
 def narrowed(schema: Any, *, strict: bool, param: str) -> Schema:
@@ -42,16 +45,21 @@ class _Narrowing(TypedKeywords):
 
     def __init__(self, schema: Any, strict: bool, param: str) -> None:
         self._root, self._strict, self._param = schema, strict, param
-        self._visited: set[str] = set()
+        self._places: dict[str, Schema] = {}
         self._refs: dict[str, str] = {}
+        self._names: dict[str, str] = {}
         self._compared = 0
 
     def made(self) -> Schema:
+        """With what references lead to, wherever that stands, among the definitions of the root: not every
+        library follows a reference into a list, or with escapes.
+        """
         made = self._schema(self._root, "#")
         for target, place in self._refs.items():
-            if target not in self._visited:
+            if target not in self._places:
                 raise self._error(place, f"$ref {target!r:.80} leads to nothing that is a schema")
-        return made
+        definitions = {name: self._places[target] for target, name in self._names.items()}
+        return {**made, "$defs": definitions} if definitions else made
 
     def _error(self, place: str, what: str) -> RequestError:
         return RequestError(
@@ -64,7 +72,10 @@ class _Narrowing(TypedKeywords):
             raise self._error(place, f"{keyword!r}: {why}. Leave it out, and check the answer yourself")
 
     def _schema(self, schema: Any, place: str) -> Schema:
-        self._visited.add(place)
+        made = self._places[place] = self._narrowed(schema, place)
+        return made
+
+    def _narrowed(self, schema: Any, place: str) -> Schema:
         if schema is True:
             return {}
         if not isinstance(schema, dict):
@@ -74,10 +85,9 @@ class _Narrowing(TypedKeywords):
         }
         if place == "#":
             known.pop("$id", None)
-        made: Schema = {}
         for key in DEFINITIONS:
             if key in known:
-                made[key] = self._each(known.pop(key), f"{place}/{key}")
+                self._each(known.pop(key), f"{place}/{key}")
         for key in [
             key for key in known if key not in STRUCTURE and not any(key in keys for keys in OF_TYPE.values())
         ]:
@@ -89,8 +99,8 @@ class _Narrowing(TypedKeywords):
                 found: Schema | None = getattr(self, f"_{key.strip('$').lower()}")(value, known, place)
                 if found is not None:
                     self._alone(known, key, place)
-                    return {**found, **made}
-        return {**self._typed(known, place), **made}
+                    return found
+        return self._typed(known, place)
 
     def _alone(self, rest: Schema, keyword: str, place: str) -> None:
         for other in rest:
@@ -110,6 +120,7 @@ class _Narrowing(TypedKeywords):
         if not isinstance(target, str) or not (target == "#" or target.startswith("#/")):
             self._drop(place, "$ref", "only references into the schema itself (#/…) are followed")
             return None
+        target = unquote(target)
         seen = {place}
         at: Any = target
         while isinstance(at, str):  # a reference that leads through references to itself says nothing
@@ -120,8 +131,17 @@ class _Narrowing(TypedKeywords):
                 raise self._error(place, f"$ref {target!r:.80} leads through more than {MOST_STEPS} others")
             found = self._at(at)
             at = found.get("$ref") if isinstance(found, dict) else None
+            at = unquote(at) if isinstance(at, str) else None
         self._refs.setdefault(target, place)
-        return {"$ref": target}
+        return {"$ref": "#" if target == "#" else f"#/$defs/{self._name(target)}"}
+
+    def _name(self, target: str) -> str:
+        """What a schema that is referred to is called among the definitions: as it was, if that is plain."""
+        if target not in self._names:
+            own = target.removeprefix("#/$defs/")
+            plain = _PLAIN.fullmatch(own) and own not in self._names.values()
+            self._names[target] = own if plain else f"ref.{len(self._names)}"
+        return self._names[target]
 
     def _at(self, pointer: str) -> Any:
         """What a pointer leads to; None if nothing."""
@@ -191,7 +211,7 @@ class _Narrowing(TypedKeywords):
         for _ in range(16):
             if not (isinstance(schema, dict) and isinstance(schema.get("$ref"), str)):
                 break
-            schema = self._at(schema["$ref"])
+            schema = self._at(unquote(schema["$ref"]))
         return schema
 
 

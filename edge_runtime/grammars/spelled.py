@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from nearfar.edge_runtime.grammars.typed import Schema
 
 FORMATS = frozenset(
@@ -12,13 +10,11 @@ FORMATS = frozenset(
 """Formats of strings that are followed; others are annotations."""
 _EACH = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("prefixItems", "anyOf")
-_ONE = ("items", "additionalProperties", "propertyNames")
+_ONE = ("items", "additionalProperties")
 
 
 def spelled_out(schema: Schema) -> Schema:
-    """Objects that describe properties have no others, tuples no further items, and rules for names of
-    properties are rules for properties of such names.
-    """
+    """Objects that describe properties have no others, and tuples no further items."""
     made = dict(schema)
     for key in made.keys() & set(_EACH):
         made[key] = {name: spelled_out(one) for name, one in made[key].items()}
@@ -28,8 +24,8 @@ def spelled_out(schema: Schema) -> Schema:
         made[key] = spelled_out(made[key]) if isinstance(made[key], dict) else made[key]
     if made.get("format") not in FORMATS:
         made.pop("format", None)
-    if "propertyNames" in made:
-        _as_patterns(made)
+    if made.keys() & {"minProperties", "maxProperties"}:
+        _counted(made)
     if made.keys() & {"properties", "patternProperties"}:
         made.setdefault("additionalProperties", False)
     if "prefixItems" in made:
@@ -37,10 +33,12 @@ def spelled_out(schema: Schema) -> Schema:
     return made
 
 
-def _as_patterns(made: dict[str, Any]) -> None:
-    """Of the rules for names only a pattern says something of each name by itself."""
-    names = made["propertyNames"]
-    if isinstance(names, dict) and names.keys() <= {"type", "pattern"} and "pattern" in names:
-        del made["propertyNames"]
-        others = made.pop("additionalProperties", True)
-        made["patternProperties"] = {names["pattern"]: {} if others is True else others}
+def _counted(made: Schema) -> None:
+    """Llguidance counts properties where those that are described are all required, or no others may come."""
+    described, required = made.get("properties", {}), set(made.get("required", ()))
+    if made.get("minProperties", 0) <= len(required):
+        made.pop("minProperties", None)
+    if described.keys() - required and made.keys() & {"minProperties", "maxProperties"}:
+        made["additionalProperties"] = False
+        if made.get("maxProperties", 0) >= len(described):
+            del made["maxProperties"]

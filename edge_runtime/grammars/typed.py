@@ -12,6 +12,12 @@ from nearfar.errors import RequestError
 from nearfar.format.keywords import OF_TYPE, TYPES
 
 Schema = dict[str, Any]
+MOST_WHOLE = 10**18
+"""Whole numbers up to here are followed by llguidance and xgrammar; at 2**63 each of them refuses some."""
+MOST_NUMBER = 10**15
+LEAST_NUMBER = 1e-15
+"""Of other numbers llguidance refuses bounds from 1e18 on, and near 0 from 1e-300 on."""
+_LOWS = ("minimum", "exclusiveMinimum")
 
 
 class TypedKeywords(ABC):
@@ -79,23 +85,50 @@ class TypedKeywords(ABC):
         return own
 
     def _number(self, own: Schema, place: str) -> Schema:
+        self._numbers(own, place)
+        self._within(own, MOST_NUMBER, place)
+        for key, value in own.items():  # a bound next to 0 is moved inwards: to 0, or to the least distance
+            if 0 < abs(value) < LEAST_NUMBER:
+                inwards = (value > 0) == (key in _LOWS)
+                own[key] = math.copysign(LEAST_NUMBER, value) if inwards else 0
+        return own
+
+    def _numbers(self, own: Schema, place: str) -> None:
         for key, value in own.items():
             if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
                 raise self._error(place, f"{key} must be a number, not {value!r:.40}")
-        return own
+
+    def _within(self, own: Schema, most: int, place: str) -> None:
+        """Bounds that no library can count to are moved inwards, where that leaves anything."""
+        for key in [key for key in own if abs(own[key]) > most]:
+            low = key in _LOWS
+            if (own[key] > 0) == low:
+                self._drop(place, key, f"numbers beyond {most:.0e} cannot be told apart")
+                del own[key]
+            else:
+                own[key] = -most if low else most
 
     def _integer(self, own: Schema, place: str) -> Schema:
         """Bounds of whole numbers are whole numbers."""
-        own = self._number(own, place)
+        self._numbers(own, place)
         low = [math.ceil(own["minimum"])] if "minimum" in own else []
         low += [math.floor(own["exclusiveMinimum"]) + 1] if "exclusiveMinimum" in own else []
         high = [math.floor(own["maximum"])] if "maximum" in own else []
         high += [math.ceil(own["exclusiveMaximum"]) - 1] if "exclusiveMaximum" in own else []
         made = {"minimum": max(low)} if low else {}
-        return {**made, "maximum": min(high)} if high else made
+        made |= {"maximum": min(high)} if high else {}
+        self._within(made, MOST_WHOLE, place)
+        return made
 
     def _array(self, own: Schema, place: str) -> Schema:
         own |= self._counts(own, ("minItems", "maxItems"), place)
+        others = own.pop("additionalItems", None)
+        if isinstance(own.get("items"), list):  # a tuple, up to draft 2019-09
+            own["prefixItems"] = own.pop("items")
+            if others is not None:
+                own["items"] = others
+            if not own["prefixItems"]:
+                del own["prefixItems"]
         if own.pop("uniqueItems", False) and own.get("maxItems", 2) > 1:
             self._drop(place, "uniqueItems")
         self._unevaluated(own, "unevaluatedItems", "items", place)
@@ -118,10 +151,10 @@ class TypedKeywords(ABC):
             )
         if "properties" in own:
             own["properties"] = self._each(own["properties"], f"{place}/properties")
-        if "propertyNames" in own:
-            self._property_names(own, place)
         if "patternProperties" in own:
             self._pattern_properties(own, place)
+        if "propertyNames" in own:
+            self._property_names(own, place)
         if "required" in own:
             self._required(own, place)
         if own.get("minProperties", 0) > 1 and own.get("additionalProperties", False) is not False:
@@ -155,12 +188,32 @@ class TypedKeywords(ABC):
         own["properties"] = {**own.get("properties", {}), **described}
 
     def _property_names(self, own: Schema, place: str) -> None:
-        names = own["propertyNames"]
+        """Rules for names become properties: of a list of names, or of a pattern. zod writes them of every
+        record.
+        """
+        names = own.pop("propertyNames")
+        if names is True or not self._limits_names(made := self._schema(names, f"{place}/propertyNames")):
+            return
         if "properties" in own or "patternProperties" in own:
             self._drop(place, "propertyNames", "it cannot be enforced beside properties or patternProperties")
-            del own["propertyNames"]
+            return
+        others = own.get("additionalProperties", True)
+        value = {} if others is True else others
+        if "enum" in made or "string" not in _listed(made.get("type", "string")):
+            listed = [name for name in made.get("enum", ()) if isinstance(name, str)]
+            known = {} if value is False else {name: value for name in listed}
+            own |= {"properties": known, "additionalProperties": False}
+        elif made.keys() <= {"type", "pattern"}:
+            own.pop("additionalProperties", None)
+            own |= {"properties": {}, "additionalProperties": False} if value is False else {}
+            if value is not False:
+                own["patternProperties"] = {made["pattern"]: value}
         else:
-            own["propertyNames"] = self._schema(names, f"{place}/propertyNames")
+            self._drop(place, "propertyNames", "only names of a list, a pattern or a length can be enforced")
+
+    def _limits_names(self, names: Schema) -> bool:
+        """Whether a narrowed schema forbids a name at all."""
+        return not names.keys() <= {"type"} or "string" not in _listed(names.get("type", "string"))
 
     def _pattern_properties(self, own: Schema, place: str) -> None:
         patterns = own["patternProperties"]
@@ -195,3 +248,7 @@ class TypedKeywords(ABC):
             ):
                 raise self._error(place, f"{key} must be a whole number, not {value!r:.40}")
         return {key: int(own[key]) for key in keys if key in own}
+
+
+def _listed(types: Any) -> list[Any]:
+    return types if isinstance(types, list) else [types]

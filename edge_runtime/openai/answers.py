@@ -91,6 +91,10 @@ class Answer:
         """The figures so far."""
         return self._generation.stats
 
+    async def aclose(self) -> None:
+        """Stop the request, whether its pieces were ever asked for or not."""
+        await self._generation.aclose()
+
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """The answer piece by piece; leaving the iteration stops the request."""
         try:

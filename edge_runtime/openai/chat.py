@@ -103,7 +103,7 @@ class ChatCompletions:
         context = fitted.tokens if goes_on else ()
         response = await Response.start(engine, "chatcmpl", fitted, context, sampling, n, grammar, reading)
         if chunks:
-            return AsyncStream(_chat_chunks(response, usage))
+            return AsyncStream(_chat_chunks(response, usage), response.aclose)
         return await _chat_whole(response)
 
 

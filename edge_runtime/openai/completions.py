@@ -69,7 +69,7 @@ class Completions:
             for answer in response.answers:
                 answer.begins_with(text, alone=echo is Echo.ALONE)
         if chunks:
-            return AsyncStream(_completion_chunks(response, usage))
+            return AsyncStream(_completion_chunks(response, usage), response.aclose)
         return await _completion_whole(response)
 
 

@@ -13,13 +13,12 @@ from nearfar.edge_runtime.openai.parameters import check_model, token_prompt
 from nearfar.edge_runtime.openai.records import CreateEmbeddingResponse, Embedding, EmbeddingUsage
 from nearfar.edge_runtime.text.beside import beside
 from nearfar.errors import RequestError
+from nearfar.format.requests import MAX_INPUTS
 
 if TYPE_CHECKING:
     from nearfar.edge_runtime.openai.api import AsyncEngine
 
 Vector = npt.NDArray[np.float32]
-MOST = 2048
-"""Inputs of a request, as OpenAI has it."""
 
 
 class Embeddings:
@@ -76,8 +75,8 @@ def each(given: object) -> list[str | Seq[int]]:
     )
     if not isinstance(given, Seq) or isinstance(given, bytes):
         raise wrong
-    if not given or (len(given) > MOST and not isinstance(given[0], int)):
-        raise RequestError(f"input must have 1 to {MOST} texts, it has {len(given)}", "input")
+    if not given or (len(given) > MAX_INPUTS and not isinstance(given[0], int)):
+        raise RequestError(f"input must have 1 to {MAX_INPUTS} texts, it has {len(given)}", "input")
     if isinstance(given[0], int):
         return [cast(Seq[int], given)]
     if not all(isinstance(one, str | Seq) and not isinstance(one, bytes) for one in given):

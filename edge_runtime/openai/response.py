@@ -79,12 +79,20 @@ class Response:
         details = PromptTokensDetails(stats[0].cached_tokens, self.left_out)
         return {"usage": Usage(prompt, generated, prompt + generated, details), "timings": stats}
 
+    async def aclose(self) -> None:
+        """Stop all answers."""
+        for answer in self.answers:
+            await answer.aclose()
+
     async def collect(self) -> list[Piece]:
         """Every answer as one piece."""
         pieces: list[list[Piece]] = [[] for _ in self.answers]
-        async with aclosing(merge(self.answers)) as merged:
-            async for piece in merged:
-                pieces[piece.index].append(piece)
+        try:
+            async with aclosing(merge(self.answers)) as merged:
+                async for piece in merged:
+                    pieces[piece.index].append(piece)
+        finally:
+            await self.aclose()
         return [joined(index, of) for index, of in enumerate(pieces)]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import Generic, Self, TypeVar
 
 Chunk = TypeVar("Chunk")
@@ -11,8 +11,11 @@ Chunk = TypeVar("Chunk")
 class AsyncStream(Generic[Chunk]):
     """Chunks as they come. Closing it stops the request; so does dropping it."""
 
-    def __init__(self, chunks: AsyncGenerator[Chunk, None]) -> None:
-        self._chunks = chunks
+    def __init__(self, chunks: AsyncGenerator[Chunk, None], stop: Callable[[], Awaitable[None]]) -> None:
+        """`stop` ends the request: closing a generator that nobody has begun, or that is not yet at its
+        answers, does not.
+        """
+        self._chunks, self._stop = chunks, stop
 
     def __aiter__(self) -> AsyncIterator[Chunk]:
         return self
@@ -23,6 +26,7 @@ class AsyncStream(Generic[Chunk]):
     async def close(self) -> None:
         """Stop the request."""
         await self._chunks.aclose()
+        await self._stop()
 
     async def __aenter__(self) -> Self:
         return self

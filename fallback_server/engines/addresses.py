@@ -18,6 +18,10 @@ log = logging.getLogger(__name__)
 
 BLOCK = 256
 """Characters of a prompt that are hashed together. Shorter prompts have no affinity."""
+BLOCKS = 256
+"""Blocks of a prompt that are looked at: a longer common beginning changes nothing, and one long prompt must
+not push all others out.
+"""
 REMEMBERED = 65536
 """Blocks whose address is remembered."""
 Clock = Callable[[], float]
@@ -180,9 +184,9 @@ def _briefly(error: RemoteError | RefusedError) -> str:
 
 
 def _blocks(prompt: str) -> list[bytes]:
-    """A hash for each whole block, of everything up to its end."""
+    """A hash for each whole block of the beginning, of everything up to its end."""
     running, out = hashlib.blake2b(digest_size=16), []
-    for start in range(0, len(prompt) - BLOCK + 1, BLOCK):
+    for start in range(0, min(len(prompt), BLOCK * BLOCKS) - BLOCK + 1, BLOCK):
         running.update(prompt[start : start + BLOCK].encode(errors="replace"))
         out.append(running.digest())
     return out

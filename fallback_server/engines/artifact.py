@@ -96,7 +96,6 @@ class ArtifactBackend:
         params.check_vocabulary(self.info.vocab_size)
         self._check(request)
         self._check_room()
-        self._counts.prompt += len(request.tokens)
         return self._streams.start(request.id, lambda stream: self._run(request, params, stream))
 
     async def cancel(self, request_id: str) -> None:
@@ -214,6 +213,7 @@ class ArtifactBackend:
         try:
             async for event in generation:
                 cached = generation.stats.cached_tokens if first else 0
+                self._counts.prompt += len(request.tokens) if first else 0
                 self._counts.hits += cached
                 self._counts.generated += 1
                 made = _event(event, request, cached)

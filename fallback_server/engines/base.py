@@ -170,7 +170,12 @@ GENERATES_NOTHING = Unready("not ready: no token generated recently")
 
 
 class Engine(Protocol):
-    """What answers requests. All methods are called on one event loop; none blocks it."""
+    """What answers requests. All methods are called on one event loop; none blocks it.
+
+    `passes_on`: it gives requests to servers that may know fields and parts of messages unknown here.
+    """
+
+    passes_on: bool
 
     def models(self) -> tuple[ModelInfo, ...]:
         """What can be asked for; the first is the default."""

@@ -31,6 +31,7 @@ from nearfar.fallback_server.sandbox import ChildPool, ChildSpec
 from nearfar.fallback_server.tenants import Shares
 from nearfar.format.answers import AnswerFormat, Marks
 from nearfar.format.manifest import plain
+from nearfar.pooling import pooling_of
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,8 @@ class LocalEngine:
     private. `answers`: how the model marks its answers, None: as the directory shows.
     """
 
+    passes_on = False
+
     def __init__(
         self,
         backend: Backend,
@@ -72,6 +75,7 @@ class LocalEngine:
         self._form = _with_reasoning(options.reasoning, self.codec.answers)
         if options.reasoning not in ("auto", "off"):  # its marks are text even where they are special tokens
             self.codec = TextCodec.open_directory(directory, bos, self._form)
+        self._pooling = pooling_of(directory)
         self._names = tuple(names) or (backend.info.model,)
         self._live: dict[str, int] = {}
         self._shares = Shares()
@@ -103,7 +107,8 @@ class LocalEngine:
         total = sum(len(prompt) for prompt in prompts)
         if request.pooling is not None:
             self._check_input(longest)
-            return Prepared(request, prompts, total)
+            asked = replace(request, pooling=self._pooled_by(request.pooling))
+            return Prepared(asked, prompts, total)
         if longest >= context:
             raise ContextError(longest, context, "messages" if request.chat else "prompt")
         opened = reasoning_opened(self._form, tail)
@@ -180,6 +185,10 @@ class LocalEngine:
             )
         finally:
             self._shares.leave(request.tenant, 1)
+
+    def _pooled_by(self, asked: Literal[mean, last, model]) -> Literal[mean, last, model]:
+        """What is asked for; "model": what the checkpoint says, else as its engine does by itself."""
+        return self._pooling or asked if asked == "model" else asked
 
     def stats(self) -> BackendStats:
         """The backend's figures."""

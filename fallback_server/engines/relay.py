@@ -38,8 +38,12 @@ _KEPT_BACK = (
     "prompt_cache_key",
     "stream_options",
     "cache_salt",
+    "request_id",
+    "kv_transfer_params",
 )
-"""Fields of a request that are no business of the upstream's."""
+"""Fields of a request that are no business of the upstream's, or (the last two, vLLM's) are for servers among
+themselves.
+"""
 _FINISHES: tuple[FinishReason, ...] = get_args(FinishReason)
 
 

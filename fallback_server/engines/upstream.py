@@ -65,6 +65,8 @@ class UpstreamOptions:
 class UpstreamEngine:
     """Several addresses as one engine. Each request goes to those that serve its model."""
 
+    passes_on = True
+
     def __init__(self, urls: Seq[str], options: UpstreamOptions, names: Seq[str] = ()) -> None:
         waits = Waits(options.connect_timeout, options.first_token_timeout, options.between_timeout)
         self._http = client(options.key or os.environ.get(KEY_VARIABLE), options.connect_timeout, direct=True)

@@ -5,14 +5,17 @@ in them.
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from nearfar.edge_runtime.grammars import Grammar
+from nearfar.edge_runtime.grammars.blame import blamed, schema_tags
 from nearfar.edge_runtime.grammars.kept import Kept
 from nearfar.edge_runtime.grammars.schema import narrowed
+from nearfar.edge_runtime.grammars.typed import Schema
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import RequestError
 from nearfar.format.answers import AnswerFormat
@@ -45,22 +48,37 @@ def compiler(info: Any) -> Callable[[Grammar], Any]:
 
     made = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
+    def compiles(schema: Schema) -> bool:
+        try:
+            made.compile_json_schema(json.dumps(schema), max_whitespace_cnt=CALL_BLANKS)
+        except (RuntimeError, ValueError, TypeError, LookupError):
+            return False
+        return True
+
     def compile_grammar(grammar: Grammar) -> Any:
+        schemas: list[Schema] = []
         try:
             match grammar.kind:
                 case "json_object":
                     anything = '{"type": "object", "additionalProperties": true}'
                     return made.compile_json_schema(anything, max_whitespace_cnt=BLANKS)
                 case "json_schema":
-                    schema = narrowed(json.loads(grammar.text), strict=True, param="response_format")
-                    return made.compile_json_schema(json.dumps(schema), max_whitespace_cnt=BLANKS)
+                    schemas = [narrowed(json.loads(grammar.text), strict=True, param="response_format")]
+                    return made.compile_json_schema(json.dumps(schemas[0]), max_whitespace_cnt=BLANKS)
                 case "regex":
                     return made.compile_regex(grammar.text)
                 case "ebnf":
                     return made.compile_grammar(grammar.text)
                 case "structural_tag":
-                    return made.compile_structural_tag(_with_narrowed(json.loads(grammar.text)))
+                    tag = _with_narrowed(json.loads(grammar.text))
+                    schemas = [one["json_schema"] for one in schema_tags(tag)]
+                    return made.compile_structural_tag(tag)
         except (RuntimeError, ValueError, TypeError, LookupError) as error:
+            for schema in schemas:
+                if not compiles(schema):
+                    raise RequestError(
+                        f"{grammar.param}: {blamed(schema, compiles)}", grammar.param
+                    ) from error
             kind = grammar.kind.replace("_", " ")
             raise RequestError(
                 f"the {kind} cannot be compiled: {_first_line(error)}", grammar.param
@@ -138,6 +156,10 @@ class CompiledGrammars:
             self._kept.drop(key)
 
 
+_SOURCE = re.compile(r"^\[[\d:]+\] \S+:\d+: (?:Check failed: .*? is false: )?")
+"""What xgrammar's messages begin with: a time, and a place in its source."""
+
+
 def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line for part in str(error).splitlines() if (line := _SOURCE.sub("", part.strip()))]
     return (lines[0] if lines else type(error).__name__)[:300]

@@ -21,7 +21,7 @@ from nearfar.fallback_server.http.calls import Call, Service, tenant_of
 from nearfar.fallback_server.http.counts import Counts
 from nearfar.fallback_server.http.embedding import EmbeddingShape, embedding
 from nearfar.fallback_server.http.errors import ApiError
-from nearfar.fallback_server.http.ignoring import HEADER, Ignored, Teller, UnknownFields, ignored
+from nearfar.fallback_server.http.ignoring import HEADER, Ignored, Teller, UnknownFields, ignored, passes_on
 from nearfar.fallback_server.http.keys import KeyStore
 from nearfar.fallback_server.http.limits import Admission, ServerLimits
 from nearfar.fallback_server.http.logs import AuditLog
@@ -61,10 +61,13 @@ class AppOptions:
 
 
 class JsonRoute(APIRoute):
-    """A route whose body is read as strict JSON. `teller`: logs what was ignored; None: nothing is."""
+    """A route whose body is read as strict JSON. `teller`: logs what was ignored; None: nothing is.
+    `passes_on`: what is unknown here is for the engine's servers.
+    """
 
     max_depth = ServerLimits.json_depth
     teller: Teller | None = None
+    passes_on = False
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """See APIRoute."""
@@ -74,6 +77,13 @@ class JsonRoute(APIRoute):
         async def strict(request: Request) -> Response:
             made = convert.JsonRequest(request.scope, request.receive)
             made.max_depth, made.model = self.max_depth, model
+            passing = passes_on.set(self.passes_on)
+            try:
+                return await told(made)
+            finally:
+                passes_on.reset(passing)
+
+        async def told(made: convert.JsonRequest) -> Response:
             if self.teller is None:
                 return await handle(made)
             found = Ignored()
@@ -84,7 +94,7 @@ class JsonRoute(APIRoute):
                 ignored.reset(token)
             if found.names:
                 response.headers[HEADER] = found.header
-                self.teller.tell(found, request.headers.get("user-agent", ""))
+                self.teller.tell(found, made.headers.get("user-agent", ""))
             return response
 
         return strict
@@ -135,7 +145,10 @@ def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
 def _api(service: Service, options: AppOptions) -> APIRouter:
     """OpenAI's endpoints."""
     teller = Teller() if options.unknown_fields == "ignore" else None
-    settings = {"max_depth": options.limits.json_depth, "teller": teller}
+    settings = {
+        "max_depth": options.limits.json_depth, "teller": teller, "passes_on": service.engine.passes_on,
+    }  # fmt: skip
+    passes_all = service.engine.passes_on and teller is None
     route = type("LimitedJsonRoute", (JsonRoute,), settings)
     api = APIRouter(prefix="/v1", route_class=route)
     started = int(time.time())
@@ -143,12 +156,12 @@ def _api(service: Service, options: AppOptions) -> APIRouter:
     @api.post("/chat/completions", response_model=None)
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answer a conversation."""
-        return await _complete(service, request, body)
+        return await _complete(service, request, body, passes_all)
 
     @api.post("/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Continue one or several texts."""
-        return await _complete(service, request, body)
+        return await _complete(service, request, body, passes_all)
 
     @api.post("/embeddings", response_model=None)
     async def embed(body: EmbeddingRequest, request: Request) -> Response:
@@ -207,10 +220,15 @@ def _probes(service: Service, keys: KeyStore | None) -> APIRouter:
     return router
 
 
-async def _complete(service: Service, request: Request, body: ChatRequest | CompletionRequest) -> Response:
+async def _complete(
+    service: Service, request: Request, body: ChatRequest | CompletionRequest, passes_all: bool
+) -> Response:
+    """`passes_all`: an upstream gets the body as it came."""
     asked = convert.chat(body) if isinstance(body, ChatRequest) else convert.completion(body)
     tenant = tenant_of(request)
     priority = max(0, tenant.priority) if body.priority is None else body.priority
+    if passes_all and isinstance(request, convert.JsonRequest):
+        asked = replace(asked, body=convert.as_it_came(request.read, body))
     wanted = replace(asked, tenant=tenant.within(body.cache_salt), priority=priority)
     options = body.stream_options
     continuous = bool(options and options.continuous_usage_stats)
@@ -223,7 +241,8 @@ async def _complete(service: Service, request: Request, body: ChatRequest | Comp
 async def _embed(service: Service, request: Request, body: EmbeddingRequest) -> Response:
     tenant = tenant_of(request)
     wanted = replace(embedding(body), tenant=tenant, priority=max(0, tenant.priority))
-    shape = EmbeddingShape(body.model, body.encoding_format == "base64", body.dimensions)
+    coded, passed = body.encoding_format == "base64", service.engine.passes_on
+    shape = EmbeddingShape(body.model, coded, body.dimensions, normalize=not passed)
     return await Call(service, request, wanted).embed(shape)
 
 

@@ -19,7 +19,7 @@ from nearfar.edge_runtime.tools.messages import canonical
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import EngineRequest, Prompt
 from nearfar.fallback_server.http.errors import ApiError
-from nearfar.fallback_server.http.fields import MAX_SCHEMA_BYTES
+from nearfar.fallback_server.http.fields import MAX_SCHEMA_BYTES, Only
 from nearfar.fallback_server.http.forms import ResponseFormat
 from nearfar.fallback_server.http.schemas import (
     ChatRequest,
@@ -43,6 +43,8 @@ class JsonRequest(Request):
 
     max_depth = 64
     model: type[BaseModel] | None = None
+    read: Any = None
+    """The body as it came, once it has been asked for."""
 
     async def json(self) -> Any:
         """The body; 400 if it is not what it must be.
@@ -61,18 +63,19 @@ class JsonRequest(Request):
             )
         body = (await self.body()).removeprefix(BOM_UTF8)
         if len(body) < LARGE:
-            return _parse(body, self.max_depth)
-        return await asyncio.to_thread(_validated, body, self.max_depth, self.model)
+            self.read = _parse(body, self.max_depth)
+            return self.read
+        self.read, made = await asyncio.to_thread(_validated, body, self.max_depth, self.model)
+        return made
 
 
-def _validated(body: bytes, depth: int, model: type[BaseModel] | None) -> Any:
+def _validated(body: bytes, depth: int, model: type[BaseModel] | None) -> tuple[Any, Any]:
+    """The body, and what it is of the model; the body again where it is none."""
     data = _parse(body, depth)
-    if model is None:
-        return data
     try:
-        return model.model_validate(data)
+        return data, data if model is None else model.model_validate(data)
     except ValueError:
-        return data
+        return data, data
 
 
 def _parse(body: bytes, depth: int) -> Any:
@@ -151,6 +154,22 @@ def inputs(body: EmbeddingRequest) -> tuple[Prompt, ...]:
 def _dumped(body: Common, *without: str) -> dict[str, Any]:
     """The body as an upstream server gets it: without fields that change nothing, which it may not know."""
     return body.model_dump(exclude_none=True, by_alias=True, exclude={*body.idle(), *without})
+
+
+def as_it_came(given: dict[str, Any], body: Common) -> dict[str, Any]:
+    """The body for an upstream that may know more than this server: as the client sent it, unknown fields and
+    parts of messages included, but for what asks for nothing.
+    """
+    made = {name: value for name, value in given.items() if value is not None}
+    for name, field in type(body).model_fields.items():
+        only = next((one for one in field.metadata if isinstance(one, Only)), None)
+        if only is not None and name in made and only.idle(made[name]):
+            del made[name]
+    if isinstance(messages := made.get("messages"), list):
+        made["messages"] = [
+            {name: value for name, value in message.items() if value is not None} for message in messages
+        ]
+    return made
 
 
 def _common(body: Common, name: str, dumped: dict[str, Any]) -> dict[str, Any]:

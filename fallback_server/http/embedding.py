@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from nearfar.edge_runtime.openai.embeddings import check_dimensions, unit
 from nearfar.fallback_server.engines.base import Embeddings, EngineRequest
 from nearfar.fallback_server.http import convert
-from nearfar.fallback_server.http.errors import ApiError
 from nearfar.fallback_server.http.schemas import EmbeddingRequest
 from nearfar.fallback_server.http.shapes import embeddings
 
@@ -24,24 +24,24 @@ def embedding(body: EmbeddingRequest) -> EngineRequest:
 
 @dataclass(frozen=True)
 class EmbeddingShape:
-    """How vectors are written. `dimensions`: the width that the client expects; base64 is that of
+    """How vectors are written. `dimensions`: so many values, the first ones, of length 1 again. `normalize`:
+    all vectors get length 1, as OpenAI's have; an upstream's stay as they are. base64 is that of
     little-endian float32.
     """
 
     model: str
     as_base64: bool = False
     dimensions: int | None = None
+    normalize: bool = True
 
     def whole(self, found: Embeddings) -> dict[str, Any]:
         """All vectors."""
         vectors = [np.asarray(vector, "<f4") for vector in found.vectors]
         width = len(vectors[0]) if vectors else 0
-        if self.dimensions is not None and vectors and self.dimensions != width:
-            raise ApiError(
-                400,
-                f"dimensions must be {width}, the width of this model, not {self.dimensions}",
-                "dimensions",
-            )
+        if vectors:
+            check_dimensions(self.dimensions, width)
+        if self.normalize or self.dimensions is not None:
+            vectors = [unit(vector, self.dimensions) for vector in vectors]
         if self.as_base64:
             encoded = [base64.b64encode(vector.tobytes()).decode() for vector in vectors]
             return embeddings(self.model, encoded, found.tokens)

@@ -32,12 +32,11 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from nearfar.edge_runtime.grammars import MAX_GRAMMAR_BYTES
 from nearfar.fallback_server.http.ignoring import ignored, passes_on
 from nearfar.fallback_server.http.words import IDLE
-from nearfar.format.requests import MAX_STOPS
+from nearfar.format.requests import MAX_INPUTS, MAX_STOPS
 
 MAX_STOP_CHARS = 512
 MAX_BIASES = 1024
 MAX_PROMPTS = 64
-MAX_INPUTS = 256
 MAX_PROMPT_TOKENS = 1 << 20
 MAX_PARTS = 256
 MAX_SCHEMA_BYTES = MAX_GRAMMAR_BYTES
@@ -60,11 +59,11 @@ class Strict(BaseModel):
         """
         if not isinstance(data, dict):
             return data
-        found, passed = ignored.get(), passes_on.get()
-        if found is not None or passed:
+        found = ignored.get()
+        if found is not None or passes_on.get():
             known = {field.alias or name for name, field in cls.model_fields.items()}
-            if found is not None and not passed:
-                for name in data.keys() - known:
+            for name in data:
+                if found is not None and name not in known:
                     found.add(cls.place + name)
             return {name: value for name, value in data.items() if name in known}
         if len(data) > len(cls.model_fields) + UNKNOWN:
@@ -130,7 +129,7 @@ class Only:
         return any(type(value) is type(known) and value == known for known in (None, *self.values))
 
     def _check(self, value: Any) -> Any:
-        if passes_on.get() or self.idle(value):
+        if self.idle(value) or (passes_on.get() and ignored.get() is None):
             return value
         taken = " or ".join(json.dumps(known) for known in self.values)
         taken = f"{taken} here, which changes nothing" if taken else "null here"

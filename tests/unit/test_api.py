@@ -252,6 +252,23 @@ async def test_closing_a_stream_stops_the_request(engine: AsyncEngine) -> None:
     assert not engine.core.scheduler.running
 
 
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize("chunks", [0, 1])
+async def test_a_stream_that_is_closed_before_its_first_token_leaves_no_request(
+    engine: AsyncEngine, chat: bool, chunks: int
+) -> None:
+    params: Any = {"stream": True, "n": 3, "temperature": 0, "ignore_eos": True}
+    stream: Any = await (
+        engine.chat.completions.create(HELLO, **params)
+        if chat
+        else engine.completions.create("ab", echo=True, **params)
+    )
+    for _ in range(chunks):  # the role, or the prompt
+        await anext(stream)
+    await stream.close()
+    assert not [*engine.core.scheduler.running, *engine.core.scheduler.waiting]
+
+
 async def test_streams_of_a_closed_engine_end_with_an_error() -> None:
     engine = make()
     stream = await engine.chat.completions.create(HELLO, stream=True, temperature=0, ignore_eos=True)

@@ -12,15 +12,21 @@ from typing import Any
 
 import pytest
 
+from nearfar.edge_runtime.grammars import Grammar
+from nearfar.edge_runtime.grammars.compiler import Grammars
 from nearfar.edge_runtime.grammars.patterns import why_not
 from nearfar.edge_runtime.grammars.schema import ANNOTATIONS, OF_TYPE, STRUCTURE, narrowed
+from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import RequestError
 from tests.shared_data import shared_data
+from tests.support import tiny
+from tests.support.followers import EOS, served
 from tests.support.late import late
 
 xgrammar = late("xgrammar")
 Matches = Callable[[Any, str], bool]
 STRING = {"type": "string"}
+CODEC = TextCodec(tiny.tokenizer(), {}, None, 256)
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +46,21 @@ def matches() -> Matches:
     return match
 
 
+def _refusal(compiled: Callable[[Grammar], Any], grammar: Grammar) -> str:
+    """Why a grammar is refused; empty: it is not."""
+    try:
+        compiled(grammar)
+    except RequestError as error:
+        return str(error)
+    return ""
+
+
 @pytest.mark.parametrize("draft", ["draft2020-12", "draft7"])
 def test_the_test_suite_accepts_nothing_that_is_invalid(draft: str, matches: Matches) -> None:
     """Each schema of the suite is refused, or no value that it forbids can be written."""
     archive = shared_data("eval", "json-schema-test-suite", "json-schema-test-suite.tar.gz")
     wrong, fates = [], Counter[str]()
+    grammars = Grammars(CODEC, EOS + 1, [EOS])
     with tarfile.open(archive) as tar:
         files = [
             m
@@ -53,9 +69,12 @@ def test_the_test_suite_accepts_nothing_that_is_invalid(draft: str, matches: Mat
         ]
         groups = [group for member in files for group in json.load(tar.extractfile(member))]  # type: ignore[arg-type]
     for group in groups:
-        try:
-            matches(group["schema"], "")
-        except (RequestError, RuntimeError):
+        grammar = Grammar("json_schema", json.dumps(group["schema"]))
+        told = _refusal(served, grammar)
+        # Both take it, or both refuse it, and in our words.
+        assert _refusal(grammars._compile, grammar) == told, group["schema"]
+        if told:
+            assert "the JSON schema cannot be enforced at #" in told
             fates["refused"] += 1
             continue
         fates["kept"] += 1
@@ -65,6 +84,23 @@ def test_the_test_suite_accepts_nothing_that_is_invalid(draft: str, matches: Mat
                 wrong.append((group["schema"], case["data"]))
     assert wrong == []
     assert fates["kept"] > 120  # so that the measurement measures something
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "structural_tag"])
+def test_what_a_library_refuses_is_told_by_its_place(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever `narrowed` lets through: here it lets through all."""
+    bad = {
+        "type": "object",
+        "properties": {"a": {"type": "array", "items": {"pattern": "(", "type": "string"}}},
+    }
+    tag = {"type": "tag", "begin": "<", "content": {"type": "json_schema", "json_schema": bad}, "end": ">"}
+    grammar = Grammar(kind, json.dumps(bad if kind == "json_schema" else {"format": tag}))  # type: ignore[arg-type]
+    edge, server = "nearfar.edge_runtime.grammars", "nearfar.fallback_server.grammars"
+    for module in (f"{edge}.compiler", f"{edge}.structural", f"{server}.compiled"):
+        monkeypatch.setattr(f"{module}.narrowed", lambda schema, **_: schema)
+    for compiled in (Grammars(CODEC, EOS + 1, [EOS])._compile, served):
+        with pytest.raises(RequestError, match="at #/properties/a/items: 'pattern' cannot be followed"):
+            compiled(grammar)
 
 
 KEPT: dict[str, tuple[Any, list[str], list[str]]] = {

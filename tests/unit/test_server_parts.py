@@ -332,6 +332,36 @@ async def test_the_offsets_of_a_prompt_that_is_repeated(tmp_path: Path) -> None:
     assert made["logprobs"]["text_offset"] == [0, 0, 0, 0, 1, 2, 3, 3, 4]
 
 
+async def test_figures_of_the_prefix_cache_count_what_was_computed() -> None:
+    backend = ArtifactBackend(tiny_core(context=160))
+    with pytest.raises(RequestError):
+        backend.submit(TokenRequest("long", tuple(range(200)), 4))
+    await backend.submit(TokenRequest("left", (1, 2, 3), 4)).aclose()  # type: ignore[attr-defined]
+    assert backend.stats().prefix_queries == 0
+    assert [event.token async for event in backend.submit(TokenRequest("a", (1, 2, 3), 1))]
+    assert (backend.stats().prefix_queries, backend.stats().prompt_tokens) == (3, 3)
+    await backend.close()
+
+
+@pytest.mark.parametrize(
+    ("modes", "pooled"),
+    [(None, "model"), ({"pooling_mode_lasttoken": True}, "last"), ({"pooling_mode": "mean"}, "mean")],
+)
+async def test_embeddings_are_pooled_as_the_checkpoint_says(
+    tmp_path: Path, modes: dict[str, Any] | None, pooled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tokenizer_directory(tmp_path)
+    if modes is not None:
+        (directory / "1_Pooling").mkdir()
+        (directory / "1_Pooling/config.json").write_text(json.dumps(modes))
+        modules = [{"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
+        (directory / "modules.json").write_text(json.dumps(modules))
+    engine = LocalEngine(Scripted(directory, "a"), directory, 256, OPTIONS)
+    prepared = await engine.prepare(EngineRequest("a", "scripted", prompts=((1, 2),), pooling="model"))
+    await engine.close()
+    assert prepared.request.pooling == pooled
+
+
 async def test_the_audit_log_has_reasoning_and_calls(tmp_path: Path) -> None:
     directory = tokenizer_directory(tmp_path / "tokenizer", THINKING)
     said = 'why</think><tool_call>{"name": "f", "arguments": {}}</tool_call>'

@@ -4,8 +4,10 @@ OpenAPI.
 
 from __future__ import annotations
 
+import base64
 import gzip
 import json
+import struct
 from collections.abc import AsyncGenerator
 from typing import Any
 
@@ -64,6 +66,7 @@ class EchoEngine:
     """An engine that is quick and does what a message says."""
 
     generates = True
+    passes_on = False
 
     def __init__(self) -> None:
         self.made: list[EchoAnswers] = []
@@ -154,12 +157,16 @@ def test_ready_says_why_not(http: TestClient, engine: EchoEngine, monkeypatch: p
 
 def test_embeddings(http: TestClient) -> None:
     made: Any = http.post("/v1/embeddings", json={"model": MODEL, "input": ["a", "bc"]})
-    assert [item["embedding"] for item in made.json()["data"]] == [[0.5, 1.0], [0.5, 2.0]]
+    assert [item["embedding"] for item in made.json()["data"]] == [
+        pytest.approx([0.5 / 1.25**0.5, 1 / 1.25**0.5]), pytest.approx([0.5 / 4.25**0.5, 2 / 4.25**0.5]),
+    ]  # fmt: skip
     coded: Any = http.post("/v1/embeddings", json={"model": MODEL, "input": "a", "encoding_format": "base64"})
-    assert coded.json()["data"][0]["embedding"] == "AAAAPwAAgD8="
-    assert (
-        http.post("/v1/embeddings", json={"model": MODEL, "input": "a", "dimensions": 3}).status_code == 400
-    )
+    written = base64.b64decode(coded.json()["data"][0]["embedding"])
+    assert written == struct.pack("<2f", 0.5 / 1.25**0.5, 1 / 1.25**0.5)
+    wide = http.post("/v1/embeddings", json={"model": MODEL, "input": "a", "dimensions": 3})
+    assert (wide.status_code, wide.json()["error"]["param"]) == (400, "dimensions")
+    cut = http.post("/v1/embeddings", json={"model": MODEL, "input": ["a"] * 1000, "dimensions": 1})
+    assert [one["embedding"] for one in cut.json()["data"]] == [[1.0]] * 1000  # LangChain sends so many
 
 
 def test_the_place_of_a_mistake_is_named(http: TestClient) -> None:

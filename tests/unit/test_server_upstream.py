@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from nearfar.errors import RequestError
-from nearfar.fallback_server.engines.addresses import BLOCK, Address, AddressBook
+from nearfar.fallback_server.engines.addresses import BLOCK, BLOCKS, Address, AddressBook
 from nearfar.fallback_server.engines.base import TokenUsage
 from nearfar.fallback_server.engines.relay import to_piece
 from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
@@ -398,6 +398,10 @@ async def test_least_loaded_with_affinity_for_known_beginnings() -> None:
     def choose(prompt: str, *without: Address) -> Address | None:
         return book.choose(prompt, CHAT, "m", without)
 
+    for number in range(5):  # as many blocks as are remembered, were all of them kept
+        assert choose(f"{number}" * BLOCK * 16_384) is not None
+    assert len(book._blocks) == 5 * BLOCKS
+    book._blocks.clear()
     assert choose(system + "one") is a
     a.under_way = 2
     assert choose(system + "two") is a

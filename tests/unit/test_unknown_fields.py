@@ -116,6 +116,44 @@ def test_a_front_hands_on_nothing_that_it_ignored(http: TestClient, engine: Noti
     assert handed_on == {"model": "there", "messages": HELLO, "temperature": 0.5}
 
 
+IMAGE = [
+    {"type": "text", "text": "What is it?"},
+    {"type": "image_url", "image_url": {"url": "data:,x", "detail": "low"}},
+]
+UNKNOWN: dict[str, Any] = {
+    "messages": [
+        {"role": "user", "content": IMAGE, "x": 1},
+        {"role": "assistant", "content": None, "reasoning_details": [{}]},
+    ],
+    "bad_words": ["no"], "mm_processor_kwargs": {"fps": None}, "temperature": 0.5,
+}  # fmt: skip
+
+
+def test_what_only_an_upstream_knows_is_passed_on(engine: Noting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Noting, "passes_on", True)
+    http = TestClient(create_app(engine), raise_server_exceptions=False)
+    idle = {"modalities": ["text"], "seed": None, "user": "Ann", "kv_transfer_params": {"remote_host": "a"}}
+    made = ask(http, **UNKNOWN, **idle)
+    assert (made.status_code, HEADER in made.headers) == (200, False), made.text
+    sent = upstream_body(engine.asked[-1], "there", salted=False)
+    first, second = UNKNOWN["messages"]
+    told = [first, {name: value for name, value in second.items() if value is not None}]
+    assert sent == {**UNKNOWN, "messages": told, "model": "there"}
+    assert ask(http, temperature="hot").status_code == 400
+    assert engine.asked[-1].messages[0]["content"] == ["What is it?", {"type": "image_url"}]
+
+
+def test_a_front_that_ignores_passes_on_the_parts_of_messages_alone(
+    http: TestClient, engine: Noting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Noting, "passes_on", True)
+    http = TestClient(create_app(engine, AppOptions(unknown_fields="ignore")), raise_server_exceptions=False)
+    assert ask(http, **UNKNOWN).json()["error"]["param"] == "bad_words"
+    made = ask(http, messages=[{"role": "user", "content": IMAGE}], mirostat=2)
+    assert (made.status_code, made.headers[HEADER]) == (200, "mirostat")
+    assert upstream_body(engine.asked[-1], "there", salted=False)["messages"][0]["content"] == IMAGE
+
+
 def test_the_log_names_a_field_once_for_each_kind_of_client(
     http: TestClient, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -42,6 +42,9 @@ export const MAX_CHOICES = 128;
 /** Tools of a request, and calls of a message. */
 export const MAX_TOOLS = 128;
 
+/** Texts of a request for embeddings: OpenAI's bound. LangChain sends 1,000. */
+export const MAX_INPUTS = 2048;
+
 /** Strings that end an answer. */
 export const MAX_STOPS = 16;
 

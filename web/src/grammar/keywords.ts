@@ -54,7 +54,15 @@ export const OF_TYPE = {
     "maxProperties",
     "unevaluatedProperties",
   ],
-  array: ["items", "prefixItems", "minItems", "maxItems", "uniqueItems", "unevaluatedItems"],
+  array: [
+    "items",
+    "additionalItems",
+    "prefixItems",
+    "minItems",
+    "maxItems",
+    "uniqueItems",
+    "unevaluatedItems",
+  ],
 } as const;
 
 /** What `type` can say. */

@@ -162,11 +162,12 @@ class Walk extends TypedKeywords {
     return schemas.map((one, index) => this.schema(one, `${place}/${index}`));
   }
 
-  #ref(target: unknown, place: string): Schema | null {
-    if (typeof target !== "string" || !(target === "#" || target.startsWith("#/"))) {
+  #ref(given: unknown, place: string): Schema | null {
+    if (typeof given !== "string" || !(given === "#" || given.startsWith("#/"))) {
       this.drop(place, "$ref", "only references into the schema itself (#/…) are followed");
       return null;
     }
+    const target = unquoted(given);
     const seen = new Set([place]);
     // A reference that leads through references to itself says nothing.
     for (let at: unknown = target; typeof at === "string"; ) {
@@ -175,7 +176,7 @@ class Walk extends TypedKeywords {
       if (seen.size > MOST_STEPS)
         throw this.error(place, `$ref ${shown(target)} leads through more than ${MOST_STEPS} others`);
       const found = this.#at(at);
-      at = isObject(found) ? found.$ref : null;
+      at = isObject(found) && typeof found.$ref === "string" ? unquoted(found.$ref) : null;
     }
     if (!this.#refs.has(target)) this.#refs.set(target, place);
     return { $ref: target };
@@ -240,8 +241,18 @@ class Walk extends TypedKeywords {
 
   #resolved(schema: unknown): unknown {
     let at = schema;
-    for (let i = 0; i < 16 && isObject(at) && typeof at.$ref === "string"; i++) at = this.#at(at.$ref);
+    for (let i = 0; i < 16 && isObject(at) && typeof at.$ref === "string"; i++)
+      at = this.#at(unquoted(at.$ref));
     return at;
+  }
+}
+
+/** A reference is the fragment of a URL. */
+function unquoted(reference: string): string {
+  try {
+    return decodeURIComponent(reference);
+  } catch {
+    return reference;
   }
 }
 

@@ -76,9 +76,14 @@ export abstract class TypedKeywords {
   /** Bounds of whole numbers are whole numbers. */
   #integer(given: Schema, place: string): Schema {
     const own = allNumbers(given, (what) => this.error(place, what)) as Record<string, number>;
+    // Bounds of int64 and the like are moved inwards, where that leaves anything.
     for (const [key, value] of Object.entries(own))
-      if (Math.abs(value) > Number.MAX_SAFE_INTEGER)
-        throw this.error(place, `${key} ${value} is beyond the whole numbers that can be told apart`);
+      if (Math.abs(value) > Number.MAX_SAFE_INTEGER) {
+        const low = key === "minimum" || key === "exclusiveMinimum";
+        if (value > 0 === low)
+          throw this.error(place, `${key} ${value} is beyond the whole numbers that can be told apart`);
+        own[key] = low ? Number.MIN_SAFE_INTEGER : Number.MAX_SAFE_INTEGER;
+      }
     const { minimum, exclusiveMinimum, maximum, exclusiveMaximum } = own;
     const low = [
       minimum === undefined ? [] : Math.ceil(minimum),
@@ -96,7 +101,15 @@ export abstract class TypedKeywords {
 
   #array(own: Schema, place: string): Schema {
     Object.assign(own, this.#counts(own, ["minItems", "maxItems"], place));
-    const { uniqueItems = false } = own;
+    const { additionalItems, uniqueItems = false } = own;
+    delete own.additionalItems;
+    // A tuple, up to draft 2019-09.
+    if (Array.isArray(own.items)) {
+      const { items, ...rest } = own;
+      delete own.items;
+      Object.assign(own, rest, items.length > 0 && { prefixItems: items });
+      if (additionalItems !== undefined) own.items = additionalItems;
+    }
     delete own.uniqueItems;
     if (uniqueItems && Number(own.maxItems ?? 2) > 1) this.drop(place, "uniqueItems");
     this.#unevaluated(own, "unevaluatedItems", "items", place);
