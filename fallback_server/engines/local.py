@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from nearfar.edge_runtime.engine.requests import outside
 from nearfar.edge_runtime.grammars.compiler import ends_of
@@ -186,7 +186,7 @@ class LocalEngine:
         finally:
             self._shares.leave(request.tenant, 1)
 
-    def _pooled_by(self, asked: Literal[mean, last, model]) -> Literal[mean, last, model]:
+    def _pooled_by(self, asked: Literal["mean", "last", "model"]) -> Literal["mean", "last", "model"]:
         """What is asked for; "model": what the checkpoint says, else as its engine does by itself."""
         return self._pooling or asked if asked == "model" else asked
 
