@@ -1,9 +1,7 @@
 """The browser's text codec against Python's tokenizers and chat templates: same ids, same texts."""
 
-import atexit
 import json
 import random
-import subprocess
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -11,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.shared_data import shared_data
+from tests.support.codec_server import ask
 from tests.support.late import late
-from tests.support.paths import WEB, node
 
 jinja2 = pytest.importorskip("jinja2")
 tokenizers = pytest.importorskip("tokenizers")
@@ -55,25 +53,8 @@ class Job:
             "special": {"bosTokenId": self.bos_token_id, "eosTokenIds": []},
             **{"encode": self.encode, "decode": self.decode, "chat": self.chat, "streams": self.streams},
         }
-        server = codec_server()
-        assert server.stdin is not None
-        assert server.stdout is not None
-        server.stdin.write(json.dumps(body) + "\n")
-        server.stdin.flush()
-        line = server.stdout.readline()
-        assert line, "the codec server has ended; its errors are above"
-        answer: dict[str, Any] = json.loads(line)
+        answer: dict[str, Any] = ask(body)
         return answer
-
-
-@cache
-def codec_server() -> subprocess.Popen[str]:
-    """Node with the codec: to bundle it and to start cost more than all that a test asks of it."""
-    script = WEB / "test" / "parity" / "codec_server.mjs"
-    pipe = subprocess.PIPE
-    server = subprocess.Popen([node(), str(script)], stdin=pipe, stdout=pipe, encoding="utf-8")
-    atexit.register(server.kill)
-    return server
 
 
 def tokenizer_files(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
