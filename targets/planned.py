@@ -19,6 +19,7 @@ import numpy.typing as npt
 import tvm
 
 from nearfar.build import manifest
+from nearfar.build.browser.check import check_text
 from nearfar.build.program.buckets import Buckets
 from nearfar.build.program.compile import Job
 from nearfar.build.program.compiled import Compiled
@@ -112,7 +113,11 @@ class PlannedTarget:
     """See Target.groups."""
 
     def check(self, source: Source, options: BuildOptions) -> None:
-        """Kernels say themselves what they cannot do, when they are made; offsets have 32 bits."""
+        """Kernels say themselves what they cannot do, when they are made; offsets have 32 bits; browsers read
+        the text themselves.
+        """
+        if self.packed:
+            check_text(self.name, source.checkpoint)
         self._check_products(source, options)
         self._check_kv(source, options)
         for name, matrix in source.matrices.items():

@@ -1,7 +1,7 @@
 """Whether the web engine renders a chat template as transformers does, found out when the artifact is built.
 
-`names.json` says what the web engine knows (web/src/worker/text/jinja); tests/unit/test_template_parity.py holds
-that it is so, and that what it says is rendered alike.
+`names.json` says what the web engine knows (web/src/worker/text/jinja); tests/unit/test_template_parity.py
+holds that it is so, and that what it says is rendered alike.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ _TESTING: Final = {"select": 0, "reject": 0, "selectattr": 1, "rejectattr": 1}
 @cache
 def known() -> dict[str, Any]:
     """What the web engine knows by name."""
-    names: dict[str, Any] = json.loads(
-        Path(__file__).with_name("names.json").read_text(encoding="utf-8")
-    )
+    names: dict[str, Any] = json.loads(Path(__file__).with_name("names.json").read_text(encoding="utf-8"))
     return names
 
 
@@ -77,7 +75,11 @@ def _of(node: nodes.Node, above: nodes.Node | None) -> Iterator[str]:
         yield from _attribute(node, above)
     elif isinstance(node, nodes.Call):
         yield from _call(node)
-    elif isinstance(node, nodes.Mod) and isinstance(node.left, nodes.Const) and isinstance(node.left.value, str):
+    elif (
+        isinstance(node, nodes.Mod)
+        and isinstance(node.left, nodes.Const)
+        and isinstance(node.left.value, str)
+    ):
         yield from _formatted(node.left.value)
     elif isinstance(node, nodes.Macro):
         for name in node.find_all(nodes.Name):
@@ -124,9 +126,12 @@ def _test(node: nodes.Test) -> Iterator[str]:
         yield f"the test {node.name!r}"
     elif len(node.args) != tests[node.name] or node.kwargs or node.dyn_args or node.dyn_kwargs:
         yield f"these arguments of the test {node.name!r}"
-    elif node.name == "sameas" and isinstance(node.args[0], nodes.Const):
-        if not isinstance(node.args[0].value, bool | None):
-            yield "the test 'sameas' of a text or number"
+    elif node.name == "sameas" and _is_no_object(node.args[0]):
+        yield "the test 'sameas' of a text or number"
+
+
+def _is_no_object(value: nodes.Expr) -> bool:
+    return isinstance(value, nodes.Const) and not isinstance(value.value, bool | None)
 
 
 def _attribute(node: nodes.Getattr, above: nodes.Node | None) -> Iterator[str]:

@@ -56,9 +56,8 @@ function placesOf(value: Value): readonly Value[] | null {
 
 /** `value[start:stop:step]`. */
 export function sliced(value: Value, bounds: readonly Value[]): Value {
-  if (value === undefined) throw new Fault("an undefined value has no parts");
   const items = placesOf(value);
-  if (!items) return undefined;
+  if (!items) throw new Fault(`${typeName(value)} has no parts`);
   const [start = null, stop = null, by = null] = bounds.map((one) => (one === null ? null : whole(one)));
   const step = by ?? 1;
   if (step === 0) throw new Fault("a slice with a step of zero");

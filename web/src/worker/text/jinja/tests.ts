@@ -62,7 +62,7 @@ export const TESTS: Readonly<Record<string, Test>> = {
   float: [0, (value) => typeof value === "number"],
   mapping: [0, isDict],
   iterable: [0, (value) => isSequence(value) || value instanceof Sequence],
-  sequence: [0, (value) => isSequence(value) && value !== undefined],
+  sequence: [0, (value) => isSequence(value)],
   callable: [
     0,
     (value) => typeof value === "function" || (value instanceof Thing && value.call !== undefined),

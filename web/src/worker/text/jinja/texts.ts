@@ -117,7 +117,16 @@ export function quoted(text: string): string {
 }
 
 /** Letters that stand for two, and have a form of their own at the beginning of a word. */
-const DIGRAPHS: Readonly<Record<string, string>> = { ǆ: "ǅ", Ǆ: "ǅ", ǉ: "ǈ", Ǉ: "ǈ", ǌ: "ǋ", Ǌ: "ǋ", ǳ: "ǲ", Ǳ: "ǲ" };
+const DIGRAPHS: Readonly<Record<string, string>> = {
+  ǆ: "ǅ",
+  Ǆ: "ǅ",
+  ǉ: "ǈ",
+  Ǉ: "ǈ",
+  ǌ: "ǋ",
+  Ǌ: "ǋ",
+  ǳ: "ǲ",
+  Ǳ: "ǲ",
+};
 
 /** A letter as it begins a word: of ß, which becomes two, only the first is large. */
 function large(letter: string): string {
@@ -130,7 +139,10 @@ function large(letter: string): string {
 
 /** The first letter of each word large, all others small: `str.title()`. */
 export function titled(text: string): string {
-  return text.replace(/(\p{Cased})(\p{Cased}*)/gu, (_, first: string, rest: string) => large(first) + rest.toLowerCase());
+  return text.replace(
+    /(\p{Cased})(\p{Cased}*)/gu,
+    (_, first: string, rest: string) => large(first) + rest.toLowerCase(),
+  );
 }
 
 /** `str.capitalize()`. */
