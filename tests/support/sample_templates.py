@@ -11,11 +11,11 @@ SNIPPETS = [
         "|title", "|capitalize", "|upper", "|lower", ".replace('i', 'I')", ".replace('e', '', 1)", ".replace('', '-')",
         "|replace('i', 'é')", "|replace('i', 'é', 1)", ".find('i')", ".rfind('i')", ".count('i')", "[0]", "[-1]",
         "[2:5]", "[::-1]", "[-3:]", "[:-2]", "|length", "|reverse", "|list", "|first", "|last", "|tojson", "|string",
-        "|e", "|escape", "|safe", "|wordcount", "|indent(2)", "|indent(2, true)", "|indent('> ', false, true)",
+        "|e", "|escape", "|safe", "|indent(2)", "|indent(2, true)", "|indent('> ', false, true)",
         ".startswith('<')", ".endswith(('x', 'İ'))", ".isdigit()", ".isalpha()", ".isspace()", ".isupper()", ".islower()",
-        ".zfill(4)", ".center(9, '*')", ".ljust(9)", ".rjust(9)", "|center(9)", "|int", "|float", "|int(7)", "|default('x')",
+        "|int", "|float", "|int(7)", "|default('x')",
         "|d('x', true)", "*2", " ~ 1 ~ none ~ true ~ 1.5", " in 'Be brief 12'", "|map('upper')|join",
-        "|batch(3)|list", "|unique|list", "|sort|join", "|max", "|min",
+        "|unique|list", "|sort|join", "|max", "|min",
     )),
     "{{ messages }}", "{{ messages[1:3] }}", "{{ messages[0].items() }}", "{{ messages[0].keys() }}",
     "{{ messages[0].values()|list }}", "{{ messages[0]|items|list }}", "{{ messages[0]|dictsort }}",
@@ -31,7 +31,7 @@ SNIPPETS = [
     "{{ -7 % 3 }} {{ -7 // 2 }} {{ 7 / 2 }} {{ 2 ** 3 ** 2 }} {{ -2 ** 2 }} {{ 7 % -3 }} {{ -7.5 % 2 }} {{ 7.5 // 2 }} {{ 1 + 2 ~ 3 }} {{ 2**64 }}",
     "{{ 10 / 5 }} {{ 3 * 1.5 }} {{ 0.1 + 0.2 }} {{ 1_000 }} {{ 0x1f }} {{ 1e3 }} {{ -1|abs }} {{ not 1 in [1] }} {{ 1 in [1] and 2 not in [1] }}",
     "{{ 2.5|round }} {{ 3.5|round }} {{ 1.25|round(1) }} {{ 2.675|round(2) }} {{ 7|round }} {{ 1234.5|round(-2) }} {{ 1.21|round(1, 'ceil') }} {{ 42.55|round|int }}",
-    "{{ '%s' % 1 }} {{ '%s-%d' % ('a', 2) }} {{ '%05.2f|%-6s|%+d|%x|%%' % (1.5, 'é', 3, 255) }} {{ '%s %s'|format(1, none) }} {{ '%.1f' % 0.25 }}",
+    "{{ '%s' % 1 }} {{ '%s-%d' % ('a', 2) }} {{ '%.2f|%r|%i|%f|%%' % (1.5, 'é', 3.9, 2.5) }} {{ '%s %s'|format(1, none) }} {{ '%.1f' % 0.25 }} {{ '%(a)s' % {'a': 1} }}",
     "{{ '{} {}'.format(1, 'a') }} {{ '{1}{0}{x}{{'.format(1, 2, x=3) }} {{ ', '.join(['a', 'b']) }}",
     "{% for m in messages %}{% if m == messages[-1] %}LAST{% endif %}{{ loop.index }}{{ loop.index0 }}{{ loop.revindex }}{{ loop.revindex0 }}"
     "{{ loop.first }}{{ loop.last }}{{ loop.length }}{{ loop.previtem.role }}{{ loop.nextitem.role if loop.nextitem is defined }}"
@@ -97,7 +97,7 @@ UNARY = (
     "({a}).splitlines()", "({a})[0]", "({a})[-1]", "({a})['a']", "({a}).a", "({a})[1:]", "({a})[::-1]", "({a})[:-1]",
     "({a}) is defined", "({a}) is none", "({a}) is string", "({a}) is mapping", "({a}) is iterable", "({a}) is number",
     "({a}) is sequence", "({a}) is integer", "({a}) is boolean", "({a}) is true", "[{a}, 1]", "{{'k': {a}}}", "({a},)",
-    "('%s' % ({a},))", "'{{}}'.format({a})", "range({a})|list", "({a})|batch(2)|list", "({a})|wordcount", "({a})|e",
+    "('%s' % ({a},))", "'{{}}'.format({a})", "range({a})|list", "({a})|e",
 )  # fmt: skip
 BINARY = (
     "({a} + {b})", "({a} - {b})", "({a} * {b})", "({a} / {b})", "({a} // {b})", "({a} % {b})", "({a} ~ {b})", "({a} == {b})",

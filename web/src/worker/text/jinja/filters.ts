@@ -4,7 +4,7 @@ import { atPath, attribute, binary, item } from "./access.js";
 import { fixed, formatted, rounded, truncated } from "./format.js";
 import { jsonText } from "./json.js";
 import type { Given } from "./library.js";
-import { method, pairsOf, TEXT } from "./methods.js";
+import { method, pairsOf } from "./methods.js";
 import { capitalized, lines, replaced, stripped } from "./texts.js";
 import {
   compare,
@@ -156,21 +156,6 @@ function* unique(value: Value, caseSensitive: Value, path: Value): Iterable<Valu
   }
 }
 
-function* batches(value: Value, count: Value, fill: Value): Iterable<Value> {
-  const most = whole(count);
-  let made: Value[] = [];
-  for (const one of through(value)) {
-    if (made.length === most) {
-      yield made;
-      made = [];
-    }
-    made.push(one);
-  }
-  if (made.length === 0) return;
-  const lack = fill === undefined || fill === null ? 0 : Math.max(most - made.length, 0);
-  yield [...made, ...Array.from({ length: lack }, () => fill)];
-}
-
 export const FILTERS: Readonly<Record<string, Filter>> = {
   abs: [
     "",
@@ -188,12 +173,7 @@ export const FILTERS: Readonly<Record<string, Filter>> = {
       return undefined;
     },
   ],
-  batch: [
-    "linecount fill_with",
-    (value, count, fill) => new Sequence("generator", batches(value, count, fill)),
-  ],
   capitalize: ["", (value) => capitalized(shown(value))],
-  center: ["width", (value, width) => TEXT.center?.[1](shown(value), width === undefined ? 80n : width)],
   count: length,
   d: usual,
   default: usual,
@@ -291,7 +271,6 @@ export const FILTERS: Readonly<Record<string, Filter>> = {
     (value, caseSensitive, path) => new Sequence("generator", unique(value, caseSensitive, path)),
   ],
   upper: ["", (value) => shown(value).toUpperCase()],
-  wordcount: ["", (value) => BigInt(shown(value).match(/[\p{L}\p{N}_]+/gu)?.length ?? 0)],
 };
 
 type Varied = (value: Value, given: Given, known: Known) => Value;

@@ -2,57 +2,27 @@
 
 import { Fault, isDict, numeric, represented, shown, Tuple, typeName, type Value } from "./values.js";
 
-const FIELD = /%(?:\((.*?)\))?([-+ 0#]*)(\*|\d+)?(?:\.(\d+))?[hlL]?(.)/gs;
-
-/** `form % values`. */
+/** `form % values`: texts and numbers without a width. */
 export function formatted(form: string, values: Value): string {
-  const list = values instanceof Tuple ? [...values.items] : [values];
+  const list = values instanceof Tuple ? values.items : [values];
   let used = 0;
   const text = form.replace(
-    FIELD,
-    (all, name: string | undefined, flags: string, width, digits, type: string) => {
-      if (type === "%") return "%";
-      if (width === "*" || flags.includes("#"))
-        throw new Fault(`the format ${all} is not supported in the browser`);
-      if (name !== undefined && !isDict(values)) throw new Fault(`the format ${all} needs a dict`);
-      if (name === undefined && used >= list.length) throw new Fault("a format has more places than values");
-      const value = name !== undefined && isDict(values) ? values.get(name) : list[used++];
-      return padded(field(all, type, value, digits), flags, Number(width ?? 0));
+    /%(?:\((.*?)\))?([srdi%]|\.(\d+)f|f)?/gs,
+    (all, name?: string, type?: string, digits?: string) => {
+      if (all === "%%") return "%";
+      if (!type || type === "%") throw new Fault(`the format ${form} is not supported in the browser`);
+      if (name === undefined ? used >= list.length : !isDict(values))
+        throw new Fault("a format lacks values");
+      const value = isDict(values) && name !== undefined ? values.get(name) : list[used++];
+      if (type === "s") return shown(value);
+      if (type === "r") return represented(value);
+      const number = numeric(value);
+      if (number === null) throw new Fault(`the format ${all} takes a number, not ${typeName(value)}`);
+      return type.endsWith("f") ? fixed(number, Number(digits ?? 6)) : String(truncated(number));
     },
   );
   if (used < list.length && !isDict(values)) throw new Fault("a format has fewer places than values");
-  if (/%(?![^%]*[a-zA-Z%])/.test(form.replaceAll("%%", "")))
-    throw new Fault(`the format ${form} is not complete`);
   return text;
-}
-
-function field(all: string, type: string, value: Value, digits: string | undefined): string {
-  if (type === "s" || type === "r") {
-    const text = type === "s" ? (value === undefined ? "" : shown(value)) : represented(value);
-    return digits === undefined ? text : [...text].slice(0, Number(digits)).join("");
-  }
-  const number = numeric(value);
-  if (number === null) throw new Fault(`the format ${all} takes a number, not ${typeName(value)}`);
-  if (type === "f" || type === "F") return fixed(number, Number(digits ?? 6));
-  if (digits === undefined && "diu".includes(type)) return String(truncated(number));
-  if (digits === undefined && "xX".includes(type) && typeof number === "bigint") {
-    const text = number.toString(16);
-    return type === "X" ? text.toUpperCase() : text;
-  }
-  throw new Fault(`the format ${all} is not supported in the browser`);
-}
-
-function padded(text: string, flags: string, width: number): string {
-  const isNumber = /^-?\d/.test(text);
-  const sign = text.startsWith("-") ? "-" : flags.includes("+") ? "+" : flags.includes(" ") ? " " : "";
-  const signed =
-    isNumber && (flags.includes("+") || flags.includes(" ")) && !text.startsWith("-") ? sign + text : text;
-  const lack = width - [...signed].length;
-  if (lack <= 0) return signed;
-  if (flags.includes("-")) return signed + " ".repeat(lack);
-  if (!flags.includes("0") || !isNumber) return " ".repeat(lack) + signed;
-  const begin = signed.length - text.replace(/^-/, "").length;
-  return signed.slice(0, begin) + "0".repeat(lack) + signed.slice(begin);
 }
 
 /** The whole number before the point. */

@@ -71,16 +71,6 @@ function found(at: number, value: string): bigint {
   return BigInt(at < 0 ? -1 : lengthOf(value.slice(0, at)));
 }
 
-function wide(value: string, width: Value, fill: Value, side: "start" | "end" | "both"): string {
-  const by = fill === undefined ? " " : text(fill);
-  const lack = Math.min(whole(width), 1 << 20) - lengthOf(value);
-  if (lack <= 0) return value;
-  // As Python: the odd one goes left where the width is odd.
-  const before =
-    side === "start" ? lack : side === "end" ? 0 : (lack >> 1) + (lack & (lack + lengthOf(value)) & 1);
-  return by.repeat(before) + value + by.repeat(lack - before);
-}
-
 /** Letters only of one case, and at least one. */
 function isCase(value: string, same: string, other: string): boolean {
   return value === same && same !== other;
@@ -126,22 +116,10 @@ export const TEXT: Readonly<Record<string, Method<string>>> = {
     (value, one) => BigInt(text(one) === "" ? lengthOf(value) + 1 : value.split(text(one)).length - 1),
   ],
   isdigit: ["", (value) => DIGITS.test(value)],
-  isdecimal: ["", (value) => /^\p{Nd}+$/u.test(value)],
   isalpha: ["", (value) => /^\p{L}+$/u.test(value)],
   isspace: ["", isBlank],
   isupper: ["", (value) => isCase(value, value.toUpperCase(), value.toLowerCase())],
   islower: ["", (value) => isCase(value, value.toLowerCase(), value.toUpperCase())],
-  zfill: [
-    "width",
-    (value, width) => {
-      const sign = /^[+-]/.exec(value)?.[0] ?? "";
-      const lack = Math.min(whole(width), 1 << 20) - lengthOf(value);
-      return sign + "0".repeat(Math.max(lack, 0)) + value.slice(sign.length);
-    },
-  ],
-  center: ["width fillchar", (value, width, fill) => wide(value, width, fill, "both")],
-  ljust: ["width fillchar", (value, width, fill) => wide(value, width, fill, "end")],
-  rjust: ["width fillchar", (value, width, fill) => wide(value, width, fill, "start")],
   // In `method`: it takes any arguments.
   format: ["", () => undefined],
 };

@@ -9,27 +9,31 @@ const MONTHS = "January February March April May June July August September Octo
 
 /** How wide a number is, and what fills it. */
 const WIDTHS: Readonly<Record<string, readonly [number, string]>> = {
-  ..._all("CdgHImMSUVWy", [2, "0"]),
-  ..._all("ekl", [2, " "]),
-  ..._all("uw", [1, "0"]),
-  ..._all("GY", [1, "0"]),
+  d: [2, "0"],
+  e: [2, " "],
+  H: [2, "0"],
+  I: [2, "0"],
   j: [3, "0"],
+  k: [2, " "],
+  l: [2, " "],
+  m: [2, "0"],
+  M: [2, "0"],
+  S: [2, "0"],
+  u: [1, "0"],
+  w: [1, "0"],
+  y: [2, "0"],
+  Y: [1, "0"],
 };
-
-function _all(codes: string, width: readonly [number, string]): Record<string, readonly [number, string]> {
-  return Object.fromEntries([...codes].map((code) => [code, width]));
-}
 
 /** What stands for others. */
 const SHORT: Readonly<Record<string, string>> = {
-  c: "%a %b %e %H:%M:%S %Y",
+  c: "%a %b %e %T %Y",
   D: "%m/%d/%y",
   F: "%Y-%m-%d",
-  r: "%I:%M:%S %p",
   R: "%H:%M",
   T: "%H:%M:%S",
   x: "%m/%d/%y",
-  X: "%H:%M:%S",
+  X: "%T",
 };
 
 /** The letters after % that are known. */
@@ -67,38 +71,24 @@ function named(date: Date, code: string): string | null {
 }
 
 function numberOf(date: Date, code: string): number {
-  const [year, month, day, weekday] = [date.getFullYear(), date.getMonth(), date.getDate(), date.getDay()];
-  // In UTC, where each day has 24 hours.
-  const ofYear = Math.round((Date.UTC(year, month, day) - Date.UTC(year, 0, 1)) / 86_400_000);
-  const [isoYear, isoWeek] = iso(year, ofYear, weekday);
+  const [year, month, day] = [date.getFullYear(), date.getMonth(), date.getDate()];
+  const hours = date.getHours();
   const made: Readonly<Record<string, number>> = {
-    C: Math.floor(year / 100),
     d: day,
     e: day,
-    g: isoYear % 100,
-    G: isoYear,
-    H: date.getHours(),
-    k: date.getHours(),
-    I: date.getHours() % 12 || 12,
-    l: date.getHours() % 12 || 12,
-    j: ofYear + 1,
+    H: hours,
+    k: hours,
+    I: hours % 12 || 12,
+    l: hours % 12 || 12,
+    // In UTC, where each day has 24 hours.
+    j: (Date.UTC(year, month, day) - Date.UTC(year, 0, 0)) / 86_400_000,
     m: month + 1,
     M: date.getMinutes(),
     S: date.getSeconds(),
-    u: weekday || 7,
-    w: weekday,
-    U: Math.floor((ofYear + 7 - weekday) / 7),
-    V: isoWeek,
-    W: Math.floor((ofYear + 7 - ((weekday + 6) % 7)) / 7),
+    u: date.getDay() || 7,
+    w: date.getDay(),
     y: year % 100,
     Y: year,
   };
   return made[code] ?? 0;
-}
-
-/** The year and week of ISO 8601: of the week's Thursday. */
-function iso(year: number, ofYear: number, weekday: number): readonly [number, number] {
-  const thursday = new Date(Date.UTC(year, 0, 1 + ofYear - ((weekday + 6) % 7) + 3));
-  const first = Date.UTC(thursday.getUTCFullYear(), 0, 1);
-  return [thursday.getUTCFullYear(), 1 + Math.floor((thursday.getTime() - first) / (7 * 86_400_000))];
 }
