@@ -51,6 +51,8 @@ def unknown_in(template: str) -> list[str]:
 def _found(template: str) -> Iterator[tuple[str, int]]:
     if at := re.search(r"\\N\{", template):
         yield "an escape \\N{…} of a text", template.count("\n", 0, at.start()) + 1
+    if at := re.search(r"\{%[-+]?\s*print\b", template):
+        yield "the tag print", template.count("\n", 0, at.start()) + 1
     tree = tree_of(template)
     for node, above in _all(tree, None):
         for what in _of(node, above):

@@ -144,6 +144,8 @@ def test_what_is_rendered_alike_passes_the_build() -> None:
         ("{{ x.casefold() }}", "the method 'casefold' in line 1"),
         ("{{ x.startswith('a', 1) }}", "these arguments of the method 'startswith' in line 1"),
         ("{{ x.__class__ }}", "the attribute '__class__' in line 1"),
+        ("{{ cycler('a') }}", "the function 'cycler' in line 1"),
+        ("{% print 1 %}", "the tag print in line 1"),
         ("{{ lipsum() }}", "the function 'lipsum' in line 1"),
         ("{{ strftime_now('%V') }}", "'%V' of strftime_now in line 1"),
         ("{{ '%5d' % 1 }}", "the format '%5d' in line 1"),
@@ -163,9 +165,7 @@ def test_published_forms_of_templates() -> None:
     compare([case(template) for template in samples.TEMPLATES.values()])
 
 
-STRFTIME = "|".join(f"%{code}" for code in "aAbBcdDeFhHIjklmMnpPRStTuwxXyYzZ%") + "|%-d|%_m|%-I|%^a|%-j"
-    "|".join(f"%{code}" for code in "aAbBcCdDeFgGhHIjklmMnpPrRStTuUVwWxXyYzZ%") + "|%-d|%_m|%-I|%^a|%-j"
-)
+STRFTIME = "|".join(f"%{code}" for code in "aAbBcdDeFhHIjmMpSTxXyYzZ%") + "|%-d|%_m|%-I|%^a|%-j"
 
 
 @pytest.mark.parametrize("now", ["2024-12-30T09:05:07", "2021-01-03T23:59:01", "2026-02-09T00:00:00"])
@@ -204,14 +204,16 @@ def templates(draw: st.DrawFn) -> str:
     return begin + "".join(parts) + "{% endfor %}"
 
 
+CHARACTERS = st.characters(exclude_categories=("Cn", "Cs"))
+"""Without those that another version of Unicode may know."""
 SCALARS = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(-(2**70), 2**70),
     st.floats(allow_nan=False, allow_infinity=False),
-    st.text(max_size=8),
+    st.text(CHARACTERS, max_size=8),
 )
-KEYS = st.one_of(st.sampled_from(("a", "items", "10", "2", "")), st.text(max_size=3))
+KEYS = st.one_of(st.sampled_from(("a", "items", "10", "2", "")), st.text(CHARACTERS, max_size=3))
 VALUES = st.recursive(
     SCALARS,
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(KEYS, inner, max_size=4)),
@@ -222,7 +224,7 @@ VALUES = st.recursive(
 @st.composite
 def conversations(draw: st.DrawFn) -> list[Case]:
     content = st.text(
-        alphabet=st.one_of(st.sampled_from(" \n\r\ta👋\ufeff\x85'\"<"), st.characters(codec="utf-8")),
+        alphabet=st.one_of(st.sampled_from(" \n\r\ta👋\ufeff\x85'\"<"), CHARACTERS),
         max_size=12,
     )
     made: list[Case] = [{"role": "user", "content": draw(content)}]

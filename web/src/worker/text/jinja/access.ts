@@ -9,11 +9,13 @@ import {
   isDict,
   isList,
   keyOf,
+  misfit,
   numeric,
   Sequence,
   Thing,
   Tuple,
   typeName,
+  unfit,
   type Value,
   whole,
 } from "./values.js";
@@ -57,10 +59,10 @@ function placesOf(value: Value): readonly Value[] | null {
 /** `value[start:stop:step]`. */
 export function sliced(value: Value, bounds: readonly Value[]): Value {
   const items = placesOf(value);
-  if (!items) throw new Fault(`${typeName(value)} has no parts`);
+  if (!items) unfit(value, "has no parts");
   const [start = null, stop = null, by = null] = bounds.map((one) => (one === null ? null : whole(one)));
   const step = by ?? 1;
-  if (step === 0) throw new Fault("a slice with a step of zero");
+  if (step === 0) misfit();
   const { length } = items;
   const within = (at: number | null, usual: number): number => {
     if (at === null) return usual;
@@ -106,7 +108,7 @@ export function binary(sign: string, left: Value, right: Value): Value {
 
 function repeated(value: Value, times: number): Value {
   const items = typeof value === "string" ? value : value instanceof Tuple ? value.items : value;
-  if (typeof items !== "string" && !isList(items)) throw new Fault(`${typeName(value)} cannot be multiplied`);
+  if (typeof items !== "string" && !isList(items)) unfit(value, "cannot be multiplied");
   const count = Math.max(times, 0);
   if (items.length * count > MOST_PARTS) throw new Fault(`it makes more than ${MOST_PARTS} parts`);
   if (typeof items === "string") return items.repeat(count);

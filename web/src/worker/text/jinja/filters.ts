@@ -11,6 +11,7 @@ import {
   equal,
   Fault,
   isDict,
+  misfit,
   numeric,
   Sequence,
   shown,
@@ -19,6 +20,7 @@ import {
   through,
   truth,
   typeName,
+  unfit,
   type Value,
   whole,
 } from "./values.js";
@@ -115,15 +117,15 @@ function asWhole(value: Value, usual: Value): Value {
 
 function round(value: Value, precision: Value, way: Value): Value {
   const number = numeric(value);
-  if (number === null) throw new Fault(`${typeName(value)} cannot be rounded`);
+  if (number === null) unfit(value, "cannot be rounded");
   const digits = precision === undefined ? 0 : whole(precision);
-  if (Math.abs(digits) > 100) throw new Fault("it rounds to more than 100 digits");
+  if (Math.abs(digits) > 100) misfit();
   if (way === undefined || way === "common") {
     if (typeof number === "bigint")
       return digits >= 0 ? number : rounded(number, digits) * 10n ** BigInt(-digits);
     return digits >= 0 ? Number(fixed(number, digits)) : Number(rounded(number, digits)) * 10 ** -digits;
   }
-  if (way !== "ceil" && way !== "floor") throw new Fault("the way to round must be common, ceil or floor");
+  if (way !== "ceil" && way !== "floor") misfit();
   const scale = 10 ** digits;
   const scaled = Number(number) * scale;
   return (way === "ceil" ? Math.ceil(scaled) : Math.floor(scaled)) / scale;
@@ -161,7 +163,7 @@ export const FILTERS: Readonly<Record<string, Filter>> = {
     "",
     (value) => {
       const number = numeric(value);
-      if (number === null) throw new Fault(`${typeName(value)} has no size`);
+      if (number === null) unfit(value, "has no size");
       return number < 0 ? -number : number;
     },
   ],
@@ -180,7 +182,7 @@ export const FILTERS: Readonly<Record<string, Filter>> = {
   dictsort: [
     "case_sensitive by reverse",
     (value, caseSensitive, by, reverse) => {
-      if (!isDict(value)) throw new Fault(`${typeName(value)} is no dict`);
+      if (!isDict(value)) unfit(value, "is no dict");
       const place = by === "value" ? 1n : 0n;
       const key = (pair: Value) => (truth(caseSensitive) ? item(pair, place) : lowered(item(pair, place)));
       return sorted(pairsOf(value), key, reverse);
@@ -201,7 +203,7 @@ export const FILTERS: Readonly<Record<string, Filter>> = {
   items: [
     "",
     (value) => {
-      if (value !== undefined && !isDict(value)) throw new Fault(`${typeName(value)} has no items`);
+      if (value !== undefined && !isDict(value)) unfit(value, "has no items");
       return new Sequence("generator", value ? pairsOf(value) : []);
     },
   ],
@@ -280,7 +282,7 @@ function choosing(wanted: boolean, ofAttribute: boolean): Varied {
   return (value, { args, named }, known) => {
     const [path, ...more] = ofAttribute ? args : [null, ...args];
     const [name, ...others] = more;
-    if (path === undefined) throw new Fault("the name of an attribute is missing");
+    if (path === undefined) misfit();
     const fits = (one: Value): boolean => {
       const own = atPath(one, path);
       return name === undefined ? truth(own) : known.test(text(name), own, { args: others, named });
@@ -305,9 +307,8 @@ function map(value: Value, { args, named }: Given, known: Known): Value {
   const [name, ...others] = args;
   let change: (one: Value) => Value;
   if (name === undefined) {
-    for (const given of named.keys())
-      if (given !== "attribute" && given !== "default") throw new Fault(`map has no argument ${given}`);
-    if (!named.has("attribute")) throw new Fault("map is given neither a filter nor an attribute");
+    for (const given of named.keys()) if (given !== "attribute" && given !== "default") misfit();
+    if (!named.has("attribute")) misfit();
     change = (one) => atPath(one, named.get("attribute"), named.get("default"));
   } else change = (one) => known.filter(text(name), one, { args: others, named });
   return new Sequence("generator", mapped(value, change));
@@ -321,7 +322,7 @@ export const VARIED: Readonly<Record<string, Varied>> = {
   selectattr: choosing(true, true),
   rejectattr: choosing(false, true),
   format: (value, { args, named }) => {
-    if (args.length > 0 && named.size > 0) throw new Fault("format is given values by order and by name");
+    if (args.length > 0 && named.size > 0) misfit();
     return formatted(shown(value), named.size > 0 ? new Map<Value, Value>(named) : new Tuple(args));
   },
 };

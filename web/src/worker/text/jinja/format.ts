@@ -1,6 +1,6 @@
 /** Python's two ways to put values into a text, and its rounding. */
 
-import { Fault, isDict, numeric, represented, shown, Tuple, typeName, type Value } from "./values.js";
+import { Fault, isDict, misfit, numeric, represented, shown, Tuple, typeName, type Value } from "./values.js";
 
 /** `form % values`: texts and numbers without a width. */
 export function formatted(form: string, values: Value): string {
@@ -11,8 +11,7 @@ export function formatted(form: string, values: Value): string {
     (all, name?: string, type?: string, digits?: string) => {
       if (all === "%%") return "%";
       if (!type || type === "%") throw new Fault(`the format ${form} is not supported in the browser`);
-      if (name === undefined ? used >= list.length : !isDict(values))
-        throw new Fault("a format lacks values");
+      if (name === undefined ? used >= list.length : !isDict(values)) misfit();
       const value = isDict(values) && name !== undefined ? values.get(name) : list[used++];
       if (type === "s") return shown(value);
       if (type === "r") return represented(value);
@@ -21,7 +20,7 @@ export function formatted(form: string, values: Value): string {
       return type.endsWith("f") ? fixed(number, Number(digits ?? 6)) : String(truncated(number));
     },
   );
-  if (used < list.length && !isDict(values)) throw new Fault("a format has fewer places than values");
+  if (used < list.length && !isDict(values)) misfit();
   return text;
 }
 

@@ -2,7 +2,7 @@
 
 import { floatText } from "../../exact.js";
 import { compareTexts } from "./texts.js";
-import { Fault, isDict, isList, numeric, Tuple, typeName, type Value, whole } from "./values.js";
+import { isDict, isList, misfit, numeric, Tuple, unfit, type Value, whole } from "./values.js";
 
 export interface JsonStyle {
   readonly ascii: boolean;
@@ -57,7 +57,7 @@ function isAbsent(value: Value): boolean {
 
 function widthOf(indent: Value): number {
   const width = Math.max(Number(numeric(indent) ?? whole(indent)), 0);
-  if (width > MOST_INDENT) throw new Fault(`it indents JSON by ${width}`);
+  if (width > MOST_INDENT) misfit();
   return width;
 }
 
@@ -65,7 +65,7 @@ function separatorsOf(given: Value): string[] {
   if (isAbsent(given)) return [];
   const items = given instanceof Tuple ? given.items : isList(given) ? given : [];
   const texts = items.filter((one) => typeof one === "string");
-  if (texts.length !== 2) throw new Fault("the separators of JSON are two texts");
+  if (texts.length !== 2) misfit();
   return texts;
 }
 
@@ -73,7 +73,7 @@ function scalar(value: Value): string {
   if (value === null) return "null";
   if (typeof value === "boolean") return String(value);
   if (typeof value === "bigint") return String(value);
-  if (typeof value !== "number") throw new Fault(`${typeName(value)} cannot be written as JSON`);
+  if (typeof value !== "number") unfit(value, "cannot be written as JSON");
   if (Number.isNaN(value)) return "NaN";
   return Number.isFinite(value) ? floatText(value) : value > 0 ? "Infinity" : "-Infinity";
 }

@@ -1,7 +1,7 @@
 /** What templates call by name: filters, tests and globals of Jinja2, and those that transformers adds. */
 
 import { FILTERS, VARIED } from "./filters.js";
-import { DICT, inOrder, LIST, TEXT } from "./methods.js";
+import { DICT, inOrder, TEXT } from "./methods.js";
 import { CODES, strftime } from "./strftime.js";
 import { TESTS } from "./tests.js";
 import {
@@ -10,10 +10,10 @@ import {
   isDict,
   isList,
   keyOf,
+  misfit,
   Namespace,
   Sequence,
   shown,
-  Thing,
   Tuple,
   through,
   typeName,
@@ -42,39 +42,14 @@ export function test(name: string, value: Value, given: Given): boolean {
   const known = Object.hasOwn(TESTS, name) ? TESTS[name] : undefined;
   if (!known) throw new Fault(`the test ${name} is not supported in the browser`);
   const [count, run] = known;
-  if (given.args.length !== count || given.named.size > 0)
-    throw new Fault(`the test ${name} takes ${count} arguments`);
+  if (given.args.length !== count || given.named.size > 0) misfit(name);
   return run(value, given.args[0]);
-}
-
-class Cycler extends Thing {
-  #at = 0;
-
-  constructor(private readonly items: readonly Value[]) {
-    super();
-  }
-
-  override attribute(name: string): Value {
-    if (name === "current") return this.items[this.#at];
-    if (name === "next")
-      return () => {
-        const { length } = this.items;
-        const made = this.items[this.#at];
-        this.#at = (this.#at + 1) % length;
-        return made;
-      };
-    if (name !== "reset") return undefined;
-    return () => {
-      this.#at = 0;
-      return null;
-    };
-  }
 }
 
 function range(args: readonly Value[]): Value {
   const [first = 0, second, by = 1] = args.map(whole);
   const [start, stop] = second === undefined ? [0, first] : [first, second];
-  if (args.length === 0 || args.length > 3 || by === 0) throw new Fault("range takes one to three numbers");
+  if (args.length === 0 || args.length > 3 || by === 0) misfit();
   const count = Math.max(Math.ceil((stop - start) / by), 0);
   if (count > MOST_RANGE) throw new Fault(`range is longer than ${MOST_RANGE}`);
   const items = Array.from({ length: count }, (_, at) => BigInt(start + at * by));
@@ -86,7 +61,7 @@ function dict(args: readonly Value[], named: ReadonlyMap<string, Value>): Map<Va
   if (isDict(given)) return new Map<Value, Value>([...given, ...named]);
   const pairs = [...through(given)].map((pair): [Value, Value] => {
     const items = isList(pair) ? pair : pair instanceof Tuple ? pair.items : [];
-    if (items.length !== 2) throw new Fault("a dict is made of pairs");
+    if (items.length !== 2) misfit();
     return [keyOf(items[0]), items[1]];
   });
   return new Map<Value, Value>([...pairs, ...named]);
@@ -113,10 +88,6 @@ export const GLOBALS: Readonly<Record<string, Func>> = {
   dict,
   namespace,
   joiner,
-  cycler: (args) => {
-    if (args.length === 0) throw new Fault("cycler is given nothing");
-    return new Cycler(args);
-  },
   raise_exception: ([message]) => {
     throw new Fault(shown(message));
   },
@@ -137,7 +108,7 @@ export function vocabulary(): Readonly<Record<string, unknown>> {
   return {
     filters: { ...names(FILTERS), ...Object.fromEntries(Object.keys(VARIED).map((name) => [name, null])) },
     tests: Object.fromEntries(Object.entries(TESTS).map(([name, [count]]) => [name, count])),
-    methods: { text: names(TEXT), dict: names(DICT), list: names(LIST) },
+    methods: { text: names(TEXT), dict: names(DICT) },
     globals: Object.keys(GLOBALS),
     strftime: CODES,
   };

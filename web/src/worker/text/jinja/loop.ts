@@ -1,6 +1,6 @@
 /** What a template knows as `loop`. */
 
-import { equal, Fault, type Func, isList, Sequence, size, Thing, through, type Value } from "./values.js";
+import { equal, type Func, isList, misfit, Sequence, size, Thing, through, type Value } from "./values.js";
 
 const NOTHING = Symbol("nothing");
 
@@ -84,7 +84,7 @@ export class Loop extends Thing implements Iterable<Value> {
   }
 
   #cycle(args: readonly Value[]): Value {
-    if (args.length === 0) throw new Fault("loop.cycle is given nothing");
+    if (args.length === 0) misfit();
     return args[this.#at % args.length];
   }
 

@@ -25,7 +25,7 @@ class Parser extends ExpressionParser {
         this.at.expect("end");
       } else if (kind === "begin") {
         if (this.at.is("name") && ends.includes(this.at.token.text)) return made;
-        made.push(...this.#statement());
+        made.push(this.#statement());
         this.at.expect("end");
       } else if (kind === "eof" && ends.length === 0) return made;
       else this.at.fail(ends.length > 0 ? `${ends.join(" or ")} is missing` : `unexpected ${text || kind}`);
@@ -40,32 +40,22 @@ class Parser extends ExpressionParser {
     return body;
   }
 
-  #statement(): Node[] {
+  #statement(): Node {
     const name = this.at.expect("name").text;
-    if (name === "print") return this.#print();
-    if (name === "break" || name === "continue") return [{ kind: name }];
-    if (name === "if") return [this.#if()];
-    if (name === "for") return [this.#for()];
-    if (name === "set") return [this.#set()];
-    if (name === "macro") return [this.#macro()];
-    if (name === "call") return [this.#call()];
-    if (name === "with") return [this.#with()];
+    if (name === "break" || name === "continue") return { kind: name };
+    if (name === "if") return this.#if();
+    if (name === "for") return this.#for();
+    if (name === "set") return this.#set();
+    if (name === "macro") return this.#macro();
+    if (name === "call") return this.#call();
+    if (name === "with") return this.#with();
     // What transformers trains on: it says nothing of the text, and is a scope of its own.
-    if (name === "generation") return [{ kind: "with", sets: [], body: this.#inner("endgeneration") }];
+    if (name === "generation") return { kind: "with", sets: [], body: this.#inner("endgeneration") };
     if (name === "filter") {
       const filter = this.filters(null, true) as Expr;
-      return [{ kind: "filter-block", filter, body: this.#inner("endfilter") }];
+      return { kind: "filter-block", filter, body: this.#inner("endfilter") };
     }
     return this.at.fail(`the tag ${name} is not known`);
-  }
-
-  #print(): Node[] {
-    const made: Node[] = [];
-    while (!this.at.is("end")) {
-      if (made.length > 0) this.at.expect("operator", ",");
-      made.push({ kind: "output", item: this.expression() });
-    }
-    return made;
   }
 
   #if(): Node {

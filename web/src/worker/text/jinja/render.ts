@@ -12,6 +12,7 @@ import {
   type Func,
   isDict,
   keyOf,
+  misfit,
   Namespace,
   numeric,
   Sequence,
@@ -20,7 +21,7 @@ import {
   Tuple,
   through,
   truth,
-  typeName,
+  unfit,
   type Value,
 } from "./values.js";
 
@@ -149,7 +150,7 @@ class Renderer {
     const counted = this.#characters;
     const wanted = node.test ? new Sequence("generator", this.#wanted(node, items, scope)) : items;
     const again: Func = (args) => {
-      if (!node.recursive || args.length !== 1) throw new Fault("this loop cannot be called");
+      if (!node.recursive || args.length !== 1) misfit();
       return this.#deeper(() => this.#loop(node, args[0], scope, depth + 1));
     };
     const loop = new Loop(wanted, depth, again);
@@ -200,11 +201,10 @@ class Renderer {
   #macro(name: string, { names, defaults }: Signature, body: Body, scope: Scope): Func {
     return (args, named) => {
       const inner = new Scope(scope);
-      if (args.length > names.length) throw new Fault(`${name} takes ${names.length} arguments`);
-      for (const given of named.keys())
-        if (given !== "caller" && !names.includes(given)) throw new Fault(`${name} has no argument ${given}`);
+      if (args.length > names.length) misfit(name);
+      for (const given of named.keys()) if (given !== "caller" && !names.includes(given)) misfit(name);
       names.forEach((one, at) => {
-        if (at < args.length && named.has(one)) throw new Fault(`${name} is given ${one} twice`);
+        if (at < args.length && named.has(one)) misfit(name);
         const usual = defaults[at - (names.length - defaults.length)];
         const isGiven = at < args.length || named.has(one);
         const value = at < args.length ? args[at] : named.get(one);
@@ -233,7 +233,7 @@ class Renderer {
     if (rest) values.push(...through(this.#value(rest, scope)));
     const names = new Map(named.map(([name, one]) => [name, this.#value(one, scope)]));
     const others = more ? this.#value(more, scope) : null;
-    if (others !== null && !isDict(others)) throw new Fault(`${typeName(others)} after ** is no dict`);
+    if (others !== null && !isDict(others)) unfit(others, "after ** is no dict");
     for (const [name, one] of others ?? []) names.set(String(name), one);
     return { args: values, named: names };
   }

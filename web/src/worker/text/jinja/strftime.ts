@@ -14,13 +14,9 @@ const WIDTHS: Readonly<Record<string, readonly [number, string]>> = {
   H: [2, "0"],
   I: [2, "0"],
   j: [3, "0"],
-  k: [2, " "],
-  l: [2, " "],
   m: [2, "0"],
   M: [2, "0"],
   S: [2, "0"],
-  u: [1, "0"],
-  w: [1, "0"],
   y: [2, "0"],
   Y: [1, "0"],
 };
@@ -30,14 +26,13 @@ const SHORT: Readonly<Record<string, string>> = {
   c: "%a %b %e %T %Y",
   D: "%m/%d/%y",
   F: "%Y-%m-%d",
-  R: "%H:%M",
   T: "%H:%M:%S",
   x: "%m/%d/%y",
   X: "%T",
 };
 
 /** The letters after % that are known. */
-export const CODES = `${Object.keys(WIDTHS).join("")}${Object.keys(SHORT).join("")}AaBbhpPzZnt%`;
+export const CODES = `${Object.keys(WIDTHS).join("")}${Object.keys(SHORT).join("")}AaBbhpzZ%`;
 
 export function strftime(date: Date, form: string): string {
   return form.replace(/%([-_0^]?)(.?)/gs, (all, flag: string, code: string) => {
@@ -62,10 +57,7 @@ function named(date: Date, code: string): string | null {
   if (code === "B") return month;
   if (code === "b" || code === "h") return month.slice(0, 3);
   if (code === "p") return date.getHours() < 12 ? "AM" : "PM";
-  if (code === "P") return date.getHours() < 12 ? "am" : "pm";
   if (code === "%") return "%";
-  if (code === "n") return "\n";
-  if (code === "t") return "\t";
   // Python's now() knows no zone.
   return code === "z" || code === "Z" ? "" : null;
 }
@@ -77,16 +69,12 @@ function numberOf(date: Date, code: string): number {
     d: day,
     e: day,
     H: hours,
-    k: hours,
     I: hours % 12 || 12,
-    l: hours % 12 || 12,
     // In UTC, where each day has 24 hours.
     j: (Date.UTC(year, month, day) - Date.UTC(year, 0, 0)) / 86_400_000,
     m: month + 1,
     M: date.getMinutes(),
     S: date.getSeconds(),
-    u: date.getDay() || 7,
-    w: date.getDay(),
     y: year % 100,
     Y: year,
   };

@@ -7,6 +7,7 @@ import {
   Fault,
   isDict,
   isList,
+  misfit,
   numeric,
   Sequence,
   shown,
@@ -26,8 +27,7 @@ const ge: Test = [1, (value, other) => compare(value, other) >= 0];
 
 function rest(value: Value, by: Value): number {
   const [a, b] = [numeric(value), numeric(by)];
-  if (a === null || b === null || Number(b) === 0)
-    throw new Fault("a test of numbers is given another value");
+  if (a === null || b === null || Number(b) === 0) misfit();
   return typeof a === "bigint" && typeof b === "bigint" ? Number(a % b) : Number(a) % Number(b);
 }
 

@@ -116,22 +116,8 @@ export function quoted(text: string): string {
   return quote + inner + quote;
 }
 
-/** Letters that stand for two, and have a form of their own at the beginning of a word. */
-const DIGRAPHS: Readonly<Record<string, string>> = {
-  ǆ: "ǅ",
-  Ǆ: "ǅ",
-  ǉ: "ǈ",
-  Ǉ: "ǈ",
-  ǌ: "ǋ",
-  Ǌ: "ǋ",
-  ǳ: "ǲ",
-  Ǳ: "ǲ",
-};
-
 /** A letter as it begins a word: of ß, which becomes two, only the first is large. */
 function large(letter: string): string {
-  const known = DIGRAPHS[letter];
-  if (known) return known;
   const [...upper] = letter.toUpperCase();
   const first = upper.findIndex((one) => /\p{Cased}/u.test(one));
   return upper.map((one, at) => (at > first ? one.toLowerCase() : one)).join("");

@@ -83,7 +83,7 @@ export function isList(value: Value): value is readonly Value[] {
 /** A dict's key. Python takes 1, 1.0 and true for one key; what would need that is refused. */
 export function keyOf(value: Value): Value {
   if (typeof value === "string" || typeof value === "bigint" || value === null) return value;
-  throw new Fault(`${typeName(value)} as a key of a dict is not supported in the browser`);
+  unfit(value, "as a key of a dict is not supported in the browser");
 }
 
 /** Values of JavaScript as values of a template: as Python reads them from their JSON. */
@@ -119,7 +119,7 @@ export function numeric(value: Value): bigint | number | null {
 /** A whole number, for a place or a width. */
 export function whole(value: Value): number {
   const number = numeric(value);
-  if (typeof number !== "bigint") throw new Fault(`${typeName(value)} is no whole number`);
+  if (typeof number !== "bigint") unfit(value, "is no whole number");
   return Number(number);
 }
 
@@ -164,7 +164,7 @@ export function through(value: Value): Iterable<Value> {
   if (value instanceof Sequence) return value.through();
   if (typeof value === "string") return value;
   if (value === undefined) return [];
-  throw new Fault(`${typeName(value)} is not iterable`);
+  unfit(value, "is not iterable");
 }
 
 /** `len`. */
@@ -173,13 +173,13 @@ export function size(value: Value): number {
   if (isDict(value)) return value.size;
   if (value instanceof Sequence) return value.list.length;
   if (isList(value) || value instanceof Tuple || value === undefined) return [...through(value)].length;
-  throw new Fault(`${typeName(value)} has no length`);
+  unfit(value, "has no length");
 }
 
 /** `item in value`. */
 export function contains(value: Value, item: Value): boolean {
   if (typeof value === "string") {
-    if (typeof item !== "string") throw new Fault(`${typeName(item)} is not in a text, only a text can be`);
+    if (typeof item !== "string") unfit(item, "is not in a text, only a text can be");
     return value.includes(item);
   }
   if (isDict(value)) return value.has(keyOf(item));
@@ -198,6 +198,16 @@ export function typeName(value: Value): string {
   if (isDict(value)) return "a dict";
   if (value instanceof Tuple) return "a tuple";
   return value instanceof Sequence ? `a ${value.kind}` : "a function";
+}
+
+/** Refuses arguments that are too many, too few or of another kind. `what`: what they are given to. */
+export function misfit(what = "something"): never {
+  throw new Fault(`${what} is given wrong arguments`);
+}
+
+/** Refuses what cannot be done with a value of its type. */
+export function unfit(value: Value, what: string): never {
+  throw new Fault(`${typeName(value)} ${what}`);
 }
 
 /** `str`. */
@@ -223,5 +233,5 @@ export function represented(value: Value): string {
   if (value instanceof Sequence && value.kind !== "generator")
     return `${value.kind}(${represented(value.list)})`;
   if (value instanceof Namespace) return `<Namespace ${represented(value.values)}>`;
-  throw new Fault(`${typeName(value)} cannot be written into a text`);
+  unfit(value, "cannot be written into a text");
 }
