@@ -18,6 +18,7 @@ import numpy.typing as npt
 import tvm
 
 from nearfar.build import manifest
+from nearfar.build.browser.check import check_text
 from nearfar.build.program.beside import Share, beside, shares
 from nearfar.build.program.compile import Job, compiled
 from nearfar.build.program.compiled import Compiled
@@ -90,7 +91,11 @@ class PlannedTarget(Planned):
     """What the pipeline does for a target with kernels; see nearfar.build.targets.target.Target."""
 
     def check(self, source: Source, options: BuildOptions) -> None:
-        """Kernels say themselves what they cannot do, when they are made; offsets have 32 bits."""
+        """Kernels say themselves what they cannot do, when they are made; offsets have 32 bits; browsers read
+        the text themselves.
+        """
+        if self.packed:
+            check_text(self.name, source.checkpoint)
         self._check_products(source, options)
         self._check_kv(source, options)
         for name, matrix in source.matrices.items():

@@ -51,9 +51,9 @@ class TextCodec:
         self.silent = frozenset(token for token, entry in added.items() if entry.special)
         """Tokens that add nothing to a text."""
         # The decoder alone as JSON, by pickle's protocol: all of a large tokenizer takes 0.3 s and its size.
-        self._byte_level = (
-            tokenizer.decoder is not None and b'"ByteLevel"' in tokenizer.decoder.__getstate__()
-        )
+        decoder = b"{}" if tokenizer.decoder is None else tokenizer.decoder.__getstate__()
+        self._byte_level = b'"ByteLevel"' in decoder
+        self._replaced = _replaced_last(json.loads(decoder))
 
     @classmethod
     def open(cls, artifact: Artifact) -> TextCodec:
@@ -158,6 +158,10 @@ class TextCodec:
         except BaseException as error:
             raise _refusal(error, "the model's tokenizer.json cannot decode a text") from error
 
+    def undecided(self, text: str) -> int:
+        """How many characters at the end of a decoded text a following token may still change."""
+        return max((_overlap(text, part) for part in self._replaced), default=0)
+
     def token_bytes(self, token: int) -> bytes:
         """The bytes that one token stands for."""
         piece = self.tokenizer.id_to_token(token)
@@ -208,7 +212,8 @@ class Detokenizer:
         self._window = [token for token in context[-4 * self.KEEP :] if token not in codec.silent][
             -self.KEEP :
         ]
-        self._given = len(codec.decode(self._window))
+        self._before: str | None = codec.decode(self._window)
+        self._given = len(self._before)
         self._open = (
             0  # tokens since the last that made a character: the last three may be the beginning of one
         )
@@ -219,12 +224,20 @@ class Detokenizer:
             return ""
         self._window.append(token)
         text = self._codec.decode(self._window)
+        if self._before is not None:
+            # What stands before may read otherwise with this token behind it.
+            pairs = zip(self._before, text, strict=False)
+            self._given = next(
+                (at for at, (old, new) in enumerate(pairs) if old != new), min(len(self._before), len(text))
+            )
+            self._before = None
         # Bytes that do not make a character (yet) decode to U+FFFD: wait for the rest of them, which is three
         # at most.
         certain = len(text.rstrip("\ufffd"))
         self._open = 0 if certain == len(text) else 1 if certain > self._given else self._open + 1
         if self._open > 3:
             certain = max(certain, len(self._codec.decode(self._window[:-3])))
+        certain -= self._codec.undecided(text[:certain])
         new = text[self._given : certain]
         self._given = max(self._given, certain)
         if len(self._window) > 4 * self.KEEP:
@@ -270,7 +283,7 @@ class StopMatcher:
             at, self.matched = min(found, key=lambda match: match[0])
             out, self._held = self._held[:at], ""
             return out
-        keep = max((self._overlap(stop) for stop in self._stops), default=0)
+        keep = max((_overlap(self._held, stop) for stop in self._stops), default=0)
         cut = len(self._held) - keep
         out, self._held = self._held[:cut], self._held[cut:]
         return out
@@ -280,10 +293,19 @@ class StopMatcher:
         out, self._held = self._held, ""
         return out
 
-    def _overlap(self, stop: str) -> int:
-        """Length of the longest end of the held text that begins the stop string."""
-        longest = min(len(stop) - 1, len(self._held))
-        return next((n for n in range(longest, 0, -1) if self._held.endswith(stop[:n])), 0)
+
+def _overlap(text: str, part: str) -> int:
+    """Length of the longest end of a text that begins the part, and is not all of it."""
+    longest = min(len(part) - 1, len(text))
+    return next((n for n in range(longest, 0, -1) if text.endswith(part[:n])), 0)
+
+
+def _replaced_last(decoder: Mapping[str, Any]) -> tuple[str, ...]:
+    """What a decoder replaces in the whole text, when all tokens are one."""
+    steps = decoder.get("decoders") or []
+    fused = next((at for at, step in enumerate(steps) if step.get("type") == "Fuse"), len(steps))
+    patterns = [step.get("pattern") or {} for step in steps[fused:] if step.get("type") == "Replace"]
+    return tuple(pattern["String"] for pattern in patterns if pattern.get("String"))
 
 
 class TextStream:

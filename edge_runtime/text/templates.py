@@ -78,6 +78,11 @@ class ChatTemplate:
         return "".join(pieces)
 
 
+def tree_of(source: str) -> nodes.Template:
+    """A template as Jinja reads it."""
+    return _environment().parse(source)
+
+
 class _TooMuch(jinja2.TemplateError):
     """The template goes over a bound."""
 

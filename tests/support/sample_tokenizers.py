@@ -197,3 +197,108 @@ TEMPLATES = {
         "    {% endif %}\n"
     ),
 }
+
+
+_LETTERS = sorted(set("abcdefghijklmnopqrstuvwxyzABC TOKtok.,!?$'\"0123456789²Ⅷ½éÉ\n▁-_"))
+_ADDED = [AddedToken(token, special=True, normalized=False) for token in ("<s>", "</s>")]
+_BEHAVIOURS = ("removed", "isolated", "merged_with_previous", "merged_with_next", "contiguous")
+
+
+def _unigram(fallback: bool) -> Tokenizer:
+    pieces = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0), ("ab", -4.5), ("the", -3.9), ("▁a", -3.2)]
+    pieces += [(char, -4 - at / 100) for at, char in enumerate(_LETTERS)]
+    pieces += [(token, -10.0) for token in BYTES] if fallback else []
+    return Tokenizer(models.Unigram(pieces, 0, fallback))
+
+
+def _bpe(fallback: bool) -> Tokenizer:
+    pieces = ["<unk>", "<s>", "</s>", *(BYTES if fallback else ()), *_LETTERS, "ab", "th", "the", "▁a"]
+    merges = [("a", "b"), ("t", "h"), ("th", "e"), ("▁", "a")]
+    vocab = {piece: at for at, piece in enumerate(pieces)}
+    return Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=fallback))
+
+
+_PRE_TOKENIZERS = {
+    "none": None,
+    **{
+        f"metaspace {scheme}": pre_tokenizers.Metaspace(prepend_scheme=scheme)
+        for scheme in ("always", "never")
+    },
+    "metaspace in one": pre_tokenizers.Metaspace(split=False),
+    "whitespace": pre_tokenizers.Whitespace(),
+    "whitespace split": pre_tokenizers.WhitespaceSplit(),
+    "bert": pre_tokenizers.BertPreTokenizer(),
+    "digits": pre_tokenizers.Digits(),
+    "each digit": pre_tokenizers.Digits(individual_digits=True),
+    **{f"punctuation {how}": pre_tokenizers.Punctuation(how) for how in _BEHAVIOURS},
+    **{
+        f"split {how} {invert} {pattern}": pre_tokenizers.Split(
+            Regex(r"\s+|\d") if pattern == "regex" else pattern, how, invert=invert
+        )
+        for how in _BEHAVIOURS
+        for invert in (False, True)
+        for pattern in ("a", "regex")
+    },
+    "sequence": pre_tokenizers.Sequence(
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Punctuation(), pre_tokenizers.Digits(True)]
+    ),
+}
+_NORMALIZERS = {
+    "NFC": normalizers.NFC(),
+    "NFKD": normalizers.NFKD(),
+    "lowercase": normalizers.Lowercase(),
+    "strip": normalizers.Strip(),
+    "strip left": normalizers.Strip(right=False),
+    "accents": normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()]),
+    "prepend": normalizers.Prepend("▁"),
+    "dollars": normalizers.Replace("a", "$&$1"),
+    "llama": normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]),
+}
+_MORE_TOKENS = {
+    "single words": [
+        AddedToken("TOK", single_word=True),
+        AddedToken("tok", single_word=True, normalized=False),
+    ],
+    "lstrip": [AddedToken("TOK", lstrip=True)],
+    "rstrip": [AddedToken("TOK", rstrip=True, normalized=False)],
+    "both": [AddedToken("TOK", lstrip=True, rstrip=True), AddedToken("TO", normalized=True)],
+    "overlapping": [
+        AddedToken("TO", normalized=True),
+        AddedToken("TOKEN", normalized=False),
+        AddedToken("é", normalized=True),
+    ],
+}
+
+
+def made_up() -> dict[str, Tokenizer]:
+    """Small tokenizers with every step that the web engine follows, by name."""
+    made: dict[str, Tokenizer] = {}
+    for model, new in (("unigram", _unigram), ("bpe", _bpe)):
+        for name, step in _PRE_TOKENIZERS.items():
+            made[f"{model}, {name}"] = one = new(True)
+            if step is not None:
+                one.pre_tokenizer = step
+        for name, step in _NORMALIZERS.items():
+            made[f"{model}, {name}"] = one = new(name != "lowercase")
+            one.normalizer, one.pre_tokenizer = step, pre_tokenizers.Metaspace()
+        for name, tokens in _MORE_TOKENS.items():
+            made[f"{model}, {name}"] = one = new(False)
+            one.normalizer, one.pre_tokenizer = (
+                normalizers.NFC(),
+                pre_tokenizers.Metaspace(prepend_scheme="first"),
+            )
+            one.add_tokens(tokens)
+    for one in made.values():
+        one.add_tokens(_ADDED)
+        one.decoder = decoders.Sequence(
+            [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        )
+    return made
+
+
+AWKWARD = [
+    *(*NASTY[3:6], *NASTY[7:9], *NASTY[11:22]),
+    *("🍣", "a 寿司", "寿 司 寿司", "wordTOK", "TOK", "a TOK b", "TOK TOK", "TOKEN tok toks"),
+    *("x\u0085TOK\ufeffTOK \u2003 tok", "Σας ΑΣ", "éTOKé", "ab\u0301 the $& a$b", "TOK.tok,TOKTOK"),
+    *("  TOK  ", "a.b!!c", "'TOK'", "<s>TOK a", "İSTANBUL ǅ", "3 ab 12 a  a"),
+]

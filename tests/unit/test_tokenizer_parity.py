@@ -1,18 +1,18 @@
 """The browser's text codec against Python's tokenizers and chat templates: same ids, same texts."""
 
-import atexit
 import json
 import random
-import subprocess
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 import pytest
 
+from nearfar.build.browser.tokenizers import unknown_in
+from nearfar.edge_runtime.text.codec import TextCodec, TextStream
 from tests.shared_data import shared_data
+from tests.support.codec_server import ask
 from tests.support.late import late
-from tests.support.paths import WEB, node
 
 jinja2 = pytest.importorskip("jinja2")
 tokenizers = pytest.importorskip("tokenizers")
@@ -55,25 +55,8 @@ class Job:
             "special": {"bosTokenId": self.bos_token_id, "eosTokenIds": []},
             **{"encode": self.encode, "decode": self.decode, "chat": self.chat, "streams": self.streams},
         }
-        server = codec_server()
-        assert server.stdin is not None
-        assert server.stdout is not None
-        server.stdin.write(json.dumps(body) + "\n")
-        server.stdin.flush()
-        line = server.stdout.readline()
-        assert line, "the codec server has ended; its errors are above"
-        answer: dict[str, Any] = json.loads(line)
+        answer: dict[str, Any] = ask(body)
         return answer
-
-
-@cache
-def codec_server() -> subprocess.Popen[str]:
-    """Node with the codec: to bundle it and to start cost more than all that a test asks of it."""
-    script = WEB / "test" / "parity" / "codec_server.mjs"
-    pipe = subprocess.PIPE
-    server = subprocess.Popen([node(), str(script)], stdin=pipe, stdout=pipe, encoding="utf-8")
-    atexit.register(server.kill)
-    return server
 
 
 def tokenizer_files(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -93,6 +76,78 @@ def reference(name: str) -> "tokenizers.Tokenizer":
 def job_for(name: str) -> Job:
     file, config = tokenizer_files(name)
     return Job(file, config)
+
+
+def test_every_step_of_tokenizers_gives_pythons_ids() -> None:
+    wrong, refused = [], []
+    for name, python in samples.made_up().items():
+        file = json.loads(python.to_str())
+        refused += [(name, what) for what in unknown_in(file)]
+        job = Job(file, {}, encode=[{"text": text, "addSpecialTokens": True} for text in samples.AWKWARD])
+        for text, ours in zip(samples.AWKWARD, job.run()["encode"], strict=True):
+            if ours != (theirs := python.encode(text).ids):
+                wrong.append((name, text, theirs, ours))
+    assert not wrong
+    assert not refused
+
+
+REPLACED = {
+    "shorter": (" .", "."),
+    "longer": ("a", "aa b"),
+    "lines": ("\n ", "\n"),
+    "nothing": ("ab", ""),
+}
+
+
+@pytest.mark.parametrize("name", REPLACED)
+def test_a_replacement_in_the_whole_text_is_the_same_piece_by_piece(name: str) -> None:
+    """As in ggml-org/ggml#1093: what is replaced lies in two tokens."""
+    part, by = REPLACED[name]
+    python = samples.made_up()["bpe, none"]
+    python.decoder = tokenizers.decoders.Sequence(
+        [
+            *(tokenizers.decoders.ByteFallback(), tokenizers.decoders.Fuse()),
+            *(tokenizers.decoders.Replace(part, by), tokenizers.decoders.Strip(" ", 1, 0)),
+        ]
+    )
+    texts = ["x .", " x . . y ..  .", "x\n a\n\n  b\n ", "abab ab aab b", "a" * 40 + " ." * 30, "🍣 .🍣"]
+    lists = [python.encode(text, add_special_tokens=False).ids for text in texts]
+    job = Job(json.loads(python.to_str()), {}, decode=lists)
+    assert not unknown_in(job.tokenizer_json)
+    assert ["".join(pieces) for pieces in job.run()["decode"]] == [python.decode(ids) for ids in lists]
+    codec = TextCodec(python, {}, None, None)
+    for ids in lists:
+        stream = TextStream(codec, ())
+        assert "".join([*map(stream.push, ids), stream.finish()]) == python.decode(ids)
+
+
+@pytest.mark.parametrize(
+    ("part", "value", "told"),
+    [
+        ("normalizer", {"type": "Precompiled"}, "the normalizer Precompiled"),
+        ("normalizer", {"type": "Sequence", "normalizers": [{"type": "Nmt"}]}, "the normalizer Nmt"),
+        ("pre_tokenizer", {"type": "UnicodeScripts"}, "the pre_tokenizer UnicodeScripts"),
+        ("model", {"type": "WordPiece"}, "a model of type WordPiece"),
+        ("model", {"type": "BPE", "end_of_word_suffix": "</w>"}, "end_of_word_suffix '</w>'"),
+        ("post_processor", {"type": "Strange"}, "the post_processor Strange"),
+        ("decoder", None, "no decoder"),
+        ("decoder", {"type": "BPEDecoder"}, "the decoder BPEDecoder"),
+        (
+            "decoder",
+            {"type": "Sequence", "decoders": [{"type": "Strip"}, {"type": "Fuse"}]},
+            "the decoder Strip in such a sequence",
+        ),
+    ],
+)
+def test_what_of_a_tokenizer_is_refused_for_browsers(part: str, value: object, told: str) -> None:
+    file = json.loads(samples.made_up()["bpe, none"].to_str())
+    assert unknown_in(file) == []
+    assert told in unknown_in({**file, part: value})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_build_takes_published_tokenizers(name: str) -> None:
+    assert unknown_in(tokenizer_files(name)[0]) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -242,8 +297,6 @@ def render(python: Any, messages: list[dict[str, str]], addGenerationPrompt: boo
 
 @pytest.mark.parametrize("name", ["classics-1M", "classics-7M", "phi3"])
 def test_a_begun_answer_is_rendered_as_in_python(name: str) -> None:
-    from nearfar.edge_runtime.text.codec import TextCodec
-
     python = TextCodec.open_directory(shared_data(REAL[name]), None)
     job = job_for(name)
     begun = ["Once", "Once upon a", "a man who said: \n\n“No.”", "  spaces  ", ""]

@@ -1,9 +1,12 @@
 /**
- * Answers tokenizer questions for tests/unit/test_tokenizer_parity.py: a JSON job a line on stdin, a JSON answer
- * a line on stdout.
+ * Answers questions about tokenizers and chat templates (tests/support/codec_server.py): a JSON job a line on
+ * stdin, a JSON answer a line on stdout.
  * Job: {files: {tokenizerJson, tokenizerConfig, chatTemplate?}, special, encode: [{text, addSpecialTokens}],
  *       decode: [[ids…]], chat: [{messages, addGenerationPrompt?, continueLast?}],
- *       streams: [{ids, stop, context?}]}.
+ *       streams: [{ids, stop, context?}]}; or
+ *      {render: [{template, messages, tools?, variables?, tokens?, addGenerationPrompt?, now?}]}, messages as
+ *       OpenAI's interface has them, now in milliseconds; or
+ *      {vocabulary: true}: the names that templates may use.
  */
 import { mkdtemp, rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
@@ -14,12 +17,19 @@ import { build } from "esbuild";
 
 const web = join(dirname(fileURLToPath(import.meta.url)), "..", "..");
 
+const SOURCE = `
+export * from "./text/index.js";
+export { ChatTemplate } from "./text/template.js";
+export { vocabulary } from "./text/jinja/index.js";
+export { prompting } from "./answers/prompting.js";
+`;
+
 async function loadCodec() {
   const folder = await mkdtemp(join(tmpdir(), "nearfar-parity-"));
   try {
     const outfile = join(folder, "text.mjs");
     await build({
-      entryPoints: [join(web, "src/worker/text/index.ts")],
+      stdin: { contents: SOURCE, resolveDir: join(web, "src/worker"), loader: "ts" },
       outfile,
       bundle: true,
       format: "esm",
@@ -46,7 +56,34 @@ function decode(codec, ids, stop = [], context = []) {
   return { pieces, stopped };
 }
 
-const { createTextCodec } = await loadCodec();
+/** Templates are compiled once for all cases. */
+const templates = new Map();
+
+function rendered({ template, messages, tools = [], variables, tokens = {}, addGenerationPrompt, now }) {
+  const key = JSON.stringify([template, tokens]);
+  if (!templates.has(key)) templates.set(key, new ChatTemplate(template, tokens));
+  const told = prompting(messages, tools, null, template);
+  const options = { tools: told.tools, variables, addGenerationPrompt };
+  const render = () => templates.get(key).render(told.messages, options);
+  return now === undefined ? render() : at(now, render);
+}
+
+/** What is done while it is that time. */
+function at(now, action) {
+  const RealDate = Date;
+  globalThis.Date = class extends RealDate {
+    constructor(...given) {
+      super(...(given.length > 0 ? given : [now]));
+    }
+  };
+  try {
+    return action();
+  } finally {
+    globalThis.Date = RealDate;
+  }
+}
+
+const { createTextCodec, ChatTemplate, prompting, vocabulary } = await loadCodec();
 const attempt = (action) => {
   try {
     return action();
@@ -56,6 +93,11 @@ const attempt = (action) => {
 };
 for await (const line of createInterface({ input: process.stdin })) {
   const job = JSON.parse(line);
+  if (job.render || job.vocabulary) {
+    const answer = job.vocabulary ? vocabulary() : job.render.map((one) => attempt(() => rendered(one)));
+    process.stdout.write(`${JSON.stringify(answer)}\n`);
+    continue;
+  }
   const codec = createTextCodec(job.files, job.special);
   const answer = {
     encode: job.encode.map(({ text, addSpecialTokens }) => codec.encode(text, { addSpecialTokens })),

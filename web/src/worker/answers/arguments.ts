@@ -3,24 +3,24 @@
  * edge_runtime/tools/arguments.py (tests/vectors/tools/messages.json).
  */
 
-import { isObject, type Values } from "./values.js";
+import { type ExactMap, readExact } from "../exact.js";
 
 const CLOSING: Readonly<Record<string, string>> = { "{": "}", "[": "]" };
 
 /**
- * The object that a text of JSON is. Of one that was cut: what came of it, with open texts and brackets closed, or
+ * The object that a text of JSON is, with all digits and in its order. Of one that was cut: what came of it, with open texts and brackets closed, or
  * else without its last part. Of a text that is no such thing: an object without members.
  */
-export function argumentsOf(text: string): Values {
+export function argumentsOf(text: string): ExactMap {
   for (const candidate of [text, ...completed(text)]) {
     try {
-      const found: unknown = JSON.parse(candidate);
-      return isObject(found) ? found : {};
+      const { value } = readExact(candidate);
+      return value instanceof Map ? (value as ExactMap) : new Map();
     } catch {
       // The next candidate.
     }
   }
-  return {};
+  return new Map();
 }
 
 /**

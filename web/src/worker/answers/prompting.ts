@@ -2,10 +2,11 @@
 
 import { RequestError } from "../../both/errors.js";
 import type { ChatMessage, FunctionTool } from "../../both/openai.js";
+import { Exact, type ExactValue, writeExact } from "../exact.js";
 import type { Told } from "../text/types.js";
 import { argumentsOf } from "./arguments.js";
 import { type CallFormat, readCalls, type Spelling } from "./format.js";
-import { isObject, type Values, written } from "./values.js";
+import { written } from "./values.js";
 
 export interface Prompting {
   readonly messages: readonly Told[];
@@ -47,14 +48,14 @@ function withParsedArguments(message: ChatMessage): Told {
   if (!tool_calls?.length) return { ...rest };
   const calls = tool_calls.map((call) => {
     const { name, arguments: text } = call.function;
-    return { ...call, function: { name, arguments: argumentsOf(text) } };
+    return { ...call, function: { name, arguments: new Exact(argumentsOf(text)) } };
   });
   return { ...rest, tool_calls: calls };
 }
 
 /** The messages with the tools told in words, for a chat template that knows nothing of tools. */
 function described(messages: readonly Told[], tools: readonly FunctionTool[], form: CallFormat): Told[] {
-  const example = writtenCall(form, "<name>", { "<argument>": "<value>" });
+  const example = writtenCall(form, "<name>", new Map([["<argument>", "<value>"]]));
   const text =
     `You can call these functions:\n${tools.map((tool) => written(tool.function)).join("\n")}\n` +
     `To call one, write ${example} and nothing else.`;
@@ -74,35 +75,38 @@ function inWords(message: ChatMessage, form: CallFormat): Told {
 }
 
 /** A call as the model would have written it, without blank lines. */
-function writtenCall(form: CallFormat, name: string, given: unknown): string {
+function writtenCall(form: CallFormat, name: string, given: ExactValue): string {
   const { named, spelling } = form;
   const inner = named
     ? named.before + name + named.after + spelled(spelling, given)
-    : written({ [form.name]: name, [form.arguments]: given });
+    : writeExact(
+        new Map<string, ExactValue>([
+          [form.name, name],
+          [form.arguments, given],
+        ]),
+      );
   const [begin, end] = form.bare ? ["", ""] : [form.begin, form.end];
   return begin + (form.listed ? `[${inner}]` : inner) + end;
 }
 
-function spelled(spelling: Spelling | null, given: unknown): string {
-  if (!spelling || !isObject(given)) return written(given);
+function spelled(spelling: Spelling | null, given: ExactValue): string {
+  if (!spelling || !(given instanceof Map)) return writeExact(given);
   const { before_name, after_name, after_value, raw } = spelling;
-  const each = Object.entries(given).map(([name, value]) => {
+  const each = [...given].map(([name, value]) => {
     const text = raw && typeof value === "string" ? value : spelledValue(spelling, value);
     return before_name + name + after_name + text + after_value;
   });
   return spelling.begin + each.join(spelling.separator) + spelling.end;
 }
 
-function spelledValue(spelling: Spelling, value: unknown): string {
+function spelledValue(spelling: Spelling, value: ExactValue): string {
   const [yes = "", no = "", nothing = ""] = spelling.words;
   if (value === null) return nothing;
   if (typeof value === "boolean") return value ? yes : no;
   const [open, close] = spelling.quotes;
-  if (!open || !close) return written(value);
+  if (!open || !close) return writeExact(value);
   if (typeof value === "string") return open + value + close;
   if (Array.isArray(value)) return `[${value.map((one) => spelledValue(spelling, one)).join(",")}]`;
-  if (!isObject(value)) return written(value);
-  return `{${Object.entries(value as Values)
-    .map(([name, one]) => `${name}:${spelledValue(spelling, one)}`)
-    .join(",")}}`;
+  if (!(value instanceof Map)) return writeExact(value);
+  return `{${[...value].map(([name, one]) => `${name}:${spelledValue(spelling, one)}`).join(",")}}`;
 }

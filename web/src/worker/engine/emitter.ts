@@ -63,6 +63,7 @@ export class Emitter {
   #accept(request: Request, token: number, logprobs: TokenLogprobs | null): void {
     request.tokenRead();
     if (this.endTokens.has(token) && (request.constraint || !request.params.ignoreEos)) {
+      request.endRead();
       this.#finish(request, "stop");
       return;
     }

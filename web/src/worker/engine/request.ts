@@ -63,6 +63,7 @@ export class Request {
   readonly #created = performance.now();
   #first = 0;
   #last = 0;
+  #ended = false;
 
   constructor(
     readonly prompt: readonly number[],
@@ -125,11 +126,16 @@ export class Request {
     this.#first ||= this.#last;
   }
 
+  /** The model has written the token that ends its answer: it counts, though it is no part of the text. */
+  endRead(): void {
+    this.#ended = true;
+  }
+
   stats(): RequestStats {
     return {
       promptTokens: this.prompt.length,
       cachedTokens: this.cachedTokens,
-      completionTokens: this.tokens.length - this.prompt.length,
+      completionTokens: this.tokens.length - this.prompt.length + Number(this.#ended),
       ttft: (this.#first || performance.now()) - this.#created,
       decode: this.#last - this.#first,
     };

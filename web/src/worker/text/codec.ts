@@ -2,7 +2,7 @@
 
 import { Tokenizer } from "@huggingface/tokenizers";
 import { ArtifactError, RequestError } from "../../both/errors.js";
-import { fixPreTokenizers, withMetaspaceSplit } from "./library-fixes.js";
+import { fixTokenizer, withMetaspaceSplit } from "./library-fixes.js";
 import { AnswerStream, IncrementalDecoder } from "./stream.js";
 import { ChatTemplate } from "./template.js";
 import { type ByteRules, byteRules } from "./token-bytes.js";
@@ -117,7 +117,7 @@ function openTokenizer(file: JsonObject, config: JsonObject): Tokenizer {
   checkVocabulary(file);
   try {
     const tokenizer = new Tokenizer(withMetaspaceSplit(file), config);
-    fixPreTokenizers(tokenizer);
+    fixTokenizer(tokenizer);
     return tokenizer;
   } catch (error) {
     const reason = error instanceof Error ? error.message : String(error);

@@ -15,38 +15,84 @@ export class IncrementalDecoder {
   // first.
   readonly #decoder = new TextDecoder("utf-8", { ignoreBOM: true });
   readonly #rules: ByteRules;
+  readonly #after: readonly TextStep[];
   #first: boolean;
-  #toStrip: number;
 
   /** `begun`: the text has begun before the first token. */
   constructor(rules: ByteRules, begun: boolean) {
     this.#rules = rules;
     this.#first = !begun;
-    this.#toStrip = begun ? 0 : rules.strip.count;
+    this.#after = rules.after
+      .filter(({ kind }) => kind === "replace" || !begun)
+      .map((rule) =>
+        rule.kind === "strip" ? new Stripping(rule.char, rule.count) : new Replacing(rule.part, rule.by),
+      );
   }
 
   push(token: string): string {
     const bytes = this.#rules.bytes(token, this.#first);
     this.#first = false;
-    return this.#stripped(this.#decoder.decode(bytes, { stream: true }));
+    const text = this.#decoder.decode(bytes, { stream: true });
+    return this.#after.reduce((made, step) => step.push(made), text);
   }
 
   /** What is left when no token follows: U+FFFD for the beginning of a character that never ended. */
   flush(): string {
-    return this.#stripped(this.#decoder.decode());
+    return this.#after.reduce((made, step) => step.push(made) + step.flush(), this.#decoder.decode());
   }
+}
 
-  #stripped(text: string): string {
+/** One rule for a whole text that comes in pieces. */
+interface TextStep {
+  push(text: string): string;
+  flush(): string;
+}
+
+class Stripping implements TextStep {
+  constructor(
+    private readonly char: string,
+    private left: number,
+  ) {}
+
+  push(text: string): string {
     let start = 0;
-    while (this.#toStrip > 0 && start < text.length) {
-      if (text[start] === this.#rules.strip.char) {
+    while (this.left > 0 && start < text.length) {
+      if (text[start] === this.char) {
         start++;
-        this.#toStrip--;
+        this.left--;
       } else {
-        this.#toStrip = 0;
+        this.left = 0;
       }
     }
     return text.slice(start);
+  }
+
+  flush(): string {
+    return "";
+  }
+}
+
+/** Holds back what may be the beginning of the part that is replaced. */
+class Replacing implements TextStep {
+  #held = "";
+
+  constructor(
+    private readonly part: string,
+    private readonly by: string,
+  ) {}
+
+  push(text: string): string {
+    const parts = (this.#held + text).split(this.part);
+    const last = parts.pop() ?? "";
+    const kept = overlap(last, this.part);
+    this.#held = last.slice(last.length - kept);
+    return [...parts, last.slice(0, last.length - kept)].join(this.by);
+  }
+
+  flush(): string {
+    const text = this.#held;
+    this.#held = "";
+    return text;
   }
 }
 

@@ -1,11 +1,11 @@
-/** Chat templates: Jinja, rendered by @huggingface/jinja with the variables that transformers gives. */
+/** Chat templates, with the variables that transformers gives them. */
 
-import { Template } from "@huggingface/jinja";
 import { ArtifactError, RequestError } from "../../both/errors.js";
+import { type Body, fromJs, parse, render, type Value } from "./jinja/index.js";
 import type { ChatOptions, Told } from "./types.js";
 
 export class ChatTemplate {
-  readonly #template: Template;
+  readonly #template: Body;
   readonly #tokens: Readonly<Record<string, string>>;
 
   constructor(
@@ -13,7 +13,7 @@ export class ChatTemplate {
     tokens: Readonly<Record<string, string>>,
   ) {
     try {
-      this.#template = new Template(source);
+      this.#template = parse(source);
     } catch (error) {
       throw new ArtifactError(`the model's chat template cannot be parsed: ${reason(error)}`, {
         cause: error,
@@ -34,7 +34,8 @@ export class ChatTemplate {
   ): string {
     const own = { messages, add_generation_prompt: addGenerationPrompt, ...(tools.length > 0 && { tools }) };
     try {
-      return this.#template.render({ ...variables, ...this.#tokens, ...own });
+      const given = Object.entries({ ...variables, ...this.#tokens, ...own });
+      return render(this.#template, new Map<string, Value>(given.map(([name, one]) => [name, fromJs(one)])));
     } catch (error) {
       // Templates refuse conversations on purpose, for instance two user turns in a row; their words say why.
       throw new RequestError(`the model's chat template refused the messages: ${reason(error)}`, "messages", {

@@ -13,14 +13,18 @@ import { asObject, isObject, type JsonObject } from "./tokenizer-file.js";
 export interface ByteRules {
   /** The bytes of a token; `first` says that nothing visible came before it. */
   bytes(token: string, first: boolean): Uint8Array<ArrayBuffer>;
-  /** Characters to drop from the start of the whole text: at most `count` of `char`. */
-  readonly strip: { readonly char: string; readonly count: number };
+  /** What becomes of the whole text, in this order. */
+  readonly after: readonly TextRule[];
 }
+
+/** A rule for a whole text: at most `count` of `char` are dropped at its start, or a part is replaced throughout. */
+export type TextRule =
+  | { readonly kind: "strip"; readonly char: string; readonly count: number }
+  | { readonly kind: "replace"; readonly part: string; readonly by: string };
 
 type Rewrite = (token: string, first: boolean) => string;
 
 const encoder = new TextEncoder();
-const NO_STRIP = { char: "", count: 0 } as const;
 
 /**
  * GPT-2's printable stand-ins for bytes: printable Latin-1 stands for itself, the rest for U+0100 onwards, in
@@ -57,11 +61,10 @@ function plainBytes(rewrites: readonly Rewrite[], byteFallback: boolean): ByteRu
   };
 }
 
-function replaceRule(step: JsonObject): Rewrite {
-  const pattern = isObject(step.pattern) ? step.pattern.String : undefined;
-  if (typeof pattern !== "string" || typeof step.content !== "string") throw unsupported(step);
-  const content = step.content;
-  return (token) => token.replaceAll(pattern, () => content);
+function replaceRule(step: JsonObject): TextRule & { kind: "replace" } {
+  const part = isObject(step.pattern) ? step.pattern.String : undefined;
+  if (typeof part !== "string" || part === "" || typeof step.content !== "string") throw unsupported(step);
+  return { kind: "replace", part, by: step.content };
 }
 
 function metaspaceRule(step: JsonObject): Rewrite {
@@ -80,23 +83,27 @@ export function byteRules(decoder: unknown): ByteRules {
     root.type === "Sequence" && Array.isArray(root.decoders) ? root.decoders : [root];
   if (steps.some((step) => isObject(step) && step.type === "ByteLevel")) {
     if (steps.length > 1) throw unsupported(root);
-    return { bytes: byteLevelBytes, strip: NO_STRIP };
+    return { bytes: byteLevelBytes, after: [] };
   }
   const rewrites: Rewrite[] = [];
+  const after: TextRule[] = [];
   let byteFallback = false;
   let fused = false;
-  let strip: ByteRules["strip"] = NO_STRIP;
   for (const entry of steps) {
     const step = asObject(entry, "tokenizer.json: decoder step");
-    if (step.type === "Replace") rewrites.push(replaceRule(step));
-    else if (step.type === "Metaspace") rewrites.push(metaspaceRule(step));
+    if (step.type === "Replace") {
+      const rule = replaceRule(step);
+      // Behind Fuse it sees the whole text, and so what begins in one token and ends in another.
+      if (fused) after.push(rule);
+      else rewrites.push((token) => token.replaceAll(rule.part, () => rule.by));
+    } else if (step.type === "Metaspace" && !fused) rewrites.push(metaspaceRule(step));
     else if (step.type === "ByteFallback") byteFallback = true;
     else if (step.type === "Fuse") fused = true;
     else if (step.type === "Strip" && fused && step.stop === 0 && typeof step.content === "string")
-      strip = { char: step.content, count: typeof step.start === "number" ? step.start : 0 };
+      after.push({ kind: "strip", char: step.content, count: Number(step.start ?? 0) });
     else throw unsupported(step);
   }
-  return { bytes: plainBytes(rewrites, byteFallback), strip };
+  return { bytes: plainBytes(rewrites, byteFallback), after };
 }
 
 function unsupported(step: JsonObject): ArtifactError {

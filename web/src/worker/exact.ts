@@ -1,0 +1,80 @@
+/**
+ * JSON without what JavaScript's own loses: the digits of long numbers, 1.0 beside 1, and the order of names
+ * that look like numbers. Templates write the calls of earlier answers from it.
+ */
+
+/** Whole numbers are bigints, floats numbers, objects maps. */
+export type ExactValue = null | boolean | bigint | number | string | readonly ExactValue[] | ExactMap;
+export type ExactMap = ReadonlyMap<string, ExactValue>;
+
+/** Marks a value of JSON among values of JavaScript. */
+export class Exact {
+  constructor(readonly value: ExactValue) {}
+}
+
+const TOKEN = /[ \t\r\n]*("[^"\\]*(?:\\.[^"\\]*)*"|-?\d[\d.eE+-]*|[a-z]+|[[\]{}:,])/gy;
+const WORDS: Readonly<Record<string, ExactValue>> = { true: true, false: false, null: null };
+
+/** Throws SyntaxError as JSON.parse does. */
+export function readExact(text: string): Exact {
+  JSON.parse(text);
+  // It is valid: each token is what it begins as.
+  const tokens = [...text.matchAll(TOKEN)].map(([, token = ""]) => token);
+  let at = 0;
+  const read = (): ExactValue => {
+    const token = tokens[at++] ?? "";
+    if (token === "[") {
+      const made: ExactValue[] = [];
+      while (tokens[at] !== "]") {
+        made.push(read());
+        if (tokens[at] === ",") at++;
+      }
+      at++;
+      return made;
+    }
+    if (token === "{") {
+      const made = new Map<string, ExactValue>();
+      while (tokens[at] !== "}") {
+        const name = JSON.parse(tokens[at] ?? "") as string;
+        at += 2;
+        made.set(name, read());
+        if (tokens[at] === ",") at++;
+      }
+      at++;
+      return made;
+    }
+    if (token.startsWith('"')) return JSON.parse(token) as string;
+    return WORDS[token] ?? (isWhole(token) ? BigInt(token) : token in WORDS ? null : Number(token));
+  };
+  return new Exact(read());
+}
+
+/** Whether a number of JSON is one without a point and a power: for Python an int. */
+export function isWhole(text: string): boolean {
+  return /^-?\d+$/.test(text);
+}
+
+/** JSON as Python writes it, and as models are trained to read it. */
+export function writeExact(value: ExactValue): string {
+  if (typeof value === "bigint") return String(value);
+  if (typeof value === "number")
+    return Number.isFinite(value) ? floatText(value) : value > 0 ? "Infinity" : "-Infinity";
+  if (value instanceof Map) {
+    const members = [...value].map(([name, one]) => `${JSON.stringify(name)}: ${writeExact(one)}`);
+    return `{${members.join(", ")}}`;
+  }
+  return Array.isArray(value) ? `[${value.map(writeExact).join(", ")}]` : JSON.stringify(value);
+}
+
+/** A float as Python writes it. */
+export function floatText(value: number): string {
+  if (Number.isNaN(value)) return "nan";
+  if (!Number.isFinite(value)) return value > 0 ? "inf" : "-inf";
+  if (value === 0) return Object.is(value, -0) ? "-0.0" : "0.0";
+  const [digits = "", power = ""] = value.toExponential().split("e");
+  const exponent = Number(power);
+  if (exponent < -4 || exponent >= 16)
+    return `${digits}e${exponent < 0 ? "-" : "+"}${String(Math.abs(exponent)).padStart(2, "0")}`;
+  const text = String(value);
+  return text.includes(".") ? text : `${text}.0`;
+}

@@ -1,0 +1,11 @@
+/**
+ * Jinja for chat templates: reads and renders them as transformers does, Python's values included. Libraries of
+ * JavaScript print other texts for the same template (docs/decisions/web-templates.md has what was tried).
+ */
+
+export { TemplateError } from "./lexer.js";
+export { vocabulary } from "./library.js";
+export type { Body } from "./nodes.js";
+export { parse } from "./parser.js";
+export { render } from "./render.js";
+export { fromJs, type Value } from "./values.js";
