@@ -10,7 +10,8 @@ import type { FileEntry, Manifest } from "./manifest.js";
 export interface FileCache {
   /** Null where the file is not cached. */
   get(sha256: string): Promise<Uint8Array<ArrayBuffer> | null>;
-  put(sha256: string, bytes: Uint8Array<ArrayBuffer>): Promise<void>;
+  /** `begun` has been filled with these very bytes meanwhile; it is kept, or deleted. */
+  put(sha256: string, bytes: Uint8Array<ArrayBuffer>, begun?: BegunFile | null): Promise<void>;
   delete(sha256: string): Promise<void>;
   /** Where a file lies that has come in part; null where nothing can lie. One at a time has it. */
   begun?(sha256: string): Promise<BegunFile | null>;
@@ -220,8 +221,11 @@ export class OpfsCache implements FileCache {
     return read(this.folders.files, sha256);
   }
 
-  async put(sha256: string, bytes: Uint8Array<ArrayBuffer>): Promise<void> {
-    const write = (): Promise<void> => locked("shared", () => store(this.folders.files, sha256, bytes));
+  async put(sha256: string, bytes: Uint8Array<ArrayBuffer>, begun: BegunFile | null = null): Promise<void> {
+    const write = (): Promise<void> =>
+      locked("shared", async () => {
+        if (!(await begun?.keep(sha256, bytes.length))) await store(this.folders.files, sha256, bytes);
+      });
     try {
       await write();
     } catch (error) {
