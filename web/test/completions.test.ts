@@ -4,7 +4,6 @@ import type { AnswerEvent, GenerateRequest } from "../src/both/messages.js";
 import type { ChatCompletion, ChatCompletionChunk, ChatCompletionRequest } from "../src/both/openai.js";
 import { Channel } from "../src/page/channel.js";
 import { Completions } from "../src/page/completions.js";
-import { grammarOf } from "../src/page/formats.js";
 import { CHAT } from "../src/page/replies.js";
 import { prepareChat } from "../src/page/requests.js";
 
@@ -37,7 +36,7 @@ function completions(
     "sample",
     "chatcmpl",
     () => CHAT,
-    (request) => prepareChat(request, "sample", grammarOf),
+    (request) => prepareChat(request, "sample"),
   );
 }
 

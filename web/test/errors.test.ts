@@ -164,3 +164,16 @@ describe("the code tells", () => {
 test.each([undefined, null, "", 5])("an address of a model that is %s is refused as such", (model) => {
   expect(() => modelUrl(model as never)).toThrow(/address of the model is (empty|undefined|null|5)/);
 });
+
+test("all code that is loaded when it is wanted comes through `later`, which gives an error with a code", () => {
+  const root = new URL("../src/", import.meta.url);
+  const files = readdirSync(root, { recursive: true, encoding: "utf8" }).filter((name) =>
+    name.endsWith(".ts"),
+  );
+  const bare = files.filter((name) => {
+    const text = readFileSync(new URL(name, root), "utf8");
+    const all = text.match(/(?<!typeof )\bimport\(/g) ?? [];
+    return all.length > (text.match(/\blater\(\s*\(\) => import\(/g) ?? []).length;
+  });
+  expect(bare).toEqual([]);
+});

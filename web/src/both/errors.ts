@@ -41,12 +41,30 @@ export class NearfarError extends Error {
   }
 }
 
-/** NearfarError for a part of the package that cannot be loaded now: offline, say. */
-export function unloaded(what: string): (error: unknown) => never {
-  return (cause) => {
-    const message = `${what}: its code cannot be loaded (${cause}). Is this page offline?`;
+/** How long a file of the package may take: behind a connection that has stalled none comes. */
+const LIMIT_MS = 120_000;
+
+/**
+ * A part of the package that is loaded when it is wanted: every dynamic import goes through this function.
+ *
+ * @throws NearfarError "unreachable" where its file cannot be had: offline, or after a deployment that has other
+ * files. The next call asks for it again.
+ */
+export async function later<Part>(load: () => Promise<Part>, what: string): Promise<Part> {
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  const late = new Promise<never>((_, reject) => {
+    timer = setTimeout(() => reject(new Error(`nothing has come for ${LIMIT_MS / 1000} s`)), LIMIT_MS);
+  });
+  try {
+    return await Promise.race([load(), late]);
+  } catch (cause) {
+    const message =
+      `${what} cannot be loaded (${cause}). Is this page offline, or older than the files on its server? ` +
+      "Then load the page anew.";
     throw new NearfarError("unreachable", message, { cause });
-  };
+  } finally {
+    clearTimeout(timer);
+  }
 }
 
 /** The artifact is corrupt, incomplete, unreachable or of a newer format. */
@@ -137,13 +155,20 @@ export function throwIfAborted(signal: AbortSignal | undefined): void {
   if (signal?.aborted) throw abortReason(signal);
 }
 
-/** A controller that `signal` aborts too. By hand: AbortSignal.any is younger than WebAssembly's vectors. */
+/**
+ * A controller that `signal` aborts too. By hand where AbortSignal.any is missing, which is younger than
+ * WebAssembly's vectors; Node warns of the eleventh listener of a signal.
+ */
 export function linkedAbort(signal: AbortSignal | undefined): {
   readonly signal: AbortSignal;
   /** Aborts, and lets go of `signal`. */
   readonly stop: () => void;
 } {
   const controller = new AbortController();
+  if (signal && typeof AbortSignal.any === "function") {
+    const joined = AbortSignal.any([signal, controller.signal]);
+    return { signal: joined, stop: () => controller.abort(signal.reason) };
+  }
   const stop = (): void => {
     signal?.removeEventListener("abort", stop);
     controller.abort(signal?.reason);

@@ -1,4 +1,4 @@
-import { unloaded } from "../both/errors.js";
+import { later } from "../both/errors.js";
 import type { CachedModel } from "../both/file-cache.js";
 
 /** What the browser keeps of models. By dynamic import: a page that is to answer does not ask. */
@@ -19,5 +19,5 @@ export async function deleteModel(url: string | URL): Promise<boolean> {
 }
 
 function fileCache(what: string): Promise<typeof import("../both/file-cache.js")> {
-  return import("../both/file-cache.js").catch(unloaded(what));
+  return later(() => import("../both/file-cache.js"), `The code of ${what}`);
 }

@@ -42,7 +42,7 @@ interface Waiter<T> {
 }
 
 /** Seconds that a worker may say nothing while something is awaited of it. */
-const PATIENCE = 120;
+export const PATIENCE = 120;
 /** How long a worker gets to say that its buffers are freed, before it is ended anyway. */
 const DISPOSE_TIMEOUT_MS = 2000;
 

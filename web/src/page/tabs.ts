@@ -14,6 +14,8 @@ import type { Pulse } from "./pulse.js";
  * answers, however busy the engine's worker is.
  */
 const SILENCE = 8;
+/** How long a SharedWorker may take for its first word: one that hangs says none to a page that comes later. */
+const FIRST_WORD_MS = 30_000;
 /** How long the page that takes over waits for a last word. */
 const LAST_WORD_MS = 1000;
 
@@ -37,6 +39,7 @@ export async function openShared(name: string, places: Places): Promise<WorkerPo
   const { overPort, startWorker } = places;
   const worker = openSharedWorker(places.worker);
   if (worker && (await starts(worker))) return overPort(worker.port);
+  worker?.port.close();
   // Both are for pages of https and localhost alone.
   if (!("locks" in navigator) || typeof BroadcastChannel !== "function") return startWorker(undefined);
   return new Tab(name, places).port;
@@ -52,15 +55,20 @@ function openSharedWorker(open: () => SharedWorker): SharedWorker | null {
   }
 }
 
-/** Whether its script runs. Ports keep what comes until they are read. */
+/** Whether its script runs, and answers. Ports keep what comes until they are read. */
 function starts(worker: SharedWorker): Promise<boolean> {
   const settled = new AbortController();
   const once = { once: true, signal: settled.signal };
+  let timer: ReturnType<typeof setTimeout> | undefined;
   return new Promise<boolean>((resolve) => {
     worker.addEventListener("error", () => resolve(false), once);
     worker.port.addEventListener("message", () => resolve(true), once);
     worker.port.start();
-  }).finally(() => settled.abort());
+    timer = setTimeout(() => resolve(false), FIRST_WORD_MS);
+  }).finally(() => {
+    clearTimeout(timer);
+    settled.abort();
+  });
 }
 
 /** One page's part: it leads, or follows whoever does. */

@@ -55,6 +55,14 @@ export class Grammars {
     return Object.assign(way, { allowed });
   }
 
+  /** So many answers at the start of a grammar. */
+  async followEach(grammar: Grammar, count: number, signal: AbortSignal): Promise<Constraint[]> {
+    // The first compiles it, or is refused.
+    const first = await this.follow(grammar, signal);
+    const others = Array.from({ length: count - 1 }, () => this.follow(grammar, signal));
+    return [first, ...(await Promise.all(others))];
+  }
+
   /** What may follow the tokens of a way; null: nothing. */
   next(way: Way): Promise<Uint32Array<ArrayBuffer> | null> {
     const next = this.#turn.then(() => this.#next(way));
@@ -105,14 +113,20 @@ export class Grammars {
   /** A worker that knows the vocabulary. Answers under way go on in it from their tokens. */
   async #open(start: StartGrammars): Promise<Line> {
     const { size, bytesOf, ends } = this.vocabulary;
-    const started = start();
-    const line = new Line("post" in started ? started : inThread(started));
-    const pieces = Array.from({ length: size }, (_, token) => written(bytesOf(token)));
-    const answer = await line.ask({ type: "vocabulary", pieces, ends }, START_LIMIT_MS);
-    if (answer.type === "ready") return line;
-    this.#line = null;
-    line.end();
-    throw failed(answer);
+    let line: Line | null = null;
+    try {
+      const started = start();
+      line = new Line("post" in started ? started : inThread(started));
+      const pieces = Array.from({ length: size }, (_, token) => written(bytesOf(token)));
+      const answer = await line.ask({ type: "vocabulary", pieces, ends }, START_LIMIT_MS);
+      if (answer.type === "ready") return line;
+      throw failed(answer);
+    } catch (error) {
+      // The next request begins anew.
+      this.#line = null;
+      line?.end();
+      throw error;
+    }
   }
 
   /** Ends the worker; the next request has another. */

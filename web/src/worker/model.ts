@@ -1,7 +1,7 @@
 /** A model opened from its artifact: on a device, with what makes tokens of text. */
 
 import { type Found, findArtifacts } from "../both/artifacts.js";
-import { DeviceError } from "../both/errors.js";
+import { DeviceError, later } from "../both/errors.js";
 import { filesOf, keptManifest, openOpfsCache } from "../both/file-cache.js";
 import type { BackendName, Manifest, Program, SealedManifest } from "../both/manifest.js";
 import type { BackendChoice, LoadSettings, LoadStep, ProgramChoice } from "../both/messages.js";
@@ -123,6 +123,7 @@ type OpenBackend = (
 
 /** Backends come by dynamic import too: nobody wants both. */
 async function backendOf(name: BackendName): Promise<OpenBackend> {
-  if (name === "wasm") return (await import("./wasm/load.js")).loadWasm;
-  return (await import("./gpu/load.js")).loadExecutor;
+  if (name === "wasm")
+    return (await later(() => import("./parts/wasm.js"), "The code of the WebAssembly backend")).loadWasm;
+  return (await later(() => import("./parts/gpu.js"), "The code of the WebGPU backend")).loadExecutor;
 }
