@@ -4,7 +4,7 @@ import { type FromGrammars, GRAMMARS, type GrammarPort, type ToGrammars } from "
 import { hosted } from "../here/hosted.js";
 import type { SharePort } from "../here/share.js";
 import { follow } from "./follow.js";
-import { type Host, THREAD } from "./host.js";
+import { type Host, isFirefox, THREAD } from "./host.js";
 import "./parts/core.js";
 import { serve, type WorkerScope } from "./serve.js";
 import { work } from "./wasm/thread.js";
@@ -61,7 +61,7 @@ function kind(): WorkerType {
   try {
     scope.importScripts?.();
     // Elsewhere a page that enforces Trusted Types would refuse the address.
-    if (/Firefox/.test(globalThis.navigator?.userAgent ?? "")) scope.importScripts?.("http://");
+    if (isFirefox()) scope.importScripts?.("http://");
   } catch (error) {
     if (error instanceof TypeError) return "module";
   }

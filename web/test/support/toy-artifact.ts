@@ -208,7 +208,7 @@ function packs(files: Files, stale: string): object[] {
 
 export const LOOK_ARGS = "positions slots page_table.0 kv.0.k logit_rows logits";
 
-function program(files: Files, features: readonly string[]): object {
+function program(files: Files, features: readonly string[], name: string): object {
   const kernels: Record<string, object> = {};
   /** A launch of a kernel; `access` has a letter for each argument. */
   const launch = (
@@ -260,7 +260,7 @@ function program(files: Files, features: readonly string[]): object {
     plan("logprobs", size, [launch("score", size, "rwww", scoreKernel(size), told)]),
   );
   return {
-    name: "f32",
+    name,
     activations: "float32",
     kv_dtype: "float32",
     requires: { features, limits: { maxStorageBuffersPerShaderStage: 8 } },
@@ -271,7 +271,9 @@ function program(files: Files, features: readonly string[]): object {
 }
 
 export interface ToyOptions {
-  /** What the artifact's only program requires. */
+  /** Names of its programs, which do the same; one by default. */
+  readonly programs?: readonly string[];
+  /** What the artifact's programs require. */
   readonly features?: readonly string[];
   /** Another build has another first shard; 0 to 255. */
   readonly build?: number;
@@ -295,7 +297,7 @@ export interface ToyOptions {
 
 export function toyArtifact(options: ToyOptions = {}): ToyArtifact {
   const { features = [], build = 0, packed = false, stale = "", chatTemplate, other, more } = options;
-  const { instead = {}, eosTokenIds = [] } = options;
+  const { instead = {}, eosTokenIds = [], programs = ["f32"] } = options;
   const files = new Files();
   const facts = {
     model: {
@@ -312,7 +314,10 @@ export function toyArtifact(options: ToyOptions = {}): ToyArtifact {
     ropes: { base: { inv_freq: "rope.base.inv_freq", scale: 1 } },
     weights: weights(files, build, options.shardBytes ?? SHARD_BYTES),
   };
-  const runs = other?.(files) ?? { target: "webgpu", programs: [program(files, features)] };
+  const runs = other?.(files) ?? {
+    target: "webgpu",
+    programs: programs.map((name) => program(files, features, name)),
+  };
   const tokenizerFiles = [
     files.put("tokenizer/tokenizer.json", JSON.stringify(tokenizer(instead))),
     files.put(
