@@ -300,6 +300,8 @@ export type ToWorker =
   | { readonly type: "count"; readonly id: number; readonly prompt: Prompt }
   | { readonly type: "profile"; readonly id: number; readonly options: ProfileOptions }
   | { readonly type: "dispose" }
+  /** The page has waited for a word for as long as it has patience. Of interest where others have the worker too. */
+  | { readonly type: "hangs" }
   /** Asks for any word, to hear whether the worker lives. */
   | { readonly type: "ping" };
 
@@ -318,8 +320,29 @@ export type FromWorker =
   /** The device was lost, and could not be opened anew. */
   | { readonly type: "lost"; readonly error: ErrorRecord }
   | { readonly type: "answer"; readonly id: number; readonly answer: AnswerEvent }
-  | { readonly type: "stats"; readonly id: number; readonly stats: EngineStats }
+  | { readonly type: "stats"; readonly id: number; readonly stats: EngineStats | ErrorRecord }
   | { readonly type: "profiled"; readonly id: number; readonly profile: StepProfile | ErrorRecord }
   | { readonly type: "counted"; readonly id: number; readonly tokens: number | ErrorRecord }
   /** Everything is freed; no stats where nothing was loaded. */
   | { readonly type: "disposed"; readonly stats: EngineStats | null };
+
+/** What has one answer, or several of which one is the last. */
+export type Question = Extract<
+  ToWorker,
+  { readonly type: "generate" | "embed" | "count" | "profile" | "stats" }
+>;
+
+/** The answer that ends a question with an error. */
+export function refusalOf({ type, id }: Question, error: ErrorRecord): FromWorker {
+  switch (type) {
+    case "generate":
+    case "embed":
+      return { type: "answer", id, answer: { event: "error", error } };
+    case "count":
+      return { type: "counted", id, tokens: error };
+    case "profile":
+      return { type: "profiled", id, profile: error };
+    case "stats":
+      return { type: "stats", id, stats: error };
+  }
+}

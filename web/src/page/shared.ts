@@ -44,6 +44,9 @@ function overPort(port: MessagePort): WorkerPort {
       port.addEventListener("message", (event) => listener(event as never));
       port.start();
     },
-    terminate: () => port.close(),
+    terminate: () => {
+      port.postMessage({ type: "dispose" });
+      port.close();
+    },
   };
 }

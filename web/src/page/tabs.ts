@@ -210,7 +210,7 @@ class Tab {
         if (!this.#isOpen) this.#words.close();
       };
       const share = new Share(
-        () => later(Promise.resolve(this.places.startWorker(undefined))),
+        () => starting(Promise.resolve(this.places.startWorker(undefined))),
         // The page may be done with the engine while others are not.
         () => this.#isOpen || leave(),
       );
@@ -248,23 +248,23 @@ class Tab {
 }
 
 /** A worker that is still being started. */
-function later(starting: Promise<WorkerPort>): WorkerPort {
+function starting(worker: Promise<WorkerPort>): WorkerPort {
   const fail = (listener: (event: never) => void) => (error: unknown) =>
     listener({ message: error instanceof Error ? error.message : String(error) } as never);
   return {
     postMessage: (message) =>
-      void starting.then(
-        (worker) => worker.postMessage(message),
+      void worker.then(
+        (started) => started.postMessage(message),
         () => undefined,
       ),
     addEventListener: (type: string, listener: (event: never) => void) =>
-      void starting.then(
-        (worker) => worker.addEventListener(type as "message", listener as () => void),
+      void worker.then(
+        (started) => started.addEventListener(type as "message", listener as () => void),
         type === "error" ? fail(listener) : () => undefined,
       ),
     terminate: () =>
-      starting.then(
-        (worker) => worker.terminate(),
+      worker.then(
+        (started) => started.terminate(),
         () => undefined,
       ),
   };

@@ -1,11 +1,12 @@
 import { DeviceError, toErrorRecord } from "../both/errors.js";
-import type {
-  AnswerEvent,
-  FromWorker,
-  LoadProgress,
-  LoadStep,
-  ModelCard,
-  ToWorker,
+import {
+  type AnswerEvent,
+  type FromWorker,
+  type LoadProgress,
+  type LoadStep,
+  type ModelCard,
+  refusalOf,
+  type ToWorker,
 } from "../both/messages.js";
 import { LoadFraction } from "./fraction.js";
 import type { Host } from "./host.js";
@@ -63,6 +64,7 @@ class Server {
       case "stats":
         if (this.#session)
           this.scope.postMessage({ type: "stats", id: message.id, stats: this.#session.stats() });
+        else this.scope.postMessage(refusalOf(message, toErrorRecord(notLoaded())));
         return;
       case "count":
         void this.#count(message);
