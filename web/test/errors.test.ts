@@ -129,6 +129,8 @@ describe("the code tells", () => {
         createBindGroupLayout: () => ({}),
         createPipelineLayout: () => ({}),
         createShaderModule: () => ({}),
+        pushErrorScope: () => undefined,
+        popErrorScope: async () => null,
         createComputePipelineAsync: async () => {
           if (lost) lose({ reason: "unknown", message: "" });
           throw new Error(message);

@@ -208,7 +208,7 @@ function packs(files: Files, stale: string): object[] {
 
 export const LOOK_ARGS = "positions slots page_table.0 kv.0.k logit_rows logits";
 
-function program(files: Files, features: readonly string[], name: string): object {
+function program(files: Files, { features = [], invalid }: ToyOptions, name: string): object {
   const kernels: Record<string, object> = {};
   /** A launch of a kernel; `access` has a letter for each argument. */
   const launch = (
@@ -221,7 +221,7 @@ function program(files: Files, features: readonly string[], name: string): objec
   ): object => {
     const kernel = `${name}_${rows}`;
     const modes = [...access].map((mode) => (mode === "w" ? "read_write" : "read"));
-    const shader = files.put(`kernels/f32/${kernel}.wgsl`, code);
+    const shader = files.put(`kernels/f32/${kernel}.wgsl`, name === invalid ? `${code}\nfn half( {` : code);
     kernels[kernel] = { ...shader, entry: `${name}_kernel`, access: modes };
     const named = args.split(" ").map((arg) => `buffer:${arg}`);
     return { kernel, grid: [rows, 1, 1], args: weight ? [`weight:${weight}`, ...named] : named };
@@ -271,6 +271,8 @@ function program(files: Files, features: readonly string[], name: string): objec
 }
 
 export interface ToyOptions {
+  /** A kernel whose code is not valid. */
+  readonly invalid?: "score";
   /** Names of its programs, which do the same; one by default. */
   readonly programs?: readonly string[];
   /** What the artifact's programs require. */
@@ -296,7 +298,7 @@ export interface ToyOptions {
 }
 
 export function toyArtifact(options: ToyOptions = {}): ToyArtifact {
-  const { features = [], build = 0, packed = false, stale = "", chatTemplate, other, more } = options;
+  const { build = 0, packed = false, stale = "", chatTemplate, other, more } = options;
   const { instead = {}, eosTokenIds = [], programs = ["f32"] } = options;
   const files = new Files();
   const facts = {
@@ -316,7 +318,7 @@ export function toyArtifact(options: ToyOptions = {}): ToyArtifact {
   };
   const runs = other?.(files) ?? {
     target: "webgpu",
-    programs: programs.map((name) => program(files, features, name)),
+    programs: programs.map((name) => program(files, options, name)),
   };
   const tokenizerFiles = [
     files.put("tokenizer/tokenizer.json", JSON.stringify(tokenizer(instead))),
