@@ -154,14 +154,12 @@ export async function cachedModels(): Promise<CachedModel[]> {
 }
 
 /**
- * Deletes what is kept of the artifact at `url`, or of those in the folder at `url`, but for files that other
+ * Deletes what is kept of the artifact in the folder `base`, or of those in folders of it, but for files that other
  * artifacts share. A model that is loaded runs on. Whether there was one.
  */
-export async function deleteModel(url: string | URL): Promise<boolean> {
+export async function deleteModel(base: URL): Promise<boolean> {
   const folders = await openFolders();
   if (!folders) return false;
-  const base = new URL(url, globalThis.location?.href);
-  if (!base.pathname.endsWith("/")) base.pathname += "/";
   let found = false;
   for (const [name, list] of await readLists(folders)) {
     if (![base.href, `${base.href}webgpu/`, `${base.href}wasm/`].includes(list.url)) continue;

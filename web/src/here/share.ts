@@ -1,12 +1,18 @@
-import { DeviceError, disposedError, type ErrorRecord, RequestError, toErrorRecord } from "../both/errors.js";
 import {
-  type FromWorker,
-  type LoadProgress,
-  type LoadSettings,
-  type ModelCard,
-  type Question,
+  DeviceError,
+  disposedError,
+  type ErrorRecord,
+  RequestError,
   refusalOf,
-  type ToWorker,
+  toErrorRecord,
+} from "../both/errors.js";
+import type {
+  FromWorker,
+  LoadProgress,
+  LoadSettings,
+  ModelCard,
+  Question,
+  ToWorker,
 } from "../both/messages.js";
 import type { WorkerPort } from "../page/client.js";
 

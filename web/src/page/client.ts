@@ -180,6 +180,7 @@ function workerOfFile(): Worker {
 
 function workerOf(code: string): Worker {
   const blob = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
+  // It keeps its address: the worker's threads and what follows grammars start from there.
   return trusted(() => new Worker(blob, { type: "module", name: "nearfar" }));
 }
 

@@ -1,5 +1,5 @@
-import { DeviceError, type ErrorRecord, toErrorRecord } from "../both/errors.js";
-import { type FromWorker, type Question, refusalOf, type ToWorker } from "../both/messages.js";
+import { DeviceError, type ErrorRecord, refusalOf, toErrorRecord } from "../both/errors.js";
+import type { FromWorker, Question, ToWorker } from "../both/messages.js";
 import type { WorkerPort } from "./client.js";
 
 /** What carries the line now. */

@@ -184,19 +184,22 @@ class Tab {
       };
       this.port.moveTo(channel, close);
     });
-    void navigator.locks.request(line, () => {
+    const held = navigator.locks.request(line, () => {
       this.#say({ type: "hello", leader, line });
       return hungUp;
     });
+    // A page that is being left has no locks any more.
+    held.catch(() => undefined);
   }
 
   #welcome(share: Share, line: string): void {
     const channel = new BroadcastChannel(line);
     const leave = share.connect(channel);
-    void navigator.locks.request(line, () => {
+    const gone = (): void => {
       leave();
       channel.close();
-    });
+    };
+    navigator.locks.request(line, gone).catch(gone);
   }
 
   /** Has the engine until it is not wanted any more. */

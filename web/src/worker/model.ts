@@ -35,14 +35,12 @@ export interface Model {
   readonly settle: () => Promise<void>;
 }
 
-/** Opens the artifact at `url`, on the backend that suits it best and can be had. */
+/** Opens the artifact in the folder `url`, on the backend that suits it best and can be had. */
 export async function openModel(url: URL, settings: LoadSettings, hooks: ModelHooks): Promise<Model> {
-  const base = new URL(url);
-  if (!base.pathname.endsWith("/")) base.pathname += "/";
   const { signal, onProgress, host } = hooks;
   onProgress({ phase: "manifest" });
   const { fetch } = host;
-  const artifacts = await findArtifacts(base, settings.backend, {
+  const artifacts = await findArtifacts(url, settings.backend, {
     ...{ fetch, signal, kept: keptManifest },
     integrity: settings.integrity,
   });

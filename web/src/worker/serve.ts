@@ -1,12 +1,11 @@
-import { DeviceError, toErrorRecord } from "../both/errors.js";
-import {
-  type AnswerEvent,
-  type FromWorker,
-  type LoadProgress,
-  type LoadStep,
-  type ModelCard,
-  refusalOf,
-  type ToWorker,
+import { DeviceError, refusalOf, toErrorRecord } from "../both/errors.js";
+import type {
+  AnswerEvent,
+  FromWorker,
+  LoadProgress,
+  LoadStep,
+  ModelCard,
+  ToWorker,
 } from "../both/messages.js";
 import { LoadFraction } from "./fraction.js";
 import type { Host } from "./host.js";

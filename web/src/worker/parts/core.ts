@@ -6,6 +6,7 @@
 export * from "../../grammar/in-thread.js";
 export * from "../beginning.js";
 export * from "../gpu/remote-artifact.js";
+export * from "../host.js";
 export * from "../memory.js";
 export * from "../serve.js";
 export * from "../store/shards.js";
