@@ -10,6 +10,15 @@ const OPEN = "nearfar.chat";
 /** The chat as it was when the page ended: IndexedDB takes nothing that late. */
 const LEFT = "nearfar.chat-left";
 
+/** A chat in the list. */
+interface Row extends Pick<Chat, "id" | "changed"> {
+  readonly title: string;
+}
+
+function rowOf(chat: Chat): Row {
+  return { id: chat.id, changed: chat.changed, title: titleOf(chat) };
+}
+
 export class History {
   readonly #store = new ChatStore();
   readonly #list = element("chats", HTMLUListElement);
@@ -17,6 +26,8 @@ export class History {
   /** Writes follow one another, so that the last one wins. */
   #last: Promise<unknown> = Promise.resolve();
   readonly #deleted = new Set<string>();
+  /** The chats in order, without what was said: an answer is kept each second, and all others would be read. */
+  #rows: readonly Row[] | null = null;
   /** What the list shows, to tell whether it changed. */
   #shown = "";
 
@@ -30,6 +41,10 @@ export class History {
     all("export-json", (chats) => download("chats.json", toJson(chats), "application/json"));
     all("export-markdown", (chats) => download("chats.md", toMarkdown(chats), "text/markdown"));
     element("delete-chats", HTMLButtonElement).addEventListener("click", () => void this.#deleteAll());
+    // Other tabs may have kept others meanwhile.
+    document.addEventListener("visibilitychange", () => {
+      if (document.visibilityState === "visible") void this.refresh();
+    });
   }
 
   /** The chat that this tab had open before it was loaded again. */
@@ -58,7 +73,7 @@ export class History {
     this.#last = this.#last
       .then(() => this.#store.write(copy))
       .then(
-        () => this.refresh(),
+        () => this.#kept(copy),
         () => this.#tell("This browser keeps no chats here: they end with the page."),
       );
   }
@@ -93,20 +108,31 @@ export class History {
 
   async refresh(): Promise<void> {
     try {
-      const chats = await this.#store.list();
-      // A list that stays keeps its focus.
-      const shown = JSON.stringify([this.#current(), chats.map((chat) => [chat.id, titleOf(chat)])]);
-      if (shown !== this.#shown) this.#showRows(chats);
-      this.#shown = shown;
-      this.#tell(chats.length === 0 ? "No chats yet." : "Kept in this browser only.");
-      element("chats-tools", HTMLElement).hidden = chats.length === 0;
+      this.#show((await this.#store.list()).map(rowOf));
     } catch {
       this.#tell("This browser keeps no chats here: they end with the page.");
     }
   }
 
+  async #kept(chat: Chat): Promise<void> {
+    if (!this.#rows) return this.refresh();
+    if (this.#deleted.has(chat.id)) return;
+    const others = this.#rows.filter(({ id }) => id !== chat.id);
+    this.#show([...others, rowOf(chat)].sort((a, b) => b.changed - a.changed));
+  }
+
+  #show(rows: readonly Row[]): void {
+    this.#rows = rows;
+    // A list that stays keeps its focus.
+    const shown = JSON.stringify([this.#current(), rows.map(({ id, title }) => [id, title])]);
+    if (shown !== this.#shown) this.#showRows(rows);
+    this.#shown = shown;
+    this.#tell(rows.length === 0 ? "No chats yet." : "Kept in this browser only.");
+    element("chats-tools", HTMLElement).hidden = rows.length === 0;
+  }
+
   /** Rows move and go; the focus stays with its chat, or else at its place. */
-  #showRows(chats: readonly Chat[]): void {
+  #showRows(chats: readonly Row[]): void {
     const rows = [...this.#list.children] as HTMLElement[];
     const at = rows.findIndex((row) => row.contains(document.activeElement));
     const button = at < 0 ? -1 : [...(rows[at]?.children ?? [])].indexOf(document.activeElement as Element);
@@ -119,14 +145,14 @@ export class History {
     if (next instanceof HTMLElement) next.focus();
   }
 
-  #row(chat: Chat): HTMLElement {
+  #row(chat: Row): HTMLElement {
     const row = document.createElement("li");
     row.dataset.chat = chat.id;
-    const open = button(titleOf(chat), () => void this.#open(chat.id));
+    const open = button(chat.title, () => void this.#open(chat.id));
     const remove = button("×", () => void this.#delete(chat));
-    remove.setAttribute("aria-label", `Delete “${titleOf(chat)}”`);
+    remove.setAttribute("aria-label", `Delete “${chat.title}”`);
     open.className = "chat-title";
-    open.title = titleOf(chat);
+    open.title = chat.title;
     if (chat.id === this.#current()) open.setAttribute("aria-current", "true");
     row.append(open, remove);
     return row;
@@ -142,8 +168,8 @@ export class History {
     await this.refresh();
   }
 
-  async #delete(chat: Chat): Promise<void> {
-    if (this.isBusy() || !confirm(`Delete the chat “${titleOf(chat)}”?`)) return;
+  async #delete(chat: Row): Promise<void> {
+    if (this.isBusy() || !confirm(`Delete the chat “${chat.title}”?`)) return;
     this.#deleted.add(chat.id);
     await this.#store.delete(chat.id);
     // A new chat takes the focus, a list that got shorter keeps it.

@@ -47,18 +47,10 @@ function chosen(): string | null {
 
 async function listed(): Promise<readonly ListedModel[]> {
   try {
-    const models = await readModels(new URL(MODELS, location.href));
-    return models.map((model) => ({ ...model, url: folderAt(model.url) }));
+    return await readModels(new URL(MODELS, location.href));
   } catch (error) {
     // A server that offers one model needs no list; without a network there may be none.
     if (error instanceof MissingError || error instanceof UnreachableError) return [];
     throw error;
   }
-}
-
-/** The folder, also of an address without its last slash. */
-function folderAt({ href }: URL): URL {
-  const folder = new URL(href);
-  if (!folder.pathname.endsWith("/")) folder.pathname += "/";
-  return folder;
 }

@@ -1,13 +1,12 @@
 // @ts-check
 /** Builds the package: what `npm pack` takes of this folder, all but package.json, README.md and docs/. */
 import { execFile } from "node:child_process";
-import { cp, mkdir, readdir, readFile, rm } from "node:fs/promises";
+import { cp, mkdir, readdir, readFile, rm, writeFile } from "node:fs/promises";
 import { dirname, join, relative, resolve } from "node:path";
 import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 import { bundle, bundleHere, bundleNode } from "./bundle.mjs";
 import { noticesOf } from "./notices.mjs";
-import { put } from "./shrink.mjs";
 
 const web = fileURLToPath(new URL("..", import.meta.url));
 
@@ -28,7 +27,7 @@ export async function buildPackage(folder) {
 export async function buildScripts(folder) {
   const dist = join(folder, "dist");
   await mkdir(join(dist, "routing"), { recursive: true });
-  // Bundled for dist/ wherever it goes: the maps of sources are the same, and what terser made of them is found.
+  // Bundled for dist/ wherever it goes: the maps of sources are the same.
   const made = await Promise.all([bundle(), bundleNode(), bundleHere()]);
   await Promise.all([
     ...made
@@ -39,6 +38,16 @@ export async function buildScripts(folder) {
     cp(join(web, "../LICENSE"), join(folder, "LICENSE")),
   ]);
   await put(join(dist, "NOTICES.txt"), await noticesOf(made.map(({ metafile }) => metafile)));
+}
+
+/**
+ * Writes a file, with the folders that it needs.
+ * @param {string} path
+ * @param {Uint8Array | string} contents
+ */
+async function put(path, contents) {
+  await mkdir(dirname(path), { recursive: true });
+  await writeFile(path, contents);
 }
 
 /**

@@ -3,10 +3,9 @@
  * Bundles the package into dist/: index.js for the page, worker.js for the worker, routing/index.js, chunks
  * that they import.
  */
-import { readFile } from "node:fs/promises";
 import { fileURLToPath } from "node:url";
+import { build } from "esbuild";
 import { grammarsAsModule } from "./grammars.mjs";
-import { buildSmall } from "./shrink.mjs";
 
 const root = fileURLToPath(new URL("..", import.meta.url));
 
@@ -36,7 +35,8 @@ export const NODE_ENTRIES = { index: "src/node/index.ts", worker: "src/node/work
 
 /** The two files that `nearfar/worker-source` can be: the worker in one piece, and nothing. */
 async function bundleSources() {
-  return buildSmall({
+  return build({
+    metafile: true,
     absWorkingDir: root,
     entryPoints: ["src/page/worker-source.ts", "src/page/no-worker-source.ts"],
     outdir: "dist",
@@ -51,7 +51,7 @@ async function bundleSources() {
 
 /** The worker without chunks. */
 async function workerSource() {
-  const { outputFiles } = await buildSmall({
+  const { outputFiles } = await build({
     absWorkingDir: root,
     entryPoints: [WORKER],
     bundle: true,
@@ -60,7 +60,7 @@ async function workerSource() {
     platform: "browser",
     minify: true,
     legalComments: "none",
-    plugins: [grammarsAsModule("browser"), noFormatter, noDecoders],
+    plugins: [grammarsAsModule("browser")],
     write: false,
   });
   return Buffer.from(outputFiles[0]?.contents ?? []).toString();
@@ -71,7 +71,8 @@ async function workerSource() {
  * common, and a chunk of it would be a request more for both.
  */
 export async function bundle() {
-  const page = await buildSmall({
+  const page = await build({
+    metafile: true,
     ...inChunks("dist", false),
     entryPoints: ENTRIES,
     external: [...EXTERNAL, SOURCE],
@@ -84,7 +85,7 @@ export async function bundle() {
       inputs: { ...metafile.inputs, ...worker.metafile.inputs },
       outputs: { ...metafile.outputs, ...worker.metafile.outputs },
     },
-    outputFiles: [...page.outputFiles, ...worker.outputFiles, ...sources.outputFiles],
+    outputFiles: [...(page.outputFiles ?? []), ...(worker.outputFiles ?? []), ...sources.outputFiles],
   };
 }
 
@@ -93,10 +94,11 @@ export async function bundle() {
  * @param {{ outdir: string, write: boolean }} options
  */
 export async function bundleWorker({ outdir, write }) {
-  return buildSmall({
+  return build({
+    metafile: true,
     ...inChunks(outdir, write),
     entryPoints: { worker: WORKER },
-    plugins: [grammarsAsModule("browser"), noFormatter, noDecoders, oneCore],
+    plugins: [grammarsAsModule("browser")],
   });
 }
 
@@ -121,97 +123,10 @@ function inChunks(outdir, write) {
   });
 }
 
-/**
- * Jinja's Template can also print a template anew, which nobody asks of it here; a method is not left out by
- * itself.
- * @type {import("esbuild").Plugin}
- */
-export const noFormatter = {
-  name: "no formatter of templates",
-  setup(plugged) {
-    plugged.onLoad({ filter: /@huggingface[\\/]jinja[\\/]dist[\\/]index\.js$/ }, async ({ path }) => {
-      const text = await readFile(path, "utf8");
-      const method = /\n {2}format\(options\) \{\n.*\n {2}\}\n/;
-      if (!method.test(text)) throw new Error(`${path} has another Template.format than noFormatter expects`);
-      return { contents: text.replace(method, "\n") };
-    });
-  },
-};
-
-/**
- * The library of tokenizers can also make text of tokens, whole texts alone; ours does it token by token
- * (src/worker/text/stream.ts). Classes with a parent are not left out by themselves.
- * @type {import("esbuild").Plugin}
- */
-export const noDecoders = {
-  name: "no decoders of tokens",
-  setup(plugged) {
-    plugged.onLoad(
-      { filter: /@huggingface[\\/]tokenizers[\\/]dist[\\/]tokenizers\.mjs$/ },
-      async ({ path }) => {
-        let contents = await readFile(path, "utf8");
-        for (const [part, instead] of /** @type {const} */ ([
-          [/\/\/ src\/core\/Decoder\.ts\n.*(?=\/\/ src\/core\/Tokenizer\.ts\n)/s, ""],
-          [/create_decoder_default\(this\.tokenizer\.decoder\)/, "null"],
-          [/\n {2}decode\(token_ids, .*?\n {2}\}(?=\n)/s, ""],
-          [/,\n {2}\w+ as \w*Decoder\b/g, ""],
-        ])) {
-          if (contents.search(part) < 0) throw new Error(`${path} has another version: it lacks ${part}`);
-          contents = contents.replace(part, instead);
-        }
-        return { contents, loader: "js" };
-      },
-    );
-  },
-};
-
-/** What of the worker's is there whatever it loads later: its own imports, and what both backends use. */
-const CORE = [
-  "serve",
-  "../grammar/in-thread",
-  "beginning",
-  "wanted",
-  "gpu/remote-artifact",
-  "memory",
-  "store/shards",
-];
-
-/**
- * esbuild makes a chunk of each set of files that the same entries need, a dozen small ones here. With an
- * import of the whole core added to all that is loaded later, the core is one of them.
- * @type {import("esbuild").Plugin}
- */
-const oneCore = {
-  name: "one core",
-  setup(plugged) {
-    const contents = CORE.map((name) => `export * from "./${name}.js";`).join("\n");
-    const resolveDir = `${root}src/worker`;
-    plugged.onResolve({ filter: /^nearfar:core$/ }, () => ({
-      path: "core",
-      namespace: "core",
-      sideEffects: true,
-    }));
-    plugged.onLoad({ filter: /./, namespace: "core" }, () => ({ contents, resolveDir }));
-    plugged.onResolve({ filter: /^\./ }, async ({ path, kind, pluginData, ...from }) => {
-      const isBegin = kind === "dynamic-import" || kind === "entry-point";
-      if (!isBegin || pluginData === "resolving") return null;
-      const found = await plugged.resolve(path, {
-        ...from,
-        kind: "import-statement",
-        pluginData: "resolving",
-      });
-      return { ...found, pluginData: "begin" };
-    });
-    plugged.onLoad({ filter: /\.ts$/ }, async ({ path, pluginData }) => {
-      if (pluginData !== "begin") return null;
-      return { contents: `${await readFile(path, "utf8")}\nimport "nearfar:core";\n`, loader: "ts" };
-    });
-  },
-};
-
 /** Bundles what runs without a browser, in memory, with paths under dist/. */
 export async function bundleNode() {
-  return buildSmall({
+  return build({
+    metafile: true,
     absWorkingDir: root,
     entryPoints: NODE_ENTRIES,
     outdir: "dist/node",
@@ -221,7 +136,7 @@ export async function bundleNode() {
     target: "es2022",
     platform: "node",
     alias: NO_SOURCE,
-    plugins: [grammarsAsModule("node"), noFormatter, noDecoders],
+    plugins: [grammarsAsModule("node")],
     minify: true,
     sourcemap: "linked",
     legalComments: "eof",
@@ -252,7 +167,8 @@ const grammarsApart = {
  * larger.
  */
 export async function bundleHere() {
-  return buildSmall({
+  return build({
+    metafile: true,
     absWorkingDir: root,
     entryPoints: { here: "src/here/index.ts", grammars: GRAMMARS_HERE, models: "src/models/index.ts" },
     outdir: "dist",
@@ -262,7 +178,7 @@ export async function bundleHere() {
     platform: "browser",
     minify: true,
     alias: NO_SOURCE,
-    plugins: [noFormatter, noDecoders, grammarsAsModule("browser"), grammarsApart],
+    plugins: [grammarsAsModule("browser"), grammarsApart],
     sourcemap: "linked",
     legalComments: "eof",
     write: false,

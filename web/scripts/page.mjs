@@ -5,14 +5,15 @@
 import { createHash } from "node:crypto";
 import { cp, readFile, rm, writeFile } from "node:fs/promises";
 import { fileURLToPath } from "node:url";
+import { build } from "esbuild";
 import { bundleWorker, madeOf, NO_SOURCE } from "./bundle.mjs";
 import { noticesOf } from "./notices.mjs";
-import { buildSmall } from "./shrink.mjs";
 
 const root = fileURLToPath(new URL("..", import.meta.url));
 
 await rm(new URL("../dist/page", import.meta.url), { recursive: true, force: true });
-const page = await buildSmall({
+const page = await build({
+  metafile: true,
   alias: NO_SOURCE,
   absWorkingDir: root,
   entryPoints: { main: "page/main.ts", style: "page/style.css" },
@@ -54,7 +55,7 @@ const shell = {
   files: ["./", "difficulty.json", ...files.filter((path) => !late.includes(path)).map(name)],
   late: late.map(name),
 };
-await buildSmall({
+await build({
   absWorkingDir: root,
   entryPoints: { sw: "page/sw.ts" },
   outdir: "dist/page",

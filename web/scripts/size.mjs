@@ -9,10 +9,10 @@ export const ADAPTERS = /** @type {const} */ (["openai", "ai-sdk", "react", "pro
 
 /** What a visitor's first answer fetches: page, worker and a backend, and beside that what deals with text. */
 const VISITS = {
-  webgpu: [ENTRIES.index, WORKER, "src/worker/gpu/load.ts"],
-  wasm: [ENTRIES.index, WORKER, "src/worker/wasm/load.ts"],
+  webgpu: [ENTRIES.index, WORKER, "src/worker/parts/gpu.ts"],
+  wasm: [ENTRIES.index, WORKER, "src/worker/parts/wasm.ts"],
 };
-const TEXT = "src/worker/text/index.ts";
+const TEXT = "src/worker/parts/text.ts";
 
 /**
  * Bytes of gzip: an engine that runs through WebGPU, or WebAssembly; tokenizer and chat template, which come
@@ -21,18 +21,18 @@ const TEXT = "src/worker/text/index.ts";
  * which the first request that asks for a format or has tools loads, or a model that marks its reasoning.
  */
 export const LIMITS = {
-  webgpu: 48_000,
-  wasm: 43_400,
-  text: 25_000,
-  routing: 20_500,
-  openai: 2_000,
-  "ai-sdk": 3_150,
-  react: 2_250,
-  "prompt-api": 5_200,
-  models: 11_400,
-  all: 114_200,
+  webgpu: 60_000,
+  wasm: 60_000,
+  text: 30_000,
+  routing: 25_000,
+  openai: 2_500,
+  "ai-sdk": 4_000,
+  react: 3_000,
+  "prompt-api": 6_500,
+  models: 14_000,
+  all: 140_000,
   grammars: 410_000,
-  answers: 9_200,
+  answers: 12_000,
 };
 
 /** Files that a visitor's first answer fetches, text included: each is a trip to the server. */

@@ -1,10 +1,9 @@
-import { describe, expect, test } from "vitest";
+import { describe, expect, test, vi } from "vitest";
 import { RequestError, toErrorRecord } from "../src/both/errors.js";
 import type { AnswerEvent, GenerateRequest } from "../src/both/messages.js";
 import type { ChatCompletion, ChatCompletionChunk, ChatCompletionRequest } from "../src/both/openai.js";
 import { Channel } from "../src/page/channel.js";
 import { Completions } from "../src/page/completions.js";
-import { grammarOf } from "../src/page/formats.js";
 import { CHAT } from "../src/page/replies.js";
 import { prepareChat } from "../src/page/requests.js";
 import { Answer } from "../src/worker/answer.js";
@@ -34,9 +33,7 @@ class FakeSource {
 function completions(
   source: FakeSource,
 ): Completions<ChatCompletionRequest, ChatCompletionChunk, ChatCompletion> {
-  return new Completions(source, "sample", "chatcmpl", CHAT, (request) =>
-    prepareChat(request, "sample", grammarOf),
-  );
+  return new Completions(source, "sample", "chatcmpl", CHAT, (request) => prepareChat(request, "sample"));
 }
 
 const MESSAGES = [{ role: "user", content: "hi" }] as const;
@@ -97,6 +94,31 @@ describe("completions", () => {
     ]);
     expect(chunks.at(-1)?.usage?.total_tokens).toBe(8);
     expect(new Set(chunks.map(({ id }) => id)).size).toBe(1);
+  });
+
+  test("that are left before the first is read end the answer", async () => {
+    for (const how of ["return", "throw"] as const) {
+      const source = new FakeSource(ANSWER);
+      const stream = await completions(source).create({ messages: MESSAGES, stream: true });
+      await (stream as AsyncGenerator)[how](undefined).catch(() => undefined);
+      expect(source.aborted).toBe(1);
+      const rest: unknown[] = [];
+      for await (const chunk of stream) rest.push(chunk);
+      expect(rest).toEqual([]);
+    }
+  });
+
+  test("leave no listener at their signal, whether answered or refused", async () => {
+    const { signal } = new AbortController();
+    const add = vi.spyOn(signal, "addEventListener");
+    const remove = vi.spyOn(signal, "removeEventListener");
+    const error = toErrorRecord(new RequestError("too long", "messages"));
+    for (const events of [ANSWER, [{ event: "error" as const, error }]]) {
+      const asked = completions(new FakeSource(events)).create({ messages: MESSAGES, signal });
+      await asked.catch(() => undefined);
+    }
+    expect(add).toHaveBeenCalledTimes(2);
+    expect(remove).toHaveBeenCalledTimes(2);
   });
 
   test("of several choices keep them apart", async () => {

@@ -17,6 +17,9 @@ import {
 import { fetchText, MissingError } from "../src/both/http.js";
 import { parseManifest } from "../src/both/manifest.js";
 import { modelUrl } from "../src/both/places.js";
+import { createEngine } from "../src/here/index.js";
+import { isSupported } from "../src/models/index.js";
+import { deleteModel } from "../src/page/cached.js";
 import { SequenceTable } from "../src/worker/cache/sequence-table.js";
 import { Scheduler } from "../src/worker/engine/scheduler.js";
 import { findGpu } from "../src/worker/gpu/adapter.js";
@@ -129,6 +132,8 @@ describe("the code tells", () => {
         createBindGroupLayout: () => ({}),
         createPipelineLayout: () => ({}),
         createShaderModule: () => ({}),
+        pushErrorScope: () => undefined,
+        popErrorScope: async () => null,
         createComputePipelineAsync: async () => {
           if (lost) lose({ reason: "unknown", message: "" });
           throw new Error(message);
@@ -163,4 +168,32 @@ describe("the code tells", () => {
 
 test.each([undefined, null, "", 5])("an address of a model that is %s is refused as such", (model) => {
   expect(() => modelUrl(model as never)).toThrow(/address of the model is (empty|undefined|null|5)/);
+});
+
+test.each([
+  ["http://x/models/toy", "http://x/models/toy/"],
+  ["http://x/models/toy/#part", "http://x/models/toy/"],
+  [new URL("http://x/models/toy"), "http://x/models/toy/"],
+  ["hf:me/toy@v1/both", "https://huggingface.co/me/toy/resolve/v1/both/"],
+])("%s is the folder %s, for all that take a model's address", (model, folder) => {
+  expect(modelUrl(model).href).toBe(folder);
+});
+
+test("an address with a query is refused: its files would not get it", async () => {
+  const signed = "http://x/models/toy/?signature=abc";
+  for (const take of [createEngine, isSupported, deleteModel, async (url: string) => modelUrl(url)])
+    await expect(take(signed)).rejects.toMatchObject({ name: "RequestError", param: "url" });
+});
+
+test("all code that is loaded when it is wanted comes through `later`, which gives an error with a code", () => {
+  const root = new URL("../src/", import.meta.url);
+  const files = readdirSync(root, { recursive: true, encoding: "utf8" }).filter((name) =>
+    name.endsWith(".ts"),
+  );
+  const bare = files.filter((name) => {
+    const text = readFileSync(new URL(name, root), "utf8");
+    const all = text.match(/(?<!typeof )\bimport\(/g) ?? [];
+    return all.length > (text.match(/\blater\(\s*\(\) => import\(/g) ?? []).length;
+  });
+  expect(bare).toEqual([]);
 });

@@ -5,9 +5,9 @@ import { join } from "node:path";
 import { Worker } from "node:worker_threads";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import type { Grammar } from "../src/both/grammar.js";
-import { follow } from "../src/grammar/follow.js";
 import { GRAMMARS, type GrammarPort } from "../src/grammar/words.js";
 import { grammarOf } from "../src/page/formats.js";
+import { follow } from "../src/worker/follow.js";
 import { Grammars, type StartGrammars } from "../src/worker/grammars.js";
 import { builtPackage } from "./support/built.js";
 

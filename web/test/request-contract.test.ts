@@ -6,7 +6,6 @@ import type { RequestError } from "../src/both/errors.js";
 import type { ChatCompletionRequest, CompletionRequest, MessageParam } from "../src/both/openai.js";
 import type { Prepared } from "../src/page/completions.js";
 import { checkedMessages } from "../src/page/conversation.js";
-import { grammarOf } from "../src/page/formats.js";
 import { prepareChat, prepareText } from "../src/page/requests.js";
 import { parseSampling } from "../src/worker/engine/sampling.js";
 import { checkCount } from "../src/worker/session.js";
@@ -36,11 +35,11 @@ function check(prepared: Prepared, n: number | null | undefined): void {
 const KINDS = {
   chat: (request: object): void => {
     const asked = { messages: [{ role: "user", content: "Hello" }], ...request } as ChatCompletionRequest;
-    check(prepareChat(asked, "sample", grammarOf), asked.n);
+    check(prepareChat(asked, "sample"), asked.n);
   },
   completions: (request: object): void => {
     const asked = { prompt: "Hello", ...request } as CompletionRequest;
-    check(prepareText(asked, "sample", grammarOf), asked.n);
+    check(prepareText(asked, "sample"), asked.n);
   },
 };
 

@@ -1,9 +1,11 @@
 import { createHash } from "node:crypto";
 import { createServer, type Server, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
-import { afterEach, beforeEach, describe, expect, test } from "vitest";
+import { afterEach, beforeEach, describe, expect, test, vi } from "vitest";
+import { BegunFile } from "../src/both/begun.js";
 import { ArtifactError } from "../src/both/errors.js";
 import type { FileCache } from "../src/both/file-cache.js";
+import { fetchText, SILENCE_MS } from "../src/both/http.js";
 import type { FileEntry } from "../src/both/manifest.js";
 import { type ShardOptions, type ShardProgress, streamShards } from "../src/worker/store/shards.js";
 
@@ -165,6 +167,59 @@ describe("shards", () => {
     expect(ranges).toEqual([undefined, "bytes=1500-"]);
   });
 
+  const whole: readonly (string | undefined)[] = [undefined, "bytes=1500-", undefined];
+  test.each<[string, number, Record<string, string>, number, typeof whole]>([
+    // As of a bucket with plain CORS headers, which a page of another origin sees without this header.
+    ["a part whose place is not told", 206, {}, 1500, [undefined, "bytes=1500-"]],
+    ["another part, whose place is not told", 206, {}, 1000, whole],
+    ["another part", 206, { "content-range": "bytes 1000-4999/5000" }, 1000, whole],
+    ["that there is no such part", 416, { "content-range": "bytes */1400" }, 5000, whole],
+  ])("whose server answers with %s load all the same", async (_, status, headers, start, expected) => {
+    const ranges: (string | undefined)[] = [];
+    handler = (index, attempt, response) => {
+      const bytes = CONTENTS[index] ?? new Uint8Array();
+      if (index !== 1) return response.end(bytes);
+      const { range } = response.req.headers;
+      ranges.push(range);
+      if (range) return response.writeHead(status, headers).end(bytes.subarray(start));
+      if (attempt > 0) return response.end(bytes);
+      response.writeHead(200, { "content-length": 5000 });
+      return response.write(bytes.subarray(0, 1500), () => setTimeout(() => response.socket?.destroy(), 30));
+    };
+    expect(await load()).toEqual(CONTENTS);
+    expect(ranges).toEqual(expected);
+  });
+
+  describe("of a server that stalls", () => {
+    beforeEach(() => void vi.useFakeTimers({ toFake: ["setTimeout", "clearTimeout"] }));
+    afterEach(() => void vi.useRealTimers());
+    test("go on where it stalled", async () => {
+      const ranges: (string | undefined)[] = [];
+      handler = (index, _, response) => {
+        const bytes = CONTENTS[index];
+        const { range } = response.req.headers;
+        if (index !== 1) return response.end(bytes);
+        ranges.push(range);
+        if (range) return response.writeHead(206).end(bytes?.subarray(1500));
+        return response.writeHead(200, { "content-length": 5000 }).write(bytes?.subarray(0, 1500));
+      };
+      const onProgress = ({ loaded }: ShardProgress): void => {
+        // Once the shard waits for more.
+        if (loaded % 5000 === 1500) setImmediate(() => vi.advanceTimersByTime(SILENCE_MS));
+      };
+      expect(await load({ onProgress })).toEqual(CONTENTS);
+      expect(ranges).toEqual([undefined, "bytes=1500-"]);
+    });
+
+    test("for ever are unreachable, and so are small files", async () => {
+      handler = () => vi.advanceTimersByTime(SILENCE_MS);
+      const error = { code: "unreachable", message: expect.stringContaining("has sent nothing for 30 s") };
+      await expect(load()).rejects.toMatchObject(error);
+      expect(requests.length).toBeLessThanOrEqual(2);
+      await expect(fetchText(new URL("0.bin", base), null, {})).rejects.toMatchObject(error);
+    });
+  });
+
   test("that went on from wrong bytes are downloaded from the start", async () => {
     const ranges: (string | undefined)[] = [];
     handler = (index, attempt, response) => {
@@ -206,5 +261,76 @@ describe("shards", () => {
     await new Promise((resolve) => setTimeout(resolve, 50));
     expect(requests).toEqual([0, 1]);
     await stream.return(undefined);
+  });
+});
+
+describe("a file that comes in parts", () => {
+  /** A directory in memory, of what BegunFile asks of one. */
+  class Directory {
+    readonly files = new Map<string, number[]>();
+    written = 0;
+    /** Bytes that there is room for. */
+    room = Number.POSITIVE_INFINITY;
+    removeEntry = async (name: string) => void this.files.delete(name);
+    getFileHandle = async (name: string) => ({
+      move: async (to: string) => {
+        this.files.set(to, this.files.get(name) ?? []);
+        this.files.delete(name);
+      },
+      createSyncAccessHandle: async () => {
+        const bytes = this.files.get(name) ?? [];
+        this.files.set(name, bytes);
+        return {
+          getSize: () => bytes.length,
+          read: (into: Uint8Array, { at }: { at: number }) => into.set(bytes.slice(at, at + into.length)),
+          write: (more: Uint8Array, { at }: { at: number }) => {
+            const fits = more.subarray(0, Math.max(this.room - at, 0));
+            bytes.splice(at, fits.length, ...fits);
+            this.written += fits.length;
+            return fits.length;
+          },
+          truncate: (size: number) => void bytes.splice(size),
+          close: () => undefined,
+        };
+      },
+    });
+    open = () => BegunFile.open(this as unknown as FileSystemDirectoryHandle, "sha");
+  }
+  const bytes = Uint8Array.from({ length: 100 }, (_, i) => i);
+
+  test("is written once, and gets its name when it is whole", async () => {
+    const directory = new Directory();
+    const first = await directory.open();
+    first?.extend(bytes, 30);
+    first?.extend(bytes, 60);
+    await first?.close();
+    const next = await directory.open();
+    const part = next?.read(100);
+    expect(part?.received).toBe(60);
+    part?.bytes.set(bytes.subarray(60), 60);
+    next?.goOnFrom(60);
+    next?.extend(part?.bytes ?? bytes, 100);
+    expect(await next?.keep("sha", 100)).toBe(true);
+    expect(directory.written).toBe(100);
+    expect(Object.fromEntries(directory.files)).toEqual({ sha: [...bytes] });
+  });
+
+  test("has no bytes of another try, and is not kept where it is not whole", async () => {
+    const directory = new Directory();
+    directory.files.set("sha.begun", Array(50).fill(255));
+    const begun = await directory.open();
+    expect(begun?.read(100)?.received).toBe(50);
+    // The server begins at the start, with more than was there.
+    begun?.goOnFrom(0);
+    begun?.extend(bytes, 80);
+    begun?.extend(bytes, 100);
+    expect(await begun?.keep("sha", 100)).toBe(true);
+    expect(directory.files.get("sha")).toEqual([...bytes]);
+    directory.files.clear();
+    directory.room = 70;
+    const full = await directory.open();
+    full?.extend(bytes, 100);
+    expect(await full?.keep("sha", 100)).toBe(false);
+    expect(directory.files.size).toBe(0);
   });
 });

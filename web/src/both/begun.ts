@@ -1,4 +1,4 @@
-import { remove } from "./files.js";
+import { alone, type MovableFileHandle, remove } from "./files.js";
 import type { Part } from "./http.js";
 
 /** Of the names of files that have come in part. */
@@ -13,6 +13,7 @@ export class BegunFile {
   #isOpen = true;
 
   private constructor(
+    private readonly handle: MovableFileHandle,
     private readonly access: SyncAccess,
     private readonly forget: () => Promise<void>,
   ) {
@@ -22,10 +23,10 @@ export class BegunFile {
   /** Null where files are written whole only, as everywhere but in workers of their own. */
   static async open(directory: FileSystemDirectoryHandle, name: string): Promise<BegunFile | null> {
     const part = `${name}${BEGUN}`;
-    const handle = await directory.getFileHandle(part, { create: true });
+    const handle: MovableFileHandle = await directory.getFileHandle(part, { create: true });
     const forget = (): Promise<void> => remove(directory, part);
     if ("createSyncAccessHandle" in handle)
-      return new BegunFile(await (handle as unknown as SyncFile).createSyncAccessHandle(), forget);
+      return new BegunFile(handle, await (handle as unknown as SyncFile).createSyncAccessHandle(), forget);
     await forget();
     return null;
   }
@@ -41,11 +42,17 @@ export class BegunFile {
     return { bytes, received };
   }
 
-  /** Keeps the first `received` of `bytes`; of them it has those that are there, or more than that. */
+  /** The download goes on from byte `received`: what is there beyond that is of another try. */
+  goOnFrom(received: number): void {
+    if (!this.#isOpen || this.#size <= received) return;
+    this.access.truncate(received);
+    this.#size = received;
+  }
+
+  /** Keeps the first `received` of `bytes`, of which it has those already that are there. */
   extend(bytes: Uint8Array<ArrayBuffer>, received: number): void {
     if (!this.#isOpen) return;
     try {
-      if (received < this.#size) this.clear();
       this.#size += this.access.write(bytes.subarray(this.#size, received), { at: this.#size });
     } catch {
       // No room: the whole file will say so.
@@ -53,15 +60,38 @@ export class BegunFile {
     }
   }
 
+  /**
+   * Gives the file its `name`, now that its bytes are verified: no byte is written twice. Whether it could:
+   * where it is not whole, or files cannot be renamed, it is deleted.
+   */
+  async keep(name: string, size: number): Promise<boolean> {
+    const { handle } = this;
+    if (this.#isOpen && this.#size === size && handle.move) {
+      try {
+        this.#close();
+        await alone(name, async () => handle.move?.(name));
+        return true;
+      } catch {
+        // It is written anew.
+      }
+    }
+    await this.drop();
+    return false;
+  }
+
   /** Lets go of the file, which stays for the next visit. */
   async close(): Promise<void> {
     if (!this.#isOpen) return;
-    this.#isOpen = false;
-    this.access.close();
+    this.#close();
     if (this.#size === 0) await this.forget();
   }
 
-  /** Deletes it: it is whole now. */
+  #close(): void {
+    this.#isOpen = false;
+    this.access.close();
+  }
+
+  /** Deletes it. */
   async drop(): Promise<void> {
     await this.close();
     await this.forget();
@@ -69,9 +99,7 @@ export class BegunFile {
 
   /** Forgets what is there, which is of no use. */
   clear(): void {
-    if (!this.#isOpen) return;
-    this.access.truncate(0);
-    this.#size = 0;
+    this.goOnFrom(0);
   }
 }
 

@@ -3,6 +3,8 @@
  * its code is for programs (docs/errors.md).
  */
 
+import type { FromWorker, Question } from "./messages.js";
+
 export type ErrorCode =
   | "webgpu-missing"
   | "no-adapter"
@@ -41,12 +43,30 @@ export class NearfarError extends Error {
   }
 }
 
-/** NearfarError for a part of the package that cannot be loaded now: offline, say. */
-export function unloaded(what: string): (error: unknown) => never {
-  return (cause) => {
-    const message = `${what}: its code cannot be loaded (${cause}). Is this page offline?`;
+/** How long a file of the package may take: behind a connection that has stalled none comes. */
+const LIMIT_MS = 120_000;
+
+/**
+ * A part of the package that is loaded when it is wanted: every dynamic import goes through this function.
+ *
+ * @throws NearfarError "unreachable" where its file cannot be had: offline, or after a deployment that has other
+ * files. The next call asks for it again.
+ */
+export async function later<Part>(load: () => Promise<Part>, what: string): Promise<Part> {
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  const late = new Promise<never>((_, reject) => {
+    timer = setTimeout(() => reject(new Error(`nothing has come for ${LIMIT_MS / 1000} s`)), LIMIT_MS);
+  });
+  try {
+    return await Promise.race([load(), late]);
+  } catch (cause) {
+    const message =
+      `${what} cannot be loaded (${cause}). Is this page offline, or older than the files on its server? ` +
+      "Then load the page anew.";
     throw new NearfarError("unreachable", message, { cause });
-  };
+  } finally {
+    clearTimeout(timer);
+  }
 }
 
 /** The artifact is corrupt, incomplete, unreachable or of a newer format. */
@@ -137,13 +157,20 @@ export function throwIfAborted(signal: AbortSignal | undefined): void {
   if (signal?.aborted) throw abortReason(signal);
 }
 
-/** A controller that `signal` aborts too. By hand: AbortSignal.any is younger than WebAssembly's vectors. */
+/**
+ * A controller that `signal` aborts too. By hand where AbortSignal.any is missing, which is younger than
+ * WebAssembly's vectors; Node warns of the eleventh listener of a signal.
+ */
 export function linkedAbort(signal: AbortSignal | undefined): {
   readonly signal: AbortSignal;
   /** Aborts, and lets go of `signal`. */
   readonly stop: () => void;
 } {
   const controller = new AbortController();
+  if (signal && typeof AbortSignal.any === "function") {
+    const joined = AbortSignal.any([signal, controller.signal]);
+    return { signal: joined, stop: () => controller.abort(signal.reason) };
+  }
   const stop = (): void => {
     signal?.removeEventListener("abort", stop);
     controller.abort(signal?.reason);
@@ -194,5 +221,20 @@ export function fromErrorRecord({ kind, code, message, param, stack }: ErrorReco
       return new DOMException(message, "AbortError");
     case "internal":
       return new NearfarError(code, message, { cause: stack });
+  }
+}
+
+/** The answer that ends a question with an error. */
+export function refusalOf({ type, id }: Question, error: ErrorRecord): FromWorker {
+  switch (type) {
+    case "generate":
+    case "embed":
+      return { type: "answer", id, answer: { event: "error", error } };
+    case "count":
+      return { type: "counted", id, tokens: error };
+    case "profile":
+      return { type: "profiled", id, profile: error };
+    case "stats":
+      return { type: "stats", id, stats: error };
   }
 }

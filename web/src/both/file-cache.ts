@@ -10,7 +10,8 @@ import type { FileEntry, Manifest } from "./manifest.js";
 export interface FileCache {
   /** Null where the file is not cached. */
   get(sha256: string): Promise<Uint8Array<ArrayBuffer> | null>;
-  put(sha256: string, bytes: Uint8Array<ArrayBuffer>): Promise<void>;
+  /** `begun` has been filled with these very bytes meanwhile; it is kept, or deleted. */
+  put(sha256: string, bytes: Uint8Array<ArrayBuffer>, begun?: BegunFile | null): Promise<void>;
   delete(sha256: string): Promise<void>;
   /** Where a file lies that has come in part; null where nothing can lie. One at a time has it. */
   begun?(sha256: string): Promise<BegunFile | null>;
@@ -153,14 +154,12 @@ export async function cachedModels(): Promise<CachedModel[]> {
 }
 
 /**
- * Deletes what is kept of the artifact at `url`, or of those in the folder at `url`, but for files that other
+ * Deletes what is kept of the artifact in the folder `base`, or of those in folders of it, but for files that other
  * artifacts share. A model that is loaded runs on. Whether there was one.
  */
-export async function deleteModel(url: string | URL): Promise<boolean> {
+export async function deleteModel(base: URL): Promise<boolean> {
   const folders = await openFolders();
   if (!folders) return false;
-  const base = new URL(url, globalThis.location?.href);
-  if (!base.pathname.endsWith("/")) base.pathname += "/";
   let found = false;
   for (const [name, list] of await readLists(folders)) {
     if (![base.href, `${base.href}webgpu/`, `${base.href}wasm/`].includes(list.url)) continue;
@@ -220,8 +219,11 @@ export class OpfsCache implements FileCache {
     return read(this.folders.files, sha256);
   }
 
-  async put(sha256: string, bytes: Uint8Array<ArrayBuffer>): Promise<void> {
-    const write = (): Promise<void> => locked("shared", () => store(this.folders.files, sha256, bytes));
+  async put(sha256: string, bytes: Uint8Array<ArrayBuffer>, begun: BegunFile | null = null): Promise<void> {
+    const write = (): Promise<void> =>
+      locked("shared", async () => {
+        if (!(await begun?.keep(sha256, bytes.length))) await store(this.folders.files, sha256, bytes);
+      });
     try {
       await write();
     } catch (error) {

@@ -98,7 +98,7 @@ export function isNamed(error: unknown, name: string): boolean {
 }
 
 /** Renames within its directory, over what has the name already; not yet among TypeScript's types. */
-interface MovableFileHandle extends FileSystemFileHandle {
+export interface MovableFileHandle extends FileSystemFileHandle {
   move?(name: string): Promise<void>;
 }
 

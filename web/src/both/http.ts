@@ -4,6 +4,7 @@ import {
   DeviceError,
   type ErrorCode,
   type ErrorDetails,
+  linkedAbort,
   throwIfAborted,
   UnreachableError,
 } from "./errors.js";
@@ -14,9 +15,14 @@ export interface DownloadOptions {
   readonly fetch?: Fetch | undefined;
   readonly signal?: AbortSignal | undefined;
   readonly cache?: RequestCache;
+  /** Called as the answer begins, with the number of bytes that were there before and that it goes on from. */
+  readonly onStart?: (received: number) => void;
   /** Called with the number of bytes of this file received so far, and with them at the beginning of it. */
   readonly onBytes?: (received: number, bytes: Uint8Array<ArrayBuffer>) => void;
 }
+
+/** How long a server may send nothing: behind a connection that has stalled no more will come. */
+export const SILENCE_MS = 30_000;
 
 /** The beginning of a file whose download broke off. */
 export interface Part {
@@ -63,21 +69,32 @@ export async function download(
   throwIfAborted(options.signal);
   const bytes = begun?.bytes ?? new Uint8Array(size);
   let received = 0;
+  const exchange = new Exchange(options);
   try {
-    const response = await request(url, options, begun && `bytes=${begun.received}-`);
+    const response = await exchange.open(url, begun && `bytes=${begun.received}-`);
+    // The file is shorter than what is there of it: that was another one's.
+    if (begun && response.status === RANGE_REFUSED)
+      return { ok: false, problem: `${url.href} has no byte ${begun.received}`, code: DAMAGED, retry: true };
     if (!response.ok) {
       const problem = `${url.href} answers HTTP ${response.status} ${response.statusText}`.trimEnd();
       return { ok: false, problem, code: codeOf(response.status), retry: response.status >= 500 };
     }
-    // A server without parts begins at the start.
-    const range = `bytes ${begun?.received}-`;
-    if (begun && response.status === 206 && response.headers.get("content-range")?.startsWith(range))
+    if (begun && response.status === PARTIAL) {
+      // Other origins' pages see this header only where the server exposes it, which buckets do not by
+      // default. The hash tells whether these bytes are what was asked for.
+      const range = response.headers.get("content-range");
+      if (range !== null && !range.startsWith(`bytes ${begun.received}-`)) {
+        const problem = `${url.href} answers with ${range}, not from byte ${begun.received} on`;
+        return { ok: false, problem, code: DAMAGED, retry: true };
+      }
       received = begun.received;
+    }
+    // A server without parts begins at the start.
+    options.onStart?.(received);
     for (const reader = response.body?.getReader(); reader; ) {
-      const { done, value } = await reader.read();
+      const { done, value } = await exchange.heard(reader.read());
       if (done) break;
       if (received + value.length > size) {
-        await reader.cancel();
         const problem = `${url.href} is longer than the ${size} bytes that manifest.json states`;
         return { ok: false, problem, code: DAMAGED, retry: true };
       }
@@ -90,28 +107,64 @@ export async function download(
     return { ok: false, problem, code: DAMAGED, retry: true, part: { bytes, received } };
   } catch (error) {
     if (options.signal?.aborted) throw abortReason(options.signal);
-    const reason = error instanceof Error ? error.message : String(error);
-    return {
-      ok: false,
-      problem: `${url.href} cannot be downloaded: ${reason}`,
-      code: "unreachable",
-      retry: true,
-      part: { bytes, received },
-    };
+    const problem = `${url.href} cannot be downloaded: ${reasonOf(error)}`;
+    return { ok: false, problem, code: "unreachable", retry: true, part: { bytes, received } };
+  } finally {
+    exchange.end();
   }
 }
 
-function request(
-  url: URL,
-  { fetch = globalThis.fetch, signal, cache }: DownloadOptions,
-  range?: string,
-): Promise<Response> {
-  const init: RequestInit = {};
-  if (signal) init.signal = signal;
-  if (cache) init.cache = cache;
-  if (range) init.headers = { range };
-  // Called as a plain function: the browser's fetch refuses any other `this`.
-  return fetch(url, init);
+const PARTIAL = 206;
+const RANGE_REFUSED = 416;
+
+/** One request and its answer, which fails once the server has sent nothing for SILENCE_MS. */
+class Exchange {
+  readonly #abort: ReturnType<typeof linkedAbort>;
+
+  constructor(private readonly options: DownloadOptions) {
+    this.#abort = linkedAbort(options.signal);
+  }
+
+  /** The answer's beginning. */
+  open(url: URL, range?: string): Promise<Response> {
+    const { fetch = globalThis.fetch, cache } = this.options;
+    const init: RequestInit = { signal: this.#abort.signal };
+    if (cache) init.cache = cache;
+    if (range) init.headers = { range };
+    // Called as a plain function: the browser's fetch refuses any other `this`.
+    return this.heard(fetch(url, init));
+  }
+
+  /** What the server sends next. */
+  heard<T>(next: Promise<T>): Promise<T> {
+    return new Promise((resolve, reject) => {
+      const timer = setTimeout(
+        () => reject(new Error(`the server has sent nothing for ${SILENCE_MS / 1000} s`)),
+        SILENCE_MS,
+      );
+      next.then(resolve, reject).finally(() => clearTimeout(timer));
+    });
+  }
+
+  /** All bytes of an answer. */
+  async bytesOf(response: Response): Promise<Uint8Array<ArrayBuffer>> {
+    const pieces: BlobPart[] = [];
+    for (const reader = response.body?.getReader(); reader; ) {
+      const { done, value } = await this.heard(reader.read());
+      if (done) break;
+      pieces.push(value);
+    }
+    return new Uint8Array(await new Blob(pieces).arrayBuffer());
+  }
+
+  /** Ends the request, if its answer is not whole yet. */
+  end(): void {
+    this.#abort.stop();
+  }
+}
+
+function reasonOf(error: unknown): string {
+  return error instanceof Error ? error.message : String(error);
 }
 
 /** A file that its server does not have. */
@@ -143,19 +196,21 @@ export async function fetchBytes(
   throwIfAborted(options.signal);
   let response: Response;
   let bytes: Uint8Array<ArrayBuffer>;
+  const exchange = new Exchange(options);
   try {
-    response = await request(url, options);
-    bytes = new Uint8Array(await response.arrayBuffer());
+    response = await exchange.open(url);
+    bytes = await exchange.bytesOf(response);
   } catch (cause) {
     if (options.signal?.aborted) throw abortReason(options.signal);
-    const reason = cause instanceof Error ? cause.message : String(cause);
-    throw new UnreachableError(`${url.href} cannot be downloaded: ${reason}`, { cause });
+    throw new UnreachableError(`${url.href} cannot be downloaded: ${reasonOf(cause)}`, { cause });
+  } finally {
+    exchange.end();
   }
   if (!response.ok) {
-    const message = `${url.href} answers HTTP ${response.status}. Is the artifact's address right?`;
+    const answer = `${url.href} answers HTTP ${response.status}`;
     throw codeOf(response.status) === "not-found"
-      ? new MissingError(message)
-      : new ArtifactError(message, { code: "unreachable" });
+      ? new MissingError(`${answer}. Is the artifact's address right?`)
+      : new UnreachableError(`${answer}. Try again later.`);
   }
   if (sha256 !== null && (await sha256Hex(bytes)) !== sha256)
     throw new ArtifactError(

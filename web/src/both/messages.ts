@@ -302,6 +302,8 @@ export type ToWorker =
   | { readonly type: "count"; readonly id: number; readonly prompt: Prompt }
   | { readonly type: "profile"; readonly id: number; readonly options: ProfileOptions }
   | { readonly type: "dispose" }
+  /** The page has waited for a word for as long as it has patience. Of interest where others have the worker too. */
+  | { readonly type: "hangs" }
   /** Asks for any word, to hear whether the worker lives. */
   | { readonly type: "ping" };
 
@@ -320,8 +322,14 @@ export type FromWorker =
   /** The device was lost, and could not be opened anew. */
   | { readonly type: "lost"; readonly error: ErrorRecord }
   | { readonly type: "answer"; readonly id: number; readonly answer: AnswerEvent }
-  | { readonly type: "stats"; readonly id: number; readonly stats: EngineStats }
+  | { readonly type: "stats"; readonly id: number; readonly stats: EngineStats | ErrorRecord }
   | { readonly type: "profiled"; readonly id: number; readonly profile: StepProfile | ErrorRecord }
   | { readonly type: "counted"; readonly id: number; readonly tokens: number | ErrorRecord }
   /** Everything is freed; no stats where nothing was loaded. */
   | { readonly type: "disposed"; readonly stats: EngineStats | null };
+
+/** What has one answer, or several of which one is the last. */
+export type Question = Extract<
+  ToWorker,
+  { readonly type: "generate" | "embed" | "count" | "profile" | "stats" }
+>;

@@ -1,20 +1,27 @@
 /** A worker's life as the one that follows grammars: what it needs comes with the first word. */
 
+import type { Follower } from "./index.js";
 import type { FromGrammars, ToGrammars } from "./words.js";
 
-/** Answers words in the order in which they come. */
-export function follow(tell: (word: FromGrammars) => void): (word: ToGrammars) => void {
-  const follower = import("./index.js").then(({ Follower }) => new Follower());
-  let turn = Promise.resolve();
-  return (word) => {
-    turn = turn
-      .then(async () => (await follower).answer(word))
-      .catch((error): FromGrammars => {
-        const message = `its code cannot be loaded (${error instanceof Error ? error.message : error})`;
-        return { type: "failed", message, code: "unreachable" };
-      })
-      .then((answer) => {
-        if (answer) tell(answer);
-      });
+/** Answers words in the order in which they come; `load` loads what does so. */
+export type Follow = (tell: (word: FromGrammars) => void) => (word: ToGrammars) => void;
+
+export function followWith(load: () => Promise<{ readonly Follower: typeof Follower }>): Follow {
+  return (tell) => {
+    const follower = load().then(({ Follower }) => new Follower());
+    // The first word hears of it.
+    follower.catch(() => undefined);
+    let turn = Promise.resolve();
+    return (word) => {
+      turn = turn
+        .then(async () => (await follower).answer(word))
+        .catch((error): FromGrammars => {
+          const message = error instanceof Error ? error.message : String(error);
+          return { type: "failed", message, code: "unreachable" };
+        })
+        .then((answer) => {
+          if (answer) tell(answer);
+        });
+    };
   };
 }

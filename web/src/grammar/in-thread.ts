@@ -1,8 +1,7 @@
-import type { follow } from "./follow.js";
+import type { Follow } from "./follow.js";
 import type { FromGrammars, GrammarPort } from "./words.js";
 
-/** What answers words about grammars. */
-export type Follow = typeof follow;
+export type { Follow };
 
 /**
  * Follows grammars in this very thread, for where no worker can be had: the thread waits meanwhile, and nothing
@@ -12,7 +11,11 @@ export function inThread(loading: Promise<Follow>): GrammarPort {
   let tell: (word: FromGrammars) => void = () => undefined;
   const following = loading.then((begin) => begin((word) => tell(word)));
   const failed = (error: unknown): void =>
-    tell({ type: "failed", message: `its code cannot be loaded (${error})`, code: "unreachable" });
+    tell({
+      type: "failed",
+      message: error instanceof Error ? error.message : String(error),
+      code: "unreachable",
+    });
   return {
     post: (word) => void following.then((answer) => answer(word), failed),
     listen: (onWord) => {

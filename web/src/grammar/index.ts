@@ -57,12 +57,7 @@ export class Follower {
         code: "unsupported",
         message: "the Content-Security-Policy forbids WebAssembly: allow 'wasm-unsafe-eval' in script-src",
       };
-    try {
-      this.#library = await loadLibrary();
-    } catch (error) {
-      const message = `its library cannot be loaded (${error instanceof Error ? error.message : error})`;
-      return { type: "failed", code: "unreachable", message };
-    }
+    this.#library = await loadLibrary();
     const { TokenizerInfo, GrammarCompiler } = this.#library;
     this.#ends = ends;
     const size = pieces.length;

@@ -1,5 +1,7 @@
 /** @mlc-ai/web-xgrammar, with its WebAssembly inside, as scripts/grammars.mjs makes a module of it. */
 
+import { later } from "../both/errors.js";
+
 type Library = typeof import("@mlc-ai/web-xgrammar");
 
 /** What the library wrote last to the console: its reason, where it aborts. */
@@ -7,7 +9,8 @@ let said = "";
 
 /** Loads the library. One that aborts is no good afterwards: who begins anew has another. */
 export async function loadLibrary(): Promise<Library> {
-  const { fresh } = (await import("@mlc-ai/web-xgrammar")) as unknown as { readonly fresh: () => Library };
+  const made = await later(() => import("@mlc-ai/web-xgrammar"), "its library");
+  const { fresh } = made as unknown as { readonly fresh: () => Library };
   return fresh();
 }
 

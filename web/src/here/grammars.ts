@@ -3,4 +3,7 @@
  * `createEngine` or `shareEngine` of `nearfar/here`, as their option `grammars`.
  */
 
-export { follow as grammars } from "../grammar/follow.js";
+import { followWith } from "../grammar/follow.js";
+import { Follower } from "../grammar/index.js";
+
+export const grammars = followWith(async () => ({ Follower }));

@@ -3,7 +3,7 @@
  * that it is called in, which waits while a step is computed.
  */
 
-import { throwIfAborted } from "../both/errors.js";
+import { later, throwIfAborted } from "../both/errors.js";
 import { modelUrl } from "../both/places.js";
 import type { Follow } from "../grammar/in-thread.js";
 import { type Engine, type EngineOptions, openEngine } from "../page/client.js";
@@ -51,7 +51,8 @@ export function shareEngine({ grammars }: ShareOptions = {}): { connect(port: Sh
 }
 
 function hostOf(given: Follow | undefined): Host {
-  const load = async (): Promise<Follow> => given ?? (await import("./grammars.js")).grammars;
+  const load = async (): Promise<Follow> =>
+    given ?? (await later(() => import("./grammars.js"), "nearfar/here/grammars")).grammars;
   return { spawn: null, grammars: given || !isServiceWorker() ? load : null, hardwareThreads: 1 };
 }
 

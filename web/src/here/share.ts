@@ -1,5 +1,19 @@
-import { DeviceError, RequestError, toErrorRecord } from "../both/errors.js";
-import type { FromWorker, LoadProgress, LoadSettings, ModelCard, ToWorker } from "../both/messages.js";
+import {
+  DeviceError,
+  disposedError,
+  type ErrorRecord,
+  RequestError,
+  refusalOf,
+  toErrorRecord,
+} from "../both/errors.js";
+import type {
+  FromWorker,
+  LoadProgress,
+  LoadSettings,
+  ModelCard,
+  Question,
+  ToWorker,
+} from "../both/messages.js";
 import type { WorkerPort } from "../page/client.js";
 
 /** One end of a channel, whose other end a page has. */
@@ -19,21 +33,34 @@ interface Client {
 /** Who asked, and by which number it knows its question. */
 interface Asker {
   readonly client: Client;
-  readonly id: number;
+  readonly question: Question;
 }
+
+type Load = Extract<ToWorker, { readonly type: "load" }>;
 
 /** A worker and what it loads, or has loaded. */
 interface Running {
   readonly worker: WorkerPort;
   readonly url: string;
   readonly settings: string;
-  /** Who asked for it first; it alone can say whether it was left. */
-  readonly first: Client;
   card: ModelCard | null;
   progress: LoadProgress | null;
   /** Whether its device is gone for good: whoever loads next begins anew. */
   lost: boolean;
+  /** Why the worker is no more: with this all is refused. */
+  failure: ErrorRecord | null;
+  /** Whether it has said something since it was last doubted; null: nobody doubts it. */
+  heard: boolean | null;
+  /** Loads that wait until it is known whether it lives. */
+  readonly loads: (() => void)[];
+  /** Ends the worker where it does not say that all is freed. */
+  ending: ReturnType<typeof setTimeout> | undefined;
 }
+
+/** How long a worker gets to say that its buffers are freed, before it is ended anyway. */
+const DISPOSE_TIMEOUT_MS = 2000;
+/** How long a worker that a page takes to hang has for a word. */
+const LAST_WORD_MS = 5000;
 
 /** Lets several pages have one engine: each thinks that the worker is its own. */
 export class Share {
@@ -70,7 +97,7 @@ export class Share {
         return;
       case "ping":
         // Whether the worker lives is to be known, not whether this thread does.
-        if (this.#running) this.#running.worker.postMessage(message);
+        if (this.#running && !this.#running.failure) this.#running.worker.postMessage(message);
         else port.postMessage({ type: "pong" });
         return;
       case "left":
@@ -79,29 +106,42 @@ export class Share {
       case "dispose":
         this.#leave(client);
         return;
+      case "hangs":
+        this.#doubt();
+        return;
       case "abort":
         for (const [id, asker] of this.#askers)
-          if (asker.client === client && asker.id === message.id) this.#abort(id);
+          if (asker.client === client && asker.question.id === message.id) this.#abort(id);
         return;
       default: {
+        const failure = this.#running ? this.#running.failure : toErrorRecord(disposedError());
+        if (failure) {
+          port.postMessage(refusalOf(message, failure));
+          return;
+        }
         const id = this.#nextId++;
-        this.#askers.set(id, { client, id: message.id });
+        this.#askers.set(id, { client, question: message });
         this.#running?.worker.postMessage({ ...message, id });
       }
     }
   }
 
-  #load(client: Client, message: Extract<ToWorker, { type: "load" }>): void {
+  #load(client: Client, message: Load): void {
     const settings = JSON.stringify(message.settings satisfies LoadSettings);
-    if (this.#running?.lost) this.end();
+    const last = this.#running;
+    if (last?.heard === false) {
+      last.loads.push(() => this.#load(client, message));
+      return;
+    }
+    if (last?.lost) {
+      this.end();
+      // Pages that had another model do not have this one.
+      if (last.url !== message.url || last.settings !== settings)
+        for (const other of this.#clients) other.joined = false;
+    }
     const running = this.#running;
     if (!running) {
-      const worker = this.start();
-      const { url } = message;
-      this.#running = { worker, url, settings, first: client, card: null, progress: null, lost: false };
-      worker.addEventListener("message", ({ data }) => this.#fromWorker(worker, data));
-      worker.addEventListener("error", ({ message }) => this.#died(worker, message));
-      worker.postMessage(message);
+      this.#begin(message, settings);
       client.joined = true;
       return;
     }
@@ -121,16 +161,32 @@ export class Share {
     } else if (running.progress) client.port.postMessage({ type: "progress", progress: running.progress });
   }
 
-  #fromWorker(worker: WorkerPort, message: FromWorker): void {
-    if (message.type === "disposed") worker.terminate();
-    const running = this.#running;
-    if (running?.worker !== worker) return;
+  #begin(message: Load, settings: string): void {
+    const worker = this.start();
+    const running: Running = {
+      ...{ worker, url: message.url, settings, card: null, progress: null },
+      ...{ lost: false, failure: null, heard: null, loads: [], ending: undefined },
+    };
+    this.#running = running;
+    worker.addEventListener("message", ({ data }) => this.#fromWorker(running, data));
+    worker.addEventListener("error", ({ message: why }) => this.#died(running, why || "it did not start"));
+    worker.postMessage(message);
+  }
+
+  #fromWorker(running: Running, message: FromWorker): void {
+    if (message.type === "disposed") {
+      clearTimeout(running.ending);
+      running.worker.terminate();
+    }
+    if (this.#running !== running) return;
+    if (running.heard === false) this.#trust(running);
     switch (message.type) {
       case "started":
       case "disposed":
         return;
       case "whether left":
-        running.first.port.postMessage(message);
+        // Any page knows, and the first may be closed.
+        this.#tellAll(message);
         return;
       case "loaded":
       case "card":
@@ -160,7 +216,7 @@ export class Share {
         const isDone =
           message.type !== "answer" || ["end", "embedded", "error"].includes(message.answer.event);
         if (isDone) this.#askers.delete(message.id);
-        asker?.client.port.postMessage({ ...message, id: asker.id });
+        asker?.client.port.postMessage({ ...message, id: asker.question.id });
       }
     }
   }
@@ -179,24 +235,49 @@ export class Share {
     this.onIdle();
   }
 
-  #died(worker: WorkerPort, why: string): void {
-    if (this.#running?.worker !== worker) return;
-    const told = `The engine's worker failed: ${why || "it did not start"}. Load the model again.`;
+  /** A page takes the worker to hang: another may only have less patience than it needs. */
+  #doubt(): void {
+    const running = this.#running;
+    if (!running || running.failure || running.heard !== null) return;
+    running.heard = false;
+    running.worker.postMessage({ type: "ping" });
+    setTimeout(() => {
+      if (running.heard !== false) return;
+      this.#died(running, "it hangs");
+      this.#trust(running);
+    }, LAST_WORD_MS);
+  }
+
+  /** It is known whether the worker lives. */
+  #trust(running: Running): void {
+    running.heard = null;
+    for (const load of running.loads.splice(0)) load();
+  }
+
+  #died(running: Running, why: string): void {
+    running.worker.terminate();
+    if (this.#running !== running || running.failure) return;
+    const told = `The engine's worker failed: ${why}. Load the model again.`;
     const error = toErrorRecord(new DeviceError(told, { code: "worker-failed" }));
-    for (const { client, id } of this.#askers.values())
-      client.port.postMessage({ type: "answer", id, answer: { event: "error", error } });
+    running.failure = error;
+    running.heard = null;
+    for (const { client, question } of this.#askers.values())
+      client.port.postMessage(refusalOf(question, error));
     this.#askers.clear();
-    this.#fromWorker(worker, { type: this.#running.card ? "lost" : "failed", error });
+    this.#fromWorker(running, { type: running.card ? "lost" : "failed", error });
   }
 
   #abort(id: number): void {
     this.#askers.delete(id);
-    this.#running?.worker.postMessage({ type: "abort", id });
+    if (!this.#running?.failure) this.#running?.worker.postMessage({ type: "abort", id });
   }
 
   /** Ends the engine. */
   end(): void {
-    this.#running?.worker.postMessage({ type: "dispose" });
+    const running = this.#running;
     this.#running = null;
+    if (!running || running.failure) return;
+    running.worker.postMessage({ type: "dispose" });
+    running.ending = setTimeout(() => running.worker.terminate(), DISPOSE_TIMEOUT_MS);
   }
 }

@@ -2,6 +2,7 @@
 
 import { type Found, findArtifacts } from "../both/artifacts.js";
 import { DeviceError, type ErrorCode, throwIfAborted } from "../both/errors.js";
+import { keptManifest } from "../both/file-cache.js";
 import type { BackendName, SealedManifest } from "../both/manifest.js";
 import type { LoadSettings } from "../both/messages.js";
 import { modelUrl } from "../both/places.js";
@@ -72,7 +73,10 @@ export interface Support {
  */
 export async function isSupported(model: string | URL, options: SupportOptions = {}): Promise<Support> {
   throwIfAborted(options.signal);
-  const artifacts = await findArtifacts(modelUrl(model), options.backend, { signal: options.signal });
+  const artifacts = await findArtifacts(modelUrl(model), options.backend, {
+    signal: options.signal,
+    kept: keptManifest,
+  });
   let next: Chosen | null = await choose(artifacts, options.backend);
   for (;;) {
     const { found } = next;

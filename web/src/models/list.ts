@@ -2,7 +2,7 @@ import { ArtifactError, throwIfAborted } from "../both/errors.js";
 import { fetchText } from "../both/http.js";
 import { show } from "../both/json.js";
 import { BACKENDS, type BackendName } from "../both/manifest.js";
-import { modelUrl } from "../both/places.js";
+import { addressOf } from "../both/places.js";
 
 /** A model of a list, as a picker shows it. */
 export interface ListedModel {
@@ -56,7 +56,7 @@ function listed(value: unknown, where: string, at: URL): ListedModel {
   const address = text(model.model, `${where}.model`);
   return {
     name: text(model.name, `${where}.name`),
-    url: /^hf:/i.test(address) ? modelUrl(address) : new URL(address, at),
+    url: addressOf(address, at),
     bytes: count(model.bytes, `${where}.bytes`),
     needs: { backends, memory: maybe(needs.memory, count, `${where}.needs.memory`) },
     contextLength: maybe(model.contextLength, count, `${where}.contextLength`),

@@ -6,8 +6,8 @@
 import { readFile } from "node:fs/promises";
 import { availableParallelism } from "node:os";
 import { parentPort, Worker, workerData } from "node:worker_threads";
-import { follow } from "../grammar/follow.js";
 import { type FromGrammars, GRAMMARS, type GrammarPort } from "../grammar/words.js";
+import { follow } from "../worker/follow.js";
 import { THREAD } from "../worker/host.js";
 import { serve } from "../worker/serve.js";
 import { work } from "../worker/wasm/thread.js";

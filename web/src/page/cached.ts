@@ -1,5 +1,6 @@
-import { unloaded } from "../both/errors.js";
+import { later } from "../both/errors.js";
 import type { CachedModel } from "../both/file-cache.js";
+import { modelUrl } from "../both/places.js";
 
 /** What the browser keeps of models. By dynamic import: a page that is to answer does not ask. */
 
@@ -15,9 +16,10 @@ export async function cachedModels(): Promise<CachedModel[]> {
  * artifacts share. A model that is loaded runs on. Whether there was one.
  */
 export async function deleteModel(url: string | URL): Promise<boolean> {
-  return (await fileCache("deleteModel")).deleteModel(url);
+  const base = modelUrl(url);
+  return (await fileCache("deleteModel")).deleteModel(base);
 }
 
 function fileCache(what: string): Promise<typeof import("../both/file-cache.js")> {
-  return import("../both/file-cache.js").catch(unloaded(what));
+  return later(() => import("../both/file-cache.js"), `The code of ${what}`);
 }

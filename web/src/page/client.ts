@@ -2,9 +2,9 @@ import {
   abortReason,
   DeviceError,
   disposedError,
+  later,
   linkedAbort,
   type NearfarError,
-  RequestError,
   throwIfAborted,
 } from "../both/errors.js";
 import type {
@@ -20,11 +20,14 @@ import type * as openai from "../both/openai.js";
 import { modelUrl } from "../both/places.js";
 import { trusted } from "../both/trusted.js";
 import { type AnswerSource, Completions, type Prepared } from "./completions.js";
+import { fitContext } from "./context.js";
 import { checkedMessages } from "./conversation.js";
-import { WorkerLink, type WorkerPort } from "./link.js";
+import { createEmbeddings } from "./embeddings.js";
+import { PATIENCE, WorkerLink, type WorkerPort } from "./link.js";
 import { checkEngineOptions, checkProfileOptions } from "./options.js";
+import { Pulse } from "./pulse.js";
 import { CHAT, TEXT } from "./replies.js";
-import { check, prepareChat, prepareText, type ReadFormat } from "./requests.js";
+import { prepareChat, prepareText } from "./requests.js";
 import { checkedCalling } from "./tools.js";
 
 export { WorkerLink, type WorkerPort };
@@ -78,7 +81,7 @@ export async function openEngine(start: StartWorker, url: URL, options: EngineOp
   checkEngineOptions(options);
   const open = async (signal: AbortSignal | undefined): Promise<Opened> => {
     throwIfAborted(signal);
-    const link = new WorkerLink(await start(signal));
+    const link = new WorkerLink(await started(start, signal, options.patience ?? PATIENCE));
     try {
       return { link, card: await link.load(url, { ...options, ...(signal && { signal }) }) };
     } catch (error) {
@@ -89,6 +92,38 @@ export async function openEngine(start: StartWorker, url: URL, options: EngineOp
   const { link, card } = await open(options.signal);
   if ((options.persist ?? true) && link.hasDownloaded) void askToKeep();
   return new Engine(link, card, { open, contextPolicy: options.contextPolicy ?? "error" });
+}
+
+/** What `start` starts. Where nothing has come of that for `patience` seconds, what comes later is ended. */
+async function started(
+  start: StartWorker,
+  signal: AbortSignal | undefined,
+  patience: number,
+): Promise<WorkerPort> {
+  const stopping = linkedAbort(signal);
+  const starting = (async () => start(stopping.signal))();
+  let pulse: Pulse | null = null;
+  const given = new Promise<never>((_, reject) => {
+    stopping.signal.addEventListener("abort", () => reject(abortReason(signal)), { once: true });
+    const why = `The engine's worker has not started for ${patience} s. Load the model again.`;
+    pulse = new Pulse(patience, () => true, {
+      ask: () => undefined,
+      silent: () => reject(new DeviceError(why, { code: "worker-failed" })),
+    });
+    pulse.watch();
+  });
+  try {
+    return await Promise.race([starting, given]);
+  } catch (error) {
+    starting.then(
+      (port) => port.terminate(),
+      () => undefined,
+    );
+    throw error;
+  } finally {
+    (pulse as Pulse | null)?.end();
+    stopping.stop();
+  }
 }
 
 /** Asks for storage that the browser does not clear by itself. Quietly: it is the browser's to decide. */
@@ -117,7 +152,9 @@ export async function startWorker(signal: AbortSignal | undefined): Promise<Work
   const worker = workerOfFile();
   if (await starts(worker, signal)) return worker;
   worker.terminate();
-  const { workerSource } = await import("nearfar/worker-source").catch(() => ({ workerSource: null }));
+  const { workerSource } = await later(() => import("nearfar/worker-source"), "nearfar/worker-source").catch(
+    () => ({ workerSource: null }),
+  );
   if (workerSource !== null) return workerOf(workerSource);
   throw new DeviceError(
     "The engine's worker did not start: its file cannot be loaded. Is this page offline? Or has the app's bundler " +
@@ -143,6 +180,7 @@ function workerOfFile(): Worker {
 
 function workerOf(code: string): Worker {
   const blob = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
+  // It keeps its address: the worker's threads and what follows grammars start from there.
   return trusted(() => new Worker(blob, { type: "module", name: "nearfar" }));
 }
 
@@ -173,14 +211,8 @@ export class Engine {
   };
   readonly embeddings = {
     /** The embeddings of texts or token ids, of length 1, from a model that gives those. */
-    create: async (request: openai.EmbeddingRequest): Promise<openai.EmbeddingResponse> => {
-      const { createEmbeddings } = await import("./embeddings.js").catch((error) => {
-        throw new RequestError(`embeddings: their code cannot be loaded (${error})`, null, {
-          code: "unreachable",
-        });
-      });
-      return createEmbeddings(this.#link, this.#loaded.name, check, request);
-    },
+    create: (request: openai.EmbeddingRequest): Promise<openai.EmbeddingResponse> =>
+      createEmbeddings(this.#link, this.#loaded.name, request),
   };
   readonly completions: Completions<openai.CompletionRequest, openai.CompletionChunk, openai.Completion>;
   #link: WorkerLink;
@@ -203,14 +235,13 @@ export class Engine {
     const prepare = (request: openai.ChatCompletionRequest): Prepared | Promise<Prepared> => {
       // What is no object at all is refused by prepareChat.
       const policy = request?.context_policy ?? this.parts?.contextPolicy ?? "error";
-      // Most requests need neither, and go in this very turn.
-      if (request?.response_format == null && policy === "error") return prepareChat(request, name, noFormat);
-      return this.#prepare(request, name, policy);
+      const prepared = prepareChat(request, name);
+      // Most requests go in this very turn.
+      if (policy === "error") return prepared;
+      const count = (prompt: Prompt): Promise<number> => this.#link.count(prompt);
+      return fitContext(prepared, policy, this.model.contextLength, count);
     };
-    const prepareOfText = (request: openai.CompletionRequest): Prepared | Promise<Prepared> =>
-      request?.response_format
-        ? readerOfFormats().then((read) => prepareText(request, name, read))
-        : prepareText(request, name, noFormat);
+    const prepareOfText = (request: openai.CompletionRequest): Prepared => prepareText(request, name);
     this.chat = { completions: new Completions(source, name, "chatcmpl", CHAT, prepare) };
     this.completions = new Completions(source, name, "cmpl", TEXT, prepareOfText);
   }
@@ -274,20 +305,6 @@ export class Engine {
     return this.#link.profile(options);
   }
 
-  /** What reads formats, and fits conversations to the context, comes by dynamic import. */
-  async #prepare(
-    request: openai.ChatCompletionRequest,
-    name: string,
-    policy: openai.ContextPolicy,
-  ): Promise<Prepared> {
-    const read = request.response_format == null ? noFormat : await readerOfFormats();
-    const prepared = prepareChat(request, name, read);
-    if (policy === "error") return prepared;
-    const { fitContext } = await import("./context.js").catch(unloaded("context_policy"));
-    const count = (prompt: Prompt): Promise<number> => this.#link.count(prompt);
-    return fitContext(prepared, policy, this.model.contextLength, count, checkedMessages);
-  }
-
   /** How many tokens a conversation has as the model's prompt, with the tools that may be called. */
   async countTokens(
     messages: readonly openai.MessageParam[],
@@ -314,20 +331,4 @@ export class Engine {
     // That of a reload that was done in this very moment.
     await this.#link.close();
   }
-}
-
-/** Of a request that has none. */
-function noFormat(): null {
-  return null;
-}
-
-function readerOfFormats(): Promise<ReadFormat> {
-  return import("./formats.js").then(({ grammarOf }) => grammarOf, unloaded("response_format"));
-}
-
-/** RequestError for code that cannot be had now: offline, say. */
-function unloaded(param: string): (error: unknown) => never {
-  return (error) => {
-    throw new RequestError(`${param}: its code cannot be loaded (${error})`, param, { code: "unreachable" });
-  };
 }

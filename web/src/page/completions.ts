@@ -45,8 +45,31 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
   create(request: Req): Promise<AsyncIterable<Chunk> | Whole>;
   async create(request: Req): Promise<AsyncIterable<Chunk> | Whole> {
     const answering = await this.#start(request);
-    if (request.stream) return this.#chunks(answering, request.stream_options?.include_usage ?? false);
+    if (request.stream) return this.#stream(answering, request.stream_options?.include_usage ?? false);
     return this.#whole(answering);
+  }
+
+  /** The chunks, which may be left before the first is read: a generator that has not begun ends nothing. */
+  #stream(answering: Answering, includeUsage: boolean): AsyncGenerator<Chunk> {
+    let begun = false;
+    const chunks = this.#chunks(answering, includeUsage, () => {
+      begun = true;
+    });
+    const leave = chunks.return.bind(chunks);
+    const fail = chunks.throw.bind(chunks);
+    const end = (): void => {
+      if (!begun) answering.abort();
+    };
+    return Object.assign(chunks, {
+      return: (value: unknown) => {
+        end();
+        return leave(value);
+      },
+      throw: (error: unknown) => {
+        end();
+        return fail(error);
+      },
+    });
   }
 
   async #start(request: Req): Promise<Answering> {
@@ -91,13 +114,23 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
     };
     // The worker accepts or refuses first, so that a bad request rejects `create` and not the loop over its
     // chunks.
-    await next();
+    try {
+      await next();
+    } catch (error) {
+      abort();
+      throw error;
+    }
     const id = `${this.idPrefix}-${crypto.randomUUID()}`;
     const head = { id, created: Math.floor(Date.now() / 1000), model: this.model };
     return { head, n, leftOut, next, abort };
   }
 
-  async *#chunks({ head, n, leftOut, next, abort }: Answering, includeUsage: boolean): AsyncGenerator<Chunk> {
+  async *#chunks(
+    { head, n, leftOut, next, abort }: Answering,
+    includeUsage: boolean,
+    onBegin: () => void,
+  ): AsyncGenerator<Chunk> {
+    onBegin();
     const shape = this.shape;
     try {
       for (let index = 0; index < n; index++) {

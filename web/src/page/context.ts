@@ -6,6 +6,7 @@ import { RequestError } from "../both/errors.js";
 import type { Prompt } from "../both/messages.js";
 import type { ChatMessage, ContextPolicy, MessageParam } from "../both/openai.js";
 import type { Prepared } from "./completions.js";
+import { checkedMessages } from "./conversation.js";
 
 /** Of the context, what an answer gets that says nothing about its length, and what it gets at most. */
 const ANSWER_SHARE = 4;
@@ -57,16 +58,12 @@ export async function turnsToDrop<M extends Pick<ChatMessage, "role">>(
   return high;
 }
 
-/** Checks messages that a policy gives; what the page's requests are checked with. */
-export type CheckMessages = (messages: readonly MessageParam[]) => ChatMessage[];
-
 /** The request with what the policy leaves of its conversation. */
 export async function fitContext(
   prepared: Prepared,
   policy: Exclude<ContextPolicy, "error">,
   contextLength: number,
   count: (prompt: Prompt) => Promise<number>,
-  checkedMessages: CheckMessages,
 ): Promise<Prepared> {
   const { prompt, options } = prepared;
   if (prompt.kind !== "chat") return prepared;

@@ -2,7 +2,7 @@ import { abortReason, fromErrorRecord, RequestError, throwIfAborted } from "../b
 import type { AnswerEvent, EmbeddingInputs } from "../both/messages.js";
 import type { EmbeddingRequest, EmbeddingResponse } from "../both/openai.js";
 import type { Channel } from "./channel.js";
-import type { Kind } from "./requests.js";
+import { check, type Kind, SIGNAL, TEXT } from "./requests.js";
 
 /** Inputs of a request, as OpenAI has it. */
 const MOST = 2048;
@@ -18,7 +18,6 @@ const INPUT: Kind = [
       value.length > 0 &&
       (value.every((one) => typeof one === "string") || value.every(isTokens))),
 ];
-const TEXT: Kind = ["a string", (value) => typeof value === "string"];
 const KNOWN = {
   input: INPUT,
   model: TEXT,
@@ -28,10 +27,7 @@ const KNOWN = {
   ] as Kind,
   encoding_format: ['"float" or "base64"', (value) => value === "float" || value === "base64"] as Kind,
   user: TEXT,
-  signal: [
-    "an AbortSignal",
-    (value) => typeof value === "object" && value !== null && "aborted" in value,
-  ] as Kind,
+  signal: SIGNAL,
 };
 
 /** What gives the states of last tokens. */
@@ -39,14 +35,10 @@ interface Source {
   embed(inputs: EmbeddingInputs): { readonly events: Channel<AnswerEvent>; readonly abort: () => void };
 }
 
-/**
- * Answers a request for embeddings of the model that is loaded. `check` is given, so that what the page has
- * anyway need not be a file of its own.
- */
+/** Answers a request for embeddings of the model that is loaded. */
 export async function createEmbeddings(
   source: Source,
   model: string,
-  check: (request: object, known: Readonly<Record<string, Kind>>, model: string) => void,
   request: EmbeddingRequest,
 ): Promise<EmbeddingResponse> {
   check(request, KNOWN, model);

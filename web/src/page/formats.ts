@@ -2,6 +2,7 @@
 
 import { type ErrorCode, RequestError } from "../both/errors.js";
 import { type Grammar, MAX_GRAMMAR } from "../both/grammar.js";
+import { isRecord, shown } from "./values.js";
 
 const PARAM = "response_format";
 /** What stands beside `type`. */
@@ -80,12 +81,4 @@ function written(schema: Record<string, unknown>): string {
 
 function wrong(what: string, code: ErrorCode = "invalid-request"): RequestError {
   return new RequestError(`${PARAM}${what.startsWith(".") ? "" : " "}${what}`, PARAM, { code });
-}
-
-function isRecord(value: unknown): value is Record<string, unknown> {
-  return typeof value === "object" && value !== null && !Array.isArray(value);
-}
-
-function shown(value: unknown): string {
-  return (JSON.stringify(value) ?? String(value)).slice(0, 80);
 }

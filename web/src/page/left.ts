@@ -19,7 +19,7 @@ export async function hasLeft(load: string): Promise<boolean> {
     const onStorage = ({ key }: StorageEvent): void => {
       if (key === PREFIX + load) resolve();
     };
-    globalThis.addEventListener("storage", onStorage, { signal: settled.signal });
+    globalThis.addEventListener?.("storage", onStorage, { signal: settled.signal });
     setTimeout(resolve, LAST_WORD_MS);
   });
   settled.abort();

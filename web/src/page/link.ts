@@ -42,7 +42,7 @@ interface Waiter<T> {
 }
 
 /** Seconds that a worker may say nothing while something is awaited of it. */
-const PATIENCE = 120;
+export const PATIENCE = 120;
 /** How long a worker gets to say that its buffers are freed, before it is ended anyway. */
 const DISPOSE_TIMEOUT_MS = 2000;
 
@@ -94,6 +94,7 @@ export class WorkerLink {
     this.#pulse = new Pulse(patience, () => this.#isAwaited, {
       ask: () => this.#post({ type: "ping" }),
       silent: () => {
+        this.#post({ type: "hangs" });
         this.#die(
           `The engine's worker has said nothing for ${patience} s: it hangs. Load the model again. Where it ` +
             "only computes for so long at a time, give createEngine more patience.",
@@ -264,33 +265,18 @@ export class WorkerLink {
         this.#answer(message.id, message.answer);
         return;
       case "stats":
-        this.#statsWaiting.get(message.id)?.resolve(message.stats);
-        this.#statsWaiting.delete(message.id);
+        settle(this.#statsWaiting, message.id, message.stats);
         return;
       case "profiled":
-        this.#profiled(message.id, message.profile);
+        settle(this.#profilesWaiting, message.id, message.profile);
         return;
       case "counted":
-        this.#counted(message.id, message.tokens);
+        settle(this.#countsWaiting, message.id, message.tokens);
         return;
       case "disposed":
         this.#finalStats = message.stats;
         this.#onDisposed();
     }
-  }
-
-  #counted(id: number, tokens: number | ErrorRecord): void {
-    const waiter = this.#countsWaiting.get(id);
-    this.#countsWaiting.delete(id);
-    if (typeof tokens === "number") waiter?.resolve(tokens);
-    else waiter?.reject(fromErrorRecord(tokens));
-  }
-
-  #profiled(id: number, profile: StepProfile | ErrorRecord): void {
-    const waiter = this.#profilesWaiting.get(id);
-    this.#profilesWaiting.delete(id);
-    if ("launches" in profile) waiter?.resolve(profile);
-    else waiter?.reject(fromErrorRecord(profile));
   }
 
   #answer(id: number, answer: AnswerEvent): void {
@@ -341,4 +327,16 @@ export class WorkerLink {
     }
     if (message.type !== "ping") this.#pulse?.watch();
   }
+}
+
+/** Ends the wait for one answer. */
+function settle<T extends object | number>(
+  waiting: Map<number, Waiter<T>>,
+  id: number,
+  answer: T | ErrorRecord,
+): void {
+  const waiter = waiting.get(id);
+  waiting.delete(id);
+  if (typeof answer === "object" && "kind" in answer) waiter?.reject(fromErrorRecord(answer as ErrorRecord));
+  else waiter?.resolve(answer as T);
 }

@@ -1,5 +1,5 @@
-import { DeviceError, type ErrorRecord, toErrorRecord } from "../both/errors.js";
-import type { FromWorker, ToWorker } from "../both/messages.js";
+import { DeviceError, type ErrorRecord, refusalOf, toErrorRecord } from "../both/errors.js";
+import type { FromWorker, Question, ToWorker } from "../both/messages.js";
 import type { WorkerPort } from "./client.js";
 
 /** What carries the line now. */
@@ -7,8 +7,6 @@ export interface Carrier {
   postMessage(message: ToWorker): void;
   addEventListener(type: "message", listener: (event: { readonly data: FromWorker }) => void): void;
 }
-
-type Question = Extract<ToWorker, { readonly type: "generate" | "embed" | "count" | "profile" | "stats" }>;
 
 interface Open {
   readonly question: Question;
@@ -141,12 +139,7 @@ export class MovingPort implements WorkerPort {
   /** No place can load the model again. */
   #fail(error: ErrorRecord): void {
     this.#failure = error;
-    for (const [id, { question }] of this.#open) {
-      if (question.type === "generate" || question.type === "embed")
-        this.#tell({ type: "answer", id, answer: { event: "error", error } });
-      if (question.type === "count") this.#tell({ type: "counted", id, tokens: error });
-      if (question.type === "profile") this.#tell({ type: "profiled", id, profile: error });
-    }
+    for (const { question } of this.#open.values()) this.#tell(refusalOf(question, error));
     this.#open.clear();
   }
 

@@ -5,10 +5,10 @@
 
 import { RequestError } from "../both/errors.js";
 import { MAX_LISTED, MAX_VARIABLES, TOP_LOGPROBS } from "../both/format.js";
-import type { Grammar } from "../both/grammar.js";
 import type { ChatCompletionRequest, CompletionRequest } from "../both/openai.js";
 import type { Prepared } from "./completions.js";
 import { checkedMessages } from "./conversation.js";
+import { grammarOf } from "./formats.js";
 import { checkedCalling } from "./tools.js";
 import { isFlag, isRecord, shown } from "./values.js";
 
@@ -129,19 +129,16 @@ const LACKING: Readonly<Record<string, readonly unknown[]>> = {
   best_of: ["1"],
 };
 
-/** What reads a response_format: `grammarOf`. */
-export type ReadFormat = (format: unknown) => Grammar | null;
-
 /**
  * A chat request taken apart. `model`: the one that is loaded. Throws RequestError naming the first wrong
  * parameter.
  */
-export function prepareChat(request: ChatCompletionRequest, model: string, read: ReadFormat): Prepared {
+export function prepareChat(request: ChatCompletionRequest, model: string): Prepared {
   check(request, CHAT, model);
   const { max_completion_tokens, logprobs, top_logprobs, continue_final_message, ...others } = request;
   const { messages: given, tools, tool_choice, parallel_tool_calls, response_format, ...more } = others;
   const { chat_template_kwargs: variables, ...rest } = more;
-  const grammar = response_format == null ? null : read(response_format);
+  const grammar = response_format == null ? null : grammarOf(response_format);
   const messages = checkedMessages(given);
   const calling = checkedCalling({ tools, tool_choice, parallel_tool_calls });
   const continueLast = continue_final_message ?? false;
@@ -163,7 +160,7 @@ export function prepareChat(request: ChatCompletionRequest, model: string, read:
 }
 
 /** A plain request taken apart, as above. */
-export function prepareText(request: CompletionRequest, model: string, read: ReadFormat): Prepared {
+export function prepareText(request: CompletionRequest, model: string): Prepared {
   check(request, PLAIN, model);
   const { prompt, logprobs, response_format, echo, best_of, ...options } = request;
   if (prompt == null) throw new RequestError("prompt is missing: give a string", "prompt");
@@ -175,7 +172,7 @@ export function prepareText(request: CompletionRequest, model: string, read: Rea
       "echo",
       { code: "unsupported" },
     );
-  const grammar = response_format == null ? null : read(response_format);
+  const grammar = response_format == null ? null : grammarOf(response_format);
   const alone = echo && options.max_tokens === 0;
   return {
     prompt: {

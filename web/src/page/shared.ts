@@ -1,4 +1,4 @@
-import { unloaded } from "../both/errors.js";
+import { later } from "../both/errors.js";
 import { startWorker, type WorkerPort } from "./client.js";
 import { Pulse } from "./pulse.js";
 
@@ -27,9 +27,9 @@ export function sharedEngine(given: MessagePort | SharedOptions = {}): WorkerPor
   const worker = (): SharedWorker =>
     new SharedWorker(new URL("./worker.js", import.meta.url), { type: "module", name });
   const places = { worker, overPort, startWorker, Pulse };
-  return import("./tabs.js")
-    .catch(unloaded("sharedEngine"))
-    .then(({ openShared }) => openShared(name, places));
+  return later(() => import("./tabs.js"), "The code of sharedEngine").then(({ openShared }) =>
+    openShared(name, places),
+  );
 }
 
 function overPort(port: MessagePort): WorkerPort {
@@ -44,6 +44,9 @@ function overPort(port: MessagePort): WorkerPort {
       port.addEventListener("message", (event) => listener(event as never));
       port.start();
     },
-    terminate: () => port.close(),
+    terminate: () => {
+      port.postMessage({ type: "dispose" });
+      port.close();
+    },
   };
 }

@@ -14,6 +14,8 @@ import type { Pulse } from "./pulse.js";
  * answers, however busy the engine's worker is.
  */
 const SILENCE = 8;
+/** How long a SharedWorker may take for its first word: one that hangs says none to a page that comes later. */
+const FIRST_WORD_MS = 30_000;
 /** How long the page that takes over waits for a last word. */
 const LAST_WORD_MS = 1000;
 
@@ -37,6 +39,7 @@ export async function openShared(name: string, places: Places): Promise<WorkerPo
   const { overPort, startWorker } = places;
   const worker = openSharedWorker(places.worker);
   if (worker && (await starts(worker))) return overPort(worker.port);
+  worker?.port.close();
   // Both are for pages of https and localhost alone.
   if (!("locks" in navigator) || typeof BroadcastChannel !== "function") return startWorker(undefined);
   return new Tab(name, places).port;
@@ -52,15 +55,20 @@ function openSharedWorker(open: () => SharedWorker): SharedWorker | null {
   }
 }
 
-/** Whether its script runs. Ports keep what comes until they are read. */
+/** Whether its script runs, and answers. Ports keep what comes until they are read. */
 function starts(worker: SharedWorker): Promise<boolean> {
   const settled = new AbortController();
   const once = { once: true, signal: settled.signal };
+  let timer: ReturnType<typeof setTimeout> | undefined;
   return new Promise<boolean>((resolve) => {
     worker.addEventListener("error", () => resolve(false), once);
     worker.port.addEventListener("message", () => resolve(true), once);
     worker.port.start();
-  }).finally(() => settled.abort());
+    timer = setTimeout(() => resolve(false), FIRST_WORD_MS);
+  }).finally(() => {
+    clearTimeout(timer);
+    settled.abort();
+  });
 }
 
 /** One page's part: it leads, or follows whoever does. */
@@ -176,19 +184,22 @@ class Tab {
       };
       this.port.moveTo(channel, close);
     });
-    void navigator.locks.request(line, () => {
+    const held = navigator.locks.request(line, () => {
       this.#say({ type: "hello", leader, line });
       return hungUp;
     });
+    // A page that is being left has no locks any more.
+    held.catch(() => undefined);
   }
 
   #welcome(share: Share, line: string): void {
     const channel = new BroadcastChannel(line);
     const leave = share.connect(channel);
-    void navigator.locks.request(line, () => {
+    const gone = (): void => {
       leave();
       channel.close();
-    });
+    };
+    navigator.locks.request(line, gone).catch(gone);
   }
 
   /** Has the engine until it is not wanted any more. */
@@ -202,7 +213,7 @@ class Tab {
         if (!this.#isOpen) this.#words.close();
       };
       const share = new Share(
-        () => later(Promise.resolve(this.places.startWorker(undefined))),
+        () => starting(Promise.resolve(this.places.startWorker(undefined))),
         // The page may be done with the engine while others are not.
         () => this.#isOpen || leave(),
       );
@@ -240,23 +251,23 @@ class Tab {
 }
 
 /** A worker that is still being started. */
-function later(starting: Promise<WorkerPort>): WorkerPort {
+function starting(worker: Promise<WorkerPort>): WorkerPort {
   const fail = (listener: (event: never) => void) => (error: unknown) =>
     listener({ message: error instanceof Error ? error.message : String(error) } as never);
   return {
     postMessage: (message) =>
-      void starting.then(
-        (worker) => worker.postMessage(message),
+      void worker.then(
+        (started) => started.postMessage(message),
         () => undefined,
       ),
     addEventListener: (type: string, listener: (event: never) => void) =>
-      void starting.then(
-        (worker) => worker.addEventListener(type as "message", listener as () => void),
+      void worker.then(
+        (started) => started.addEventListener(type as "message", listener as () => void),
         type === "error" ? fail(listener) : () => undefined,
       ),
     terminate: () =>
-      starting.then(
-        (worker) => worker.terminate(),
+      worker.then(
+        (started) => started.terminate(),
         () => undefined,
       ),
   };

@@ -1,4 +1,4 @@
-import { unloaded } from "../both/errors.js";
+import { later } from "../both/errors.js";
 import type { LoadProgress, ModelCard } from "../both/messages.js";
 import type { Engine, EngineOptions } from "../page/client.js";
 import type { Availability, MonitorCallback } from "./types.js";
@@ -116,7 +116,7 @@ async function open(
   options: Required<Pick<EngineOptions, "signal" | "onProgress">>,
 ): Promise<PromptEngine> {
   if (typeof source === "function") return source(options);
-  const { createEngine } = await import("../page/index.js").catch(unloaded("LanguageModel"));
+  const { createEngine } = await later(() => import("../page/index.js"), "The engine's code");
   return createEngine(source, options);
 }
 

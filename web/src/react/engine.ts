@@ -1,5 +1,5 @@
 import { useEffect, useState } from "react";
-import { unloaded } from "../both/errors.js";
+import { later } from "../both/errors.js";
 import type { LoadProgress } from "../both/messages.js";
 import type { Engine, EngineOptions } from "../page/client.js";
 import { useLatest } from "./latest.js";
@@ -73,7 +73,7 @@ async function whileMounted(
     told((state) => (state.engine || state.status === "loading" ? { ...state, progress } : state));
   try {
     const create =
-      createEngine ?? (await import("../page/index.js").catch(unloaded("useNearfar"))).createEngine;
+      createEngine ?? (await later(() => import("../page/index.js"), "The engine's code")).createEngine;
     const engine = await create(url, { ...options, signal, onProgress });
     signal.addEventListener("abort", () => void engine.dispose());
     if (signal.aborted) await engine.dispose();

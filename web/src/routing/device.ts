@@ -1,11 +1,10 @@
-import type { ChatMessage } from "../both/openai.js";
 /**
  * The device: an engine of this package, passed in as an object, so that the SDK does not bring the engine
  * along.
  */
 
 import { DeviceError, throwIfAborted } from "../both/errors.js";
-import type { ChatCompletionChunk, ChatCompletionRequest } from "../both/openai.js";
+import type { ChatCompletionChunk, ChatCompletionRequest, ChatMessage } from "../both/openai.js";
 import { ends, isUseful, type Piece, pieceOf } from "./leg.js";
 import { type HybridRequest, type Message, textOf } from "./openai.js";
 import type { Feature } from "./types.js";

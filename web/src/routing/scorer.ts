@@ -1,10 +1,8 @@
 /**
- * The difficulty model as the client takes it. Its code comes with its weights, and only where they are asked
- * for.
+ * The difficulty model as the client takes it.
  */
 
-import { unloaded } from "../both/errors.js";
-import type { DifficultyModel } from "./difficulty.js";
+import { type DifficultyModel, loadDifficulty as loadModel, messagesToPrompt } from "./difficulty.js";
 import type { Message } from "./openai.js";
 
 /** How difficult a conversation's next answer is, 0 to 1; null where that cannot be said. */
@@ -21,10 +19,7 @@ export interface Difficulty extends Scorer {
  * as it is.
  */
 export async function loadDifficulty(source: DifficultyModel | URL | string): Promise<Difficulty> {
-  const { loadDifficulty: load, messagesToPrompt } = await import("./difficulty.js").catch(
-    unloaded("loadDifficulty"),
-  );
-  const model = await load(source);
+  const model = await loadModel(source);
   const ofMessages = (messages: readonly Message[]): number => model.score(messagesToPrompt(messages));
   return Object.assign(ofMessages, { score: (prompt: string) => model.score(prompt) });
 }

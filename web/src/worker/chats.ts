@@ -1,6 +1,6 @@
 /** One model's chats: what becomes of them as prompts, and how their answers are taken apart. */
 
-import { RequestError } from "../both/errors.js";
+import { later, RequestError } from "../both/errors.js";
 import type { AnswerFormatRecord } from "../both/format.js";
 import type { Grammar } from "../both/grammar.js";
 import type { Prompt } from "../both/messages.js";
@@ -17,7 +17,7 @@ export interface ChatPrompt {
   readonly reasoningOpen: boolean;
 }
 
-type Answers = typeof import("./answers/index.js");
+type Answers = typeof import("./parts/answers.js");
 
 /** What takes answers apart comes by dynamic import: many models mark nothing, and many requests call nothing. */
 export class Chats {
@@ -42,7 +42,10 @@ export class Chats {
   }
 
   async load(): Promise<void> {
-    this.#answers ??= await import("./answers/index.js");
+    this.#answers ??= await later(
+      () => import("./parts/answers.js"),
+      "The code that reads calls and reasoning",
+    );
     this.#form ??= this.record && this.#answers.readAnswerFormat(this.record, "manifest.json.answers");
   }
 

@@ -1,5 +1,5 @@
 import type { Found } from "../both/artifacts.js";
-import { ArtifactError } from "../both/errors.js";
+import { ArtifactError, later } from "../both/errors.js";
 import type { KeptOptions } from "./store/kept-file.js";
 import { openFiles } from "./store/packs.js";
 import type { TextCodec } from "./text/types.js";
@@ -15,7 +15,7 @@ export async function loadCodec({ base, manifest }: Found, options: KeptOptions)
     return entry ? new TextDecoder().decode(await (await small)(entry)) : null;
   };
   const [{ createTextCodec }, tokenizer, config, template, toolTemplate] = await Promise.all([
-    import("./text/index.js"),
+    later(() => import("./parts/text.js"), "The tokenizer's code"),
     read("tokenizer.json"),
     read("tokenizer_config.json"),
     read("chat_template.jinja"),

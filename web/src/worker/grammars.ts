@@ -56,6 +56,19 @@ export class Grammars {
     return Object.assign(way, { allowed });
   }
 
+  /** So many answers at the start of a grammar. */
+  async followEach(
+    grammar: Grammar,
+    count: number,
+    signal: AbortSignal,
+    ignoreEos: boolean,
+  ): Promise<Constraint[]> {
+    // The first compiles it, or is refused.
+    const first = await this.follow(grammar, signal, ignoreEos);
+    const others = Array.from({ length: count - 1 }, () => this.follow(grammar, signal, ignoreEos));
+    return [first, ...(await Promise.all(others))];
+  }
+
   /** What may follow the tokens of a way; null: nothing. */
   next(way: Way): Promise<Uint32Array<ArrayBuffer> | null> {
     const next = this.#turn.then(() => this.#next(way));
@@ -106,19 +119,25 @@ export class Grammars {
   /** A worker that knows the vocabulary. Answers under way go on in it from their tokens. */
   async #open(start: StartGrammars): Promise<Line> {
     const { size, bytesOf, ends: known } = this.vocabulary;
-    // Without an end token a grammar that may be empty would be at its end before the first token.
-    const silent = Array.from({ length: known.length > 0 ? 0 : size }, (_, token) => bytesOf(token)).indexOf(
-      null,
-    );
-    const ends = known.length > 0 ? known : [silent < 0 ? size - 1 : silent];
-    const started = start();
-    const line = new Line("post" in started ? started : inThread(started));
-    const pieces = Array.from({ length: size }, (_, token) => written(bytesOf(token)));
-    const answer = await line.ask({ type: "vocabulary", pieces, ends }, START_LIMIT_MS);
-    if (answer.type === "ready") return line;
-    this.#line = null;
-    line.end();
-    throw failed(answer);
+    let line: Line | null = null;
+    try {
+      // Without an end token a grammar that may be empty would be at its end before the first token.
+      const silent = Array.from({ length: known.length > 0 ? 0 : size }, (_, token) =>
+        bytesOf(token),
+      ).indexOf(null);
+      const ends = known.length > 0 ? known : [silent < 0 ? size - 1 : silent];
+      const started = start();
+      line = new Line("post" in started ? started : inThread(started));
+      const pieces = Array.from({ length: size }, (_, token) => written(bytesOf(token)));
+      const answer = await line.ask({ type: "vocabulary", pieces, ends }, START_LIMIT_MS);
+      if (answer.type === "ready") return line;
+      throw failed(answer);
+    } catch (error) {
+      // The next request begins anew.
+      this.#line = null;
+      line?.end();
+      throw error;
+    }
   }
 
   /** Ends the worker; the next request has another. */

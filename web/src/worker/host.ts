@@ -5,6 +5,10 @@ import type { ThreadPort } from "./wasm/threads.js";
 /** By this name a worker of this package knows that it is to be a thread. */
 export const THREAD = "nearfar-thread";
 
+export function isFirefox(): boolean {
+  return /Firefox/.test(globalThis.navigator?.userAgent ?? "");
+}
+
 /** What the worker's code is given by the place that it runs in: a browser, Node, Deno, Bun. */
 export interface Host {
   /** How files are read; the global `fetch` where it is left out. */

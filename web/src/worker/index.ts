@@ -1,8 +1,11 @@
 import { trusted } from "../both/trusted.js";
-import { type Follow, inThread } from "../grammar/in-thread.js";
+import { inThread } from "../grammar/in-thread.js";
 import { type FromGrammars, GRAMMARS, type GrammarPort, type ToGrammars } from "../grammar/words.js";
+import { hosted } from "../here/hosted.js";
 import type { SharePort } from "../here/share.js";
-import { type Host, THREAD } from "./host.js";
+import { follow } from "./follow.js";
+import { type Host, isFirefox, THREAD } from "./host.js";
+import "./parts/core.js";
 import { serve, type WorkerScope } from "./serve.js";
 import { work } from "./wasm/thread.js";
 import type { ThreadPort, ThreadTask, ThreadWord } from "./wasm/threads.js";
@@ -30,7 +33,7 @@ else serve(scope, host());
 function host(): Host {
   return {
     spawn: sharesMemory() ? spawn : null,
-    grammars: typeof Worker === "function" ? grammars : loadFollow,
+    grammars: typeof Worker === "function" ? grammars : async () => follow,
     hardwareThreads: hardwareThreads(),
   };
 }
@@ -58,7 +61,7 @@ function kind(): WorkerType {
   try {
     scope.importScripts?.();
     // Elsewhere a page that enforces Trusted Types would refuse the address.
-    if (/Firefox/.test(globalThis.navigator?.userAgent ?? "")) scope.importScripts?.("http://");
+    if (isFirefox()) scope.importScripts?.("http://");
   } catch (error) {
     if (error instanceof TypeError) return "module";
   }
@@ -105,7 +108,7 @@ interface End<In, Out> {
 
 function beGrammars(): void {
   const { addEventListener, postMessage } = globalThis as unknown as End<ToGrammars, FromGrammars>;
-  const following = inThread(loadFollow());
+  const following = inThread(Promise.resolve(follow));
   following.listen((word) => postMessage(word));
   addEventListener("message", ({ data }) => following.post(data));
 }
@@ -115,12 +118,8 @@ function beShared(): void {
   const { addEventListener } = globalThis as unknown as {
     addEventListener(type: "connect", listener: (event: { readonly ports: [SharePort] }) => void): void;
   };
-  const loading = import("../here/hosted.js").then(({ hosted }) => hosted(host()));
-  addEventListener("connect", async ({ ports: [port] }) => void (await loading).connect(port));
-}
-
-async function loadFollow(): Promise<Follow> {
-  return (await import("../grammar/follow.js")).follow;
+  const share = hosted(host());
+  addEventListener("connect", ({ ports: [port] }) => share.connect(port));
 }
 
 function beThread(): void {

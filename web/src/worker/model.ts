@@ -1,7 +1,7 @@
 /** A model opened from its artifact: on a device, with what makes tokens of text. */
 
 import { type Found, findArtifacts } from "../both/artifacts.js";
-import { DeviceError } from "../both/errors.js";
+import { DeviceError, later } from "../both/errors.js";
 import { filesOf, keptManifest, openOpfsCache } from "../both/file-cache.js";
 import type { BackendName, Manifest, Program, SealedManifest } from "../both/manifest.js";
 import type { BackendChoice, LoadSettings, LoadStep, ProgramChoice } from "../both/messages.js";
@@ -35,14 +35,12 @@ export interface Model {
   readonly settle: () => Promise<void>;
 }
 
-/** Opens the artifact at `url`, on the backend that suits it best and can be had. */
+/** Opens the artifact in the folder `url`, on the backend that suits it best and can be had. */
 export async function openModel(url: URL, settings: LoadSettings, hooks: ModelHooks): Promise<Model> {
-  const base = new URL(url);
-  if (!base.pathname.endsWith("/")) base.pathname += "/";
   const { signal, onProgress, host } = hooks;
   onProgress({ phase: "manifest" });
   const { fetch } = host;
-  const artifacts = await findArtifacts(base, settings.backend, {
+  const artifacts = await findArtifacts(url, settings.backend, {
     ...{ fetch, signal, kept: keptManifest },
     integrity: settings.integrity,
   });
@@ -123,6 +121,7 @@ type OpenBackend = (
 
 /** Backends come by dynamic import too: nobody wants both. */
 async function backendOf(name: BackendName): Promise<OpenBackend> {
-  if (name === "wasm") return (await import("./wasm/load.js")).loadWasm;
-  return (await import("./gpu/load.js")).loadExecutor;
+  if (name === "wasm")
+    return (await later(() => import("./parts/wasm.js"), "The code of the WebAssembly backend")).loadWasm;
+  return (await later(() => import("./parts/gpu.js"), "The code of the WebGPU backend")).loadExecutor;
 }

@@ -1,4 +1,4 @@
-import { DeviceError, toErrorRecord } from "../both/errors.js";
+import { DeviceError, refusalOf, toErrorRecord } from "../both/errors.js";
 import type {
   AnswerEvent,
   FromWorker,
@@ -63,6 +63,7 @@ class Server {
       case "stats":
         if (this.#session)
           this.scope.postMessage({ type: "stats", id: message.id, stats: this.#session.stats() });
+        else this.scope.postMessage(refusalOf(message, toErrorRecord(notLoaded())));
         return;
       case "count":
         void this.#count(message);

@@ -15,10 +15,12 @@ import type {
   StepProfile,
 } from "../both/messages.js";
 import { Answer } from "./answer.js";
-import { Constraints } from "./constraints.js";
+import { embedAll, wrongTask } from "./embeddings.js";
 import { EngineCore } from "./engine/engine-core.js";
+import { checkedProfile, profileStep } from "./engine/profile.js";
 import type { Request } from "./engine/request.js";
 import { parseSampling } from "./engine/sampling.js";
+import { Grammars } from "./grammars.js";
 import type { Loaded, ModelBackend } from "./loaded.js";
 import { type Model, type ModelHooks, openModel } from "./model.js";
 import { Prompts } from "./prompts.js";
@@ -48,7 +50,7 @@ export function checkCount(n: number): void {
 export class Session {
   readonly #core: EngineCore;
   readonly #prompts: Prompts;
-  readonly #constraints: Constraints;
+  readonly #grammars: Grammars;
   readonly #asked = new Map<number, Asked>();
   #loaded: Loaded;
   #last: AnswerStats | null = null;
@@ -63,7 +65,7 @@ export class Session {
     this.#loaded = loaded;
     this.#prompts = new Prompts(codec, manifest);
     const { vocabSize: size, eosTokenIds: ends } = manifest.model;
-    this.#constraints = new Constraints(host.grammars, {
+    this.#grammars = new Grammars(host.grammars, {
       ...{ size, ends },
       bytesOf: (token) => codec.tokenBytes(token),
     });
@@ -145,7 +147,7 @@ export class Session {
     try {
       const { n, logprobs, options, grammar } = request;
       checkCount(n);
-      if (this.#loaded.executor.shape.embedding) await this.#refuse();
+      if (this.#loaded.executor.shape.embedding) throw wrongTask(this.model.manifest.model);
       const { model, sampling } = this.model.manifest;
       const params = parseSampling(options, logprobs, model.vocabSize, sampling);
       const { requests, left } = this.#ask(id);
@@ -157,7 +159,7 @@ export class Session {
       const whole = asked.grammar && (await asked.grammar(grammar ?? null));
       const wanted = asked.grammar ? whole : grammar;
       const constraints = wanted
-        ? await this.#constraints.follow(wanted, n, left.signal, params.ignoreEos)
+        ? await this.#grammars.followEach(wanted, n, left.signal, params.ignoreEos)
         : [];
       if (left.signal.aborted) return;
       if (request.prompt.kind === "text" && request.prompt.echo === "alone") return answer.echoed();
@@ -176,11 +178,9 @@ export class Session {
   /** Starts the requests for embeddings; "embedded" is the last event, or "error". */
   async embed(id: number, inputs: EmbeddingInputs, tell: (event: AnswerEvent) => void): Promise<void> {
     try {
-      if (!this.#loaded.executor.shape.embedding) await this.#refuse();
+      if (!this.#loaded.executor.shape.embedding) throw wrongTask(this.model.manifest.model);
       const params = parseSampling({ max_tokens: 1 }, null, this.model.manifest.model.vocabSize);
-      const { requests, left } = this.#ask(id);
-      const { embedAll } = await import("./embeddings.js");
-      if (left.signal.aborted) return;
+      const { requests } = this.#ask(id);
       const tokensOf = (text: string): number[] => this.#prompts.asked({ kind: "text", text }, []).tokens;
       const texts = inputs.map((one) => (typeof one === "string" ? tokensOf(one) : one));
       const vectors = await embedAll(this.#core, texts, this.#loaded.executor.shape, params, requests);
@@ -190,12 +190,6 @@ export class Session {
       this.abort(id);
       tell({ event: "error", error: toErrorRecord(error) });
     }
-  }
-
-  /** Only what refuses is loaded for it. */
-  async #refuse(): Promise<never> {
-    const { wrongTask } = await import("./embeddings.js");
-    throw wrongTask(this.model.manifest.model);
   }
 
   #ask(id: number): Asked {
@@ -214,7 +208,7 @@ export class Session {
 
   dispose(): void {
     this.#core.stop(disposedError());
-    this.#constraints.end();
+    void this.#grammars.end();
     this.#loaded.executor.dispose();
   }
 
@@ -235,7 +229,6 @@ export class Session {
    * What each launch of a step costs. Refused while the engine answers; what its cache holds is forgotten.
    */
   async profile(options: ProfileOptions): Promise<StepProfile> {
-    const { checkedProfile, profileStep } = await import("./engine/profile.js");
     const measured = await this.#core.alone(
       () => checkedProfile(this.#loaded.executor, options, this.#core.largestStep),
       (checked) => profileStep(this.#loaded.executor, checked),

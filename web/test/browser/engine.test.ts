@@ -2,10 +2,31 @@ import { describe, expect, test } from "vitest";
 import type * as nearfar from "../../src/page/index.js";
 import { CHROMIUM } from "../support/chromium.js";
 import { enginePage } from "../support/engine-page.js";
-import { expectedText } from "../support/toy-artifact.js";
+import { expectedText, toyArtifact } from "../support/toy-artifact.js";
 
 describe.skipIf(!CHROMIUM)("the engine in Chromium", { timeout: 180_000 }, () => {
   const at = enginePage();
+
+  test("fails the request alone that needs a kernel which is not valid, and says where", async () => {
+    at.artifact = toyArtifact({ invalid: "score" });
+    const told = await at.page.evaluate(async () => {
+      const engine = await nearfarPackage.createEngine("/toy/");
+      const asked = { prompt: "q", max_tokens: 100, temperature: 0 };
+      const plain = engine.completions.create(asked);
+      const scored = engine.completions
+        .create({ ...asked, logprobs: 1 })
+        .catch((error: Error) => error.message);
+      const told = { scored: await scored, plain: (await plain).choices[0]?.text };
+      const { reopened } = await engine.stats();
+      await engine.dispose();
+      return { ...told, reopened };
+    });
+    expect(told).toEqual({
+      scored: expect.stringMatching(/kernel score_\d+ does not compile on this GPU: \d+:\d+ /),
+      plain: expectedText("q", 100),
+      reopened: 0,
+    });
+  });
 
   test("answers as the model does, several at once, and frees every buffer", async () => {
     const prompts = ["", "H", "Hello, world", "x".repeat(100), "Hello, world!"];

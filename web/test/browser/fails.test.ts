@@ -87,7 +87,7 @@ describe.skipIf(!CHROMIUM)("an engine that fails in Chromium", { timeout: 180_00
       { code: "worker-failed", message: expect.stringMatching(/cannot be loaded.*offline.*worker\.js/) },
       ...["cachedModels", "deleteModel", "sharedEngine"].map((name) => ({
         code: "unreachable",
-        message: expect.stringContaining(`${name}: its code cannot be loaded`),
+        message: expect.stringContaining(`The code of ${name} cannot be loaded`),
       })),
     ]);
   });

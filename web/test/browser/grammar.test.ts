@@ -135,28 +135,22 @@ describe.skipIf(!CHROMIUM)("an answer with a format in Chromium", { timeout: 180
     return [...first, ...(await both())];
   }
 
-  test.each([
-    { side: "worker", chunk: /chunks\/(grammar|lib)-/ },
-    { side: "page", chunk: /chunks\/formats-/ },
-  ])(
-    "whose code of the $side cannot be loaded is refused by a code, others are answered, later it is too",
-    async ({ chunk }) => {
-      at.server.intercept = (path, response) => {
-        if (!chunk.test(path)) return false;
-        response.writeHead(404).end();
-        return true;
-      };
-      const told = await failures(() => {
-        at.server.intercept = () => false;
-      });
-      expect(told).toMatchObject([
-        { name: "RequestError", code: "unreachable", message: expect.stringContaining("cannot be loaded") },
-        "string",
-        expect.stringMatching(/^\d{3}$/),
-        "string",
-      ]);
-    },
-  );
+  test("whose code cannot be loaded is refused by a code, others are answered, later it is too", async () => {
+    at.server.intercept = (path, response) => {
+      if (!/chunks\/(grammar|lib)-/.test(path)) return false;
+      response.writeHead(404).end();
+      return true;
+    };
+    const told = await failures(() => {
+      at.server.intercept = () => false;
+    });
+    expect(told).toMatchObject([
+      { name: "RequestError", code: "unreachable", message: expect.stringContaining("cannot be loaded") },
+      "string",
+      expect.stringMatching(/^\d{3}$/),
+      "string",
+    ]);
+  });
 
   test.each([
     { how: "throws", code: `throw new Error("a fault of the test");` },

@@ -111,17 +111,20 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
   };
 
   /** The text of an answer, or what went wrong. */
-  const answer = (page: Page, options: { integrity?: string } = {}): Promise<string> =>
-    page.evaluate(async (given) => {
-      try {
-        const engine = await nearfarPackage.createEngine("/toy/", { ...given, onWarning: () => undefined });
-        const { choices } = await engine.completions.create({ prompt: "q", max_tokens: 9, temperature: 0 });
-        await engine.dispose();
-        return choices[0]?.text ?? "";
-      } catch (error) {
-        return String(error);
-      }
-    }, options);
+  const answer = (page: Page, options: { integrity?: string } = {}, url = "/toy/"): Promise<string> =>
+    page.evaluate(
+      async ([address, given]) => {
+        try {
+          const engine = await nearfarPackage.createEngine(address, { ...given, onWarning: () => undefined });
+          const { choices } = await engine.completions.create({ prompt: "q", max_tokens: 9, temperature: 0 });
+          await engine.dispose();
+          return choices[0]?.text ?? "";
+        } catch (error) {
+          return String(error);
+        }
+      },
+      [url, options] as const,
+    );
 
   test("what has been loaded once starts without a network, and with it asks for the manifest alone", async () => {
     expect(await answer(first)).toBe(expectedText("q", 9));
@@ -133,6 +136,16 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
     expect(await answer(first)).toBe(expectedText("q", 9));
     expect(asked()).toHaveLength(cold);
   });
+
+  // What a proxy answers for a server behind it that is down, or asks to wait.
+  test.each([502, 429])(
+    "what has been loaded once starts where the server answers HTTP %i",
+    async (status) => {
+      await load(first, "toy");
+      server.intercept = (path, response) => path.startsWith("toy/") && !!response.writeHead(status).end();
+      expect(await answer(second)).toBe(expectedText("q", 9));
+    },
+  );
 
   test("of an artifact with packs those are kept, and not what lies in them", async () => {
     await load(first, "packed");
@@ -212,43 +225,52 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
     expect((await first.evaluate(() => nearfarPackage.cachedModels())).map(({ url }) => url)).toHaveLength(1);
   });
 
-  test("a shard that had come in part when its tab was closed goes on at the next visit", async () => {
-    const ranges: (string | undefined)[] = [];
-    const shard = artifacts.get("toy")?.files.get("weights/00001.bin") ?? new Uint8Array();
-    server.intercept = (path, response) => {
-      if (path !== "toy/weights/00001.bin") return false;
-      const { range } = response.req.headers;
-      ranges.push(range);
-      const from = Number(/^bytes=(\d+)-$/.exec(range ?? "")?.[1] ?? "0");
-      if (range) {
-        response.writeHead(206, { "content-range": `bytes ${from}-${shard.length - 1}/${shard.length}` });
-        response.end(shard.slice(from));
+  // As in a bucket with plain CORS headers, another origin's pages see none that is not exposed to them.
+  test.each(["this", "another"])(
+    "a shard of %s origin that had come in part when its tab was closed goes on",
+    async (origin) => {
+      const ranges: (string | undefined)[] = [];
+      const shard = artifacts.get("toy")?.files.get("weights/00001.bin") ?? new Uint8Array();
+      const bucket = await serve(async (path) => artifacts.get("toy")?.files.get(path.slice(4)) ?? null);
+      const host = origin === "this" ? server : bucket;
+      const url = new URL("toy/", host.url).href;
+      host.intercept = (path, response) => {
+        if (path !== "toy/weights/00001.bin") return false;
+        response.setHeader("access-control-allow-origin", "*");
+        const { range } = response.req.headers;
+        ranges.push(range);
+        const from = Number(/^bytes=(\d+)-$/.exec(range ?? "")?.[1] ?? "0");
+        if (range) {
+          response.writeHead(206, { "content-range": `bytes ${from}-${shard.length - 1}/${shard.length}` });
+          response.end(shard.slice(from));
+          return true;
+        }
+        response.writeHead(200, { "content-length": shard.length });
+        let sent = 300;
+        response.write(shard.slice(0, sent));
+        // A byte now and then, so that its progress is told.
+        const timer = setInterval(() => response.write(shard.slice(sent, ++sent)), 100);
+        response.on("close", () => clearInterval(timer));
         return true;
-      }
-      response.writeHead(200, { "content-length": shard.length });
-      let sent = 300;
-      response.write(shard.slice(0, sent));
-      // A byte now and then, so that its progress is told.
-      const timer = setInterval(() => response.write(shard.slice(sent, ++sent)), 100);
-      response.on("close", () => clearInterval(timer));
-      return true;
-    };
-    await first.evaluate(async () => {
-      const many = new Promise<void>((resolve) => {
-        void nearfarPackage.createEngine("/toy/", {
-          onProgress: (step) => {
-            if (step.phase === "weights" && step.loaded >= 512 + 300) resolve();
-          },
+      };
+      await first.evaluate(async (address) => {
+        const many = new Promise<void>((resolve) => {
+          void nearfarPackage.createEngine(address, {
+            onProgress: (step) => {
+              if (step.phase === "weights" && step.loaded >= 512 + 300) resolve();
+            },
+          });
         });
-      });
-      await many;
-    });
-    await first.close();
-    expect(await answer(second)).toBe(expectedText("q", 9));
-    expect(ranges).toEqual([undefined, expect.stringMatching(/^bytes=[3-5]\d\d-$/)]);
-    first = second;
-    expect(await namesIn("nearfar-files")).toEqual(filesOf("toy"));
-  });
+        await many;
+      }, url);
+      await first.close();
+      expect(await answer(second, {}, url)).toBe(expectedText("q", 9));
+      bucket.close();
+      expect(ranges).toEqual([undefined, expect.stringMatching(/^bytes=[3-5]\d\d-$/)]);
+      first = second;
+      expect(await namesIn("nearfar-files")).toEqual(filesOf("toy"));
+    },
+  );
 
   test("the folder of versions of before goes", async () => {
     const [before, after] = await first.evaluate(async () => {

@@ -208,7 +208,7 @@ function packs(files: Files, stale: string): object[] {
 
 export const LOOK_ARGS = "positions slots page_table.0 kv.0.k logit_rows logits";
 
-function program(files: Files, features: readonly string[]): object {
+function program(files: Files, { features = [], invalid }: ToyOptions, name: string): object {
   const kernels: Record<string, object> = {};
   /** A launch of a kernel; `access` has a letter for each argument. */
   const launch = (
@@ -221,7 +221,7 @@ function program(files: Files, features: readonly string[]): object {
   ): object => {
     const kernel = `${name}_${rows}`;
     const modes = [...access].map((mode) => (mode === "w" ? "read_write" : "read"));
-    const shader = files.put(`kernels/f32/${kernel}.wgsl`, code);
+    const shader = files.put(`kernels/f32/${kernel}.wgsl`, name === invalid ? `${code}\nfn half( {` : code);
     kernels[kernel] = { ...shader, entry: `${name}_kernel`, access: modes };
     const named = args.split(" ").map((arg) => `buffer:${arg}`);
     return { kernel, grid: [rows, 1, 1], args: weight ? [`weight:${weight}`, ...named] : named };
@@ -260,7 +260,7 @@ function program(files: Files, features: readonly string[]): object {
     plan("logprobs", size, [launch("score", size, "rwww", scoreKernel(size), told)]),
   );
   return {
-    name: "f32",
+    name,
     activations: "float32",
     kv_dtype: "float32",
     requires: { features, limits: { maxStorageBuffersPerShaderStage: 8 } },
@@ -271,7 +271,11 @@ function program(files: Files, features: readonly string[]): object {
 }
 
 export interface ToyOptions {
-  /** What the artifact's only program requires. */
+  /** A kernel whose code is not valid. */
+  readonly invalid?: "score";
+  /** Names of its programs, which do the same; one by default. */
+  readonly programs?: readonly string[];
+  /** What the artifact's programs require. */
   readonly features?: readonly string[];
   /** Another build has another first shard; 0 to 255. */
   readonly build?: number;
@@ -294,8 +298,8 @@ export interface ToyOptions {
 }
 
 export function toyArtifact(options: ToyOptions = {}): ToyArtifact {
-  const { features = [], build = 0, packed = false, stale = "", chatTemplate, other, more } = options;
-  const { instead = {}, eosTokenIds = [] } = options;
+  const { build = 0, packed = false, stale = "", chatTemplate, other, more } = options;
+  const { instead = {}, eosTokenIds = [], programs = ["f32"] } = options;
   const files = new Files();
   const facts = {
     model: {
@@ -312,7 +316,10 @@ export function toyArtifact(options: ToyOptions = {}): ToyArtifact {
     ropes: { base: { inv_freq: "rope.base.inv_freq", scale: 1 } },
     weights: weights(files, build, options.shardBytes ?? SHARD_BYTES),
   };
-  const runs = other?.(files) ?? { target: "webgpu", programs: [program(files, features)] };
+  const runs = other?.(files) ?? {
+    target: "webgpu",
+    programs: programs.map((name) => program(files, options, name)),
+  };
   const tokenizerFiles = [
     files.put("tokenizer/tokenizer.json", JSON.stringify(tokenizer(instead))),
     files.put(

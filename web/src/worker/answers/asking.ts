@@ -3,6 +3,7 @@
  * (tests/vectors/tools holds it).
  */
 
+import { later } from "../../both/errors.js";
 import type { Grammar } from "../../both/grammar.js";
 import type { Calling } from "../../both/messages.js";
 import type { FunctionTool } from "../../both/openai.js";
@@ -40,7 +41,9 @@ export async function answerGrammar(
     return structural(afterReasoning(form, textOf(form, wanted), reasoningOpen, true));
   }
   // Most models write JSON.
-  const spelled = calls.spelling ? (await import("./spelled.js")).spelledArguments : null;
+  const spelled = calls.spelling
+    ? (await later(() => import("../parts/spelled.js"), "The code of tools")).spelledArguments
+    : null;
   // xgrammar 0.1.27 takes no repetition without a known end beside something else.
   const many = wanted && !calling.required ? calls.listed : calls.listed || calls.repeats;
   const writer = new Calls(calls, calling.tools, calling.parallel && many, spelled);

@@ -1,5 +1,6 @@
 import { type DeviceError, DeviceLostError, OutOfMemoryError, RequestError } from "../../both/errors.js";
 import { MAX_ROWS, MAX_STEP } from "../../both/format.js";
+import type { FunctionName } from "../../both/manifest.js";
 import { SequenceTable } from "../cache/sequence-table.js";
 import type { Backend } from "./backend.js";
 import { Emitter } from "./emitter.js";
@@ -320,14 +321,19 @@ export class EngineCore {
     const missing = this.#launches.missing(runs);
     this.#awaited = Math.max(this.#awaited, missing);
     this.hooks.onCompiling?.(this.#awaited - missing, this.#awaited);
+    let refused: FunctionName = "step";
     try {
-      await this.#launches.prepareOne(runs);
+      await this.#launches.prepareOne(runs, (name) => {
+        refused = name;
+      });
     } catch (error) {
       const named = deviceError(error);
       if (named instanceof DeviceLostError) throw named;
       if (named instanceof OutOfMemoryError && this.#shrink(step.bucket.size, named)) return;
-      for (const chunk of step.chunks)
-        if (chunk && !chunk.request.done) this.#emitter.fail(chunk.request, named);
+      const requests = step.chunks.flatMap((chunk) => (chunk && !chunk.request.done ? chunk.request : []));
+      const needy = requests.filter((request) => this.#launches.needs(request, refused));
+      // None of these would be asked for the same again for ever.
+      for (const request of needy.length > 0 ? needy : requests) this.#emitter.fail(request, named);
     }
   }
 

@@ -2,7 +2,7 @@ import { TOP_LOGPROBS } from "../../both/format.js";
 import type { FunctionName } from "../../both/manifest.js";
 import type { Backend, HostArray, Read } from "./backend.js";
 import { StepInputs } from "./inputs.js";
-import type { TokenLogprobs } from "./request.js";
+import type { Request, TokenLogprobs } from "./request.js";
 import { isPlainGreedy } from "./sampling.js";
 import type { Step } from "./scheduler.js";
 
@@ -33,11 +33,10 @@ export class Launches {
   runsOf({ bucket, sampled }: Step): Run[] {
     const runs: Run[] = [["step", bucket.size]];
     if (sampled.length === 0 || this.backend.shape.embedding) return runs;
-    const greedy = sampled.every(({ params, constraint }) => !constraint && isPlainGreedy(params));
-    const name = greedy ? "greedy" : "sample";
+    const name = sampled.some((request) => this.needs(request, "sample")) ? "sample" : "greedy";
     runs.push([name, this.#sizeFor(name, sampled.length)]);
-    const logprobs = sampled.some(({ params }) => params.logprobs !== null);
-    if (logprobs) runs.push(["logprobs", this.#sizeFor("logprobs", sampled.length)]);
+    if (sampled.some((request) => this.needs(request, "logprobs")))
+      runs.push(["logprobs", this.#sizeFor("logprobs", sampled.length)]);
     return runs;
   }
 
@@ -51,10 +50,22 @@ export class Launches {
     return runs.reduce((sum, [name, size]) => sum + this.backend.missing(name, size), 0);
   }
 
-  /** Has the functions' kernels compiled, and waits for one of them. */
-  prepareOne(runs: readonly Run[]): Promise<void> {
+  /** Whether a step with this request alone would need the function. */
+  needs({ params, constraint }: Request, name: FunctionName): boolean {
+    if (name === "logprobs") return params.logprobs !== null;
+    if (name === "sample") return !!constraint || !isPlainGreedy(params);
+    return true;
+  }
+
+  /** Has the functions' kernels compiled, and waits for one of them; `onRefused` hears which cannot be. */
+  prepareOne(runs: readonly Run[], onRefused: (name: FunctionName) => void): Promise<void> {
     return new Promise<void>((resolve, reject) => {
-      const all = runs.map(([name, size]) => this.backend.prepare(name, size, resolve));
+      const all = runs.map(([name, size]) =>
+        this.backend.prepare(name, size, resolve).catch((error: unknown) => {
+          onRefused(name);
+          throw error;
+        }),
+      );
       Promise.all(all).then(() => resolve(), reject);
     });
   }

@@ -74,8 +74,9 @@ export class BufferRegistry {
     this.device.pushErrorScope("validation");
     const made = settle(allocate);
     const asked = this.bytes - held;
-    const invalid = await this.device.popErrorScope();
-    const exhausted = await this.device.popErrorScope();
+    // Both in this turn: what others do meanwhile is not of these scopes.
+    const popped = [this.device.popErrorScope(), this.device.popErrorScope()] as const;
+    const [invalid, exhausted] = await Promise.all(popped);
     if (made.ok && !invalid && !exhausted) return made.value;
     for (const buffer of [...this.#live.keys()]) if (!before.has(buffer)) this.free(buffer);
     if (!made.ok) throw made.error;

@@ -105,15 +105,15 @@ export class Pipelines {
 
   async #make(job: Job): Promise<void> {
     const { kernel, shader, settle } = job;
+    let refused: Promise<string | null> | null = null;
     try {
       const layout = this.#layout(shader.access);
+      const checked = this.#module(kernel, shader.code);
+      refused = checked.refused;
       const pipeline = await this.device.createComputePipelineAsync({
         label: kernel,
         layout: this.device.createPipelineLayout({ bindGroupLayouts: [layout] }),
-        compute: {
-          module: this.device.createShaderModule({ label: kernel, code: shader.code }),
-          entryPoint: shader.entry,
-        },
+        compute: { module: checked.module, entryPoint: shader.entry },
       });
       job.pipeline = { pipeline, layout };
       settle.resolve();
@@ -121,13 +121,35 @@ export class Pipelines {
       this.#jobs.delete(kernel);
       // The word that the device is lost comes after the refusals that follow from it.
       await new Promise((resolve) => setTimeout(resolve, 0));
-      settle.reject(this.#refusal(kernel, cause));
+      settle.reject(this.#refusal(kernel, cause, (await refused) ?? messageOf(cause)));
     }
   }
 
+  /**
+   * A shader's module, in an error scope of its own: outside of one the device reports an error to all who use it.
+   * `refused`: what the compiler says of a text that is not valid, line by line.
+   */
+  #module(
+    label: string,
+    code: string,
+  ): { readonly module: GPUShaderModule; readonly refused: Promise<string | null> } {
+    this.device.pushErrorScope("validation");
+    const module = this.device.createShaderModule({ label, code });
+    const refused = this.device
+      .popErrorScope()
+      .then(async (error) => {
+        if (!error) return null;
+        const { messages } = await module.getCompilationInfo();
+        const errors = messages.filter(({ type }) => type === "error");
+        const said = errors.map(({ lineNum, linePos, message }) => `${lineNum}:${linePos} ${message}`);
+        return said.join("; ") || error.message;
+      })
+      .catch(() => null);
+    return { module, refused };
+  }
+
   /** WebGPU has no names for these where a pipeline is made; drivers say them in words. */
-  #refusal(kernel: string, cause: unknown): DeviceError {
-    const reason = cause instanceof Error ? cause.message : String(cause);
+  #refusal(kernel: string, cause: unknown, reason: string): DeviceError {
     if (this.#lost || GONE.test(reason))
       return new DeviceLostError(`The GPU was lost as the kernel ${kernel} was compiled: ${reason}`, {
         cause,
@@ -159,4 +181,8 @@ export class Pipelines {
     this.#layouts.set(key, layout);
     return layout;
   }
+}
+
+function messageOf(error: unknown): string {
+  return error instanceof Error ? error.message : String(error);
 }

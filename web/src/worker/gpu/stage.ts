@@ -9,6 +9,7 @@ import { type DeviceBuffer, Executor, LAST_WORD_MS } from "./executor.js";
 import { Faults } from "./faults.js";
 import { Pipelines } from "./pipelines.js";
 import type { Plans, RemoteArtifact } from "./remote-artifact.js";
+import { finished } from "./staging.js";
 import { type Finalists, POSITION, type TrialStage } from "./trial.js";
 import { allocateWeights, streamWeights } from "./weights.js";
 import { allocate, allocateWhole, type WorkingMemory } from "./working-memory.js";
@@ -107,7 +108,7 @@ export class Stage implements TrialStage<Executor> {
 
   async drop(program: Program): Promise<void> {
     // What it has asked of the device must not be taken for another's fault.
-    await this.device.queue.onSubmittedWorkDone().catch(() => undefined);
+    await finished(this.device).catch(() => undefined);
     this.#clear(program);
     this.#code.delete(program);
     this.#compiling.delete(program);

@@ -1,5 +1,36 @@
 import { DeviceError } from "../../both/errors.js";
+import { isFirefox } from "../host.js";
 import type { BufferRegistry } from "./buffers.js";
+
+/** Between two looks at whether work is done. */
+const POLL_MS = 1;
+
+/** Resolves once the first `bytes` bytes of `buffer` can be read. */
+export function mapped(device: GPUDevice, buffer: GPUBuffer, bytes: number): Promise<void> {
+  return hurried(device, buffer.mapAsync(GPUMapMode.READ, 0, bytes));
+}
+
+/** Resolves once the device has done all that it was given. */
+export function finished(device: GPUDevice): Promise<void> {
+  return hurried(device, device.queue.onSubmittedWorkDone());
+}
+
+/**
+ * Firefox looks whether work is done whenever work is submitted, else from a timer of 100 ms
+ * (https://bugzilla.mozilla.org/show_bug.cgi?id=1870699): 10 tokens a second, whatever the GPU. So commands that
+ * do nothing are submitted until it is.
+ */
+async function hurried<T>(device: GPUDevice, done: Promise<T>): Promise<T> {
+  if (!isFirefox()) return done;
+  const look = (): void => device.queue.submit([device.createCommandEncoder().finish()]);
+  const timer = setInterval(look, POLL_MS);
+  try {
+    look();
+    return await done;
+  } finally {
+    clearInterval(timer);
+  }
+}
 
 /** Buffers that results are copied into and mapped from; each is used again once the host has read it. */
 export class StagingRing {
@@ -21,7 +52,7 @@ export class StagingRing {
    */
   async read<T>(buffer: GPUBuffer, bytes: number, read: (data: ArrayBuffer) => T): Promise<T> {
     try {
-      await buffer.mapAsync(GPUMapMode.READ, 0, bytes);
+      await mapped(this.buffers.device, buffer, bytes);
     } catch (cause) {
       const reason = cause instanceof Error ? cause.message : String(cause);
       throw new DeviceError(`The GPU gave no results: ${reason}`, { cause });

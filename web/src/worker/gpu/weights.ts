@@ -3,6 +3,7 @@ import { type ShardOptions, streamShards } from "../store/shards.js";
 import type { BufferRegistry } from "./buffers.js";
 import type { DeviceBuffer } from "./executor.js";
 import type { RemoteArtifact } from "./remote-artifact.js";
+import { finished } from "./staging.js";
 
 /** The buffers of all tensors, by name, empty as yet. */
 export function allocateWeights(
@@ -29,7 +30,7 @@ export function allocateWeights(
 export async function streamWeights(
   { base, manifest }: RemoteArtifact,
   weights: ReadonlyMap<string, DeviceBuffer>,
-  { queue }: GPUDevice,
+  device: GPUDevice,
   options: ShardOptions,
 ): Promise<Map<string, Float32Array>> {
   const { shards, shardBytes, tensors } = manifest.weights;
@@ -41,11 +42,11 @@ export async function streamWeights(
   for await (const shard of streamShards(base, shards, options)) {
     for (const { tensor, part, at } of partsIn(tensors, start, shard)) {
       const target = weights.get(tensor.name);
-      if (target) queue.writeBuffer(target.gpu, at, padded(part));
+      if (target) device.queue.writeBuffer(target.gpu, at, padded(part));
       onHost.get(tensor.name)?.set(part, at);
     }
     // Without this the queue holds a copy of every shard at once.
-    await queue.onSubmittedWorkDone();
+    await finished(device);
     start += shardBytes;
   }
   return new Map([...onHost].map(([name, { buffer }]) => [name, new Float32Array(buffer)]));

@@ -1,3 +1,4 @@
+import type { BegunFile } from "../../both/begun.js";
 import { throwIfAborted } from "../../both/errors.js";
 import type { FileCache } from "../../both/file-cache.js";
 import { locks } from "../../both/files.js";
@@ -11,6 +12,13 @@ export interface Wanted {
 
 export interface KeptOptions extends Pick<DownloadOptions, "fetch" | "signal"> {
   readonly cache?: FileCache | null | undefined;
+}
+
+/** A verified file from the network. */
+export interface Downloaded {
+  readonly bytes: Uint8Array<ArrayBuffer>;
+  /** Where its bytes lie already. */
+  readonly begun?: BegunFile | null;
 }
 
 export interface Hooks {
@@ -27,7 +35,7 @@ export interface Hooks {
 export async function keptOr(
   wanted: Wanted,
   { cache, signal }: KeptOptions,
-  download: () => Promise<Uint8Array<ArrayBuffer>>,
+  download: () => Promise<Downloaded>,
   hooks: Hooks = {},
 ): Promise<{ readonly bytes: Uint8Array<ArrayBuffer>; readonly cached: boolean }> {
   const copy = async (): Promise<Uint8Array<ArrayBuffer> | null> => {
@@ -56,11 +64,11 @@ export async function keptOr(
 async function keep(
   cache: FileCache | null | undefined,
   { sha256 }: Wanted,
-  bytes: Uint8Array<ArrayBuffer>,
+  { bytes, begun = null }: Downloaded,
   { onFailure }: Hooks,
 ): Promise<Uint8Array<ArrayBuffer>> {
   try {
-    await cache?.put(sha256, bytes);
+    await cache?.put(sha256, bytes, begun);
   } catch (error) {
     onFailure?.(error);
   }
@@ -74,7 +82,8 @@ export async function keptBytes(
   options: KeptOptions,
 ): Promise<Uint8Array<ArrayBuffer>> {
   const { fetch, signal } = options;
-  const download = (): Promise<Uint8Array<ArrayBuffer>> =>
-    fetchBytes(within(base, wanted.file), wanted.sha256, { fetch, signal });
+  const download = async (): Promise<Downloaded> => ({
+    bytes: await fetchBytes(within(base, wanted.file), wanted.sha256, { fetch, signal }),
+  });
   return (await keptOr(wanted, options, download)).bytes;
 }

@@ -3,7 +3,7 @@ import { ArtifactError, type ErrorCode, linkedAbort, throwIfAborted } from "../.
 import type { FileCache } from "../../both/file-cache.js";
 import { type DownloadOptions, download, sha256Hex, within } from "../../both/http.js";
 import type { FileEntry } from "../../both/manifest.js";
-import { keptOr } from "./kept-file.js";
+import { type Downloaded, keptOr } from "./kept-file.js";
 
 /** How far the shards are, in bytes; `cached` of the `loaded` ones came from the browser's storage. */
 export interface ShardProgress {
@@ -98,14 +98,13 @@ class ShardStore {
    * Several tries: a connection may break, and what came before is kept; a server that sends wrong bytes twice
    * has a wrong file.
    */
-  async #fromNetwork(shard: FileEntry, signal: AbortSignal): Promise<Uint8Array<ArrayBuffer>> {
-    const kept = (await this.#cache?.begun?.(shard.sha256).catch(() => null)) ?? null;
+  async #fromNetwork(shard: FileEntry, signal: AbortSignal): Promise<Downloaded> {
+    const begun = (await this.#cache?.begun?.(shard.sha256).catch(() => null)) ?? null;
     try {
-      const bytes = await this.#download(shard, kept, signal);
-      await kept?.drop();
-      return bytes;
-    } finally {
-      await kept?.close();
+      return { bytes: await this.#download(shard, begun, signal), begun };
+    } catch (error) {
+      await begun?.close();
+      throw error;
     }
   }
 
@@ -125,6 +124,7 @@ class ShardStore {
         signal,
         // Storing shards twice, here and in the HTTP cache, would halve what the origin's quota holds.
         cache: attempt > 0 ? "reload" : this.#cache ? "no-store" : "default",
+        onStart: (received) => kept?.goOnFrom(received),
         onBytes: (received, bytes) => {
           kept?.extend(bytes, received);
           this.#report(shard, received);
@@ -143,7 +143,8 @@ class ShardStore {
         problem = result.problem;
         code = result.code;
         if (!result.retry) break;
-        // One that has brought nothing new is like a wrong one.
+        // One that has brought nothing new is like a wrong one. After it the whole file is asked for: older
+        // browsers ask first whether a range may be asked for, and not every server says that it may.
         if ((result.part?.received ?? 0) <= (begun?.received ?? 0)) wrong += 1;
         begun = result.part?.received ? result.part : undefined;
       }

@@ -1,0 +1,3 @@
+import "./core.js";
+
+export * from "../answers/index.js";

@@ -1,0 +1,3 @@
+import "./core.js";
+
+export { loadExecutor } from "../gpu/load.js";

@@ -1,0 +1,3 @@
+import "./core.js";
+
+export { Follower } from "../../grammar/index.js";

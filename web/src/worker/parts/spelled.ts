@@ -1,0 +1,3 @@
+import "./core.js";
+
+export { spelledArguments } from "../answers/spelled.js";

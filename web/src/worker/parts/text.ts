@@ -1,0 +1,3 @@
+import "./core.js";
+
+export { createTextCodec } from "../text/index.js";

@@ -1,0 +1,3 @@
+import "./core.js";
+
+export { loadWasm } from "../wasm/load.js";
