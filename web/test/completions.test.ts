@@ -198,7 +198,7 @@ test("text_offset counts characters, however many tokens they have", () => {
     asked,
     1,
     (event) => {
-      if (event.event === "delta") offsets.push(event.score && event.score.offset);
+      if (event.event === "delta") offsets.push(event.score?.offset ?? null);
     },
     () => undefined,
   );
