@@ -402,6 +402,14 @@ def _read_config(file: Path) -> Mapping[str, Any]:
     return config
 
 
+def check_templates(path: Path) -> None:
+    """ArtifactError where the chat templates of a directory cannot be read: before its tokenizer is, which
+    takes longer, and whether or not that is there.
+    """
+    for source in _read_templates(path, _read_config(path / "tokenizer_config.json")).all:
+        ChatTemplate(source)
+
+
 def _read_templates(path: Path, config: Mapping[str, Any]) -> ChatTemplates:
     """The chat templates of a directory, and of its tokenizer_config.json."""
     texts = {name: text for name in TEMPLATE_FILES if (text := _read(path / name)) is not None}

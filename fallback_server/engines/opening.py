@@ -14,6 +14,8 @@ from typing import Any, Literal
 from nearfar.checkpoint_files import ADAPTER
 from nearfar.edge_runtime.artifact.finder import holds_artifacts
 from nearfar.edge_runtime.progress import Tell, Teller
+from nearfar.edge_runtime.text.codec import check_templates
+from nearfar.edge_runtime.text.files import TEMPLATE_FILES
 from nearfar.errors import CheckpointError, RequestError
 from nearfar.fallback_server.backend import GRAMMAR_SECONDS, Backend
 from nearfar.fallback_server.engines.base import Engine
@@ -30,6 +32,8 @@ CHECKPOINT_FILES = ("*.json", "*.jinja", "*.model")
 """What the torch engine reads of a hub repository beside its weights: transformers may ask for any of its
 settings.
 """
+LOOKED_AT = ("config.json", ADAPTER, "tokenizer_config.json", *TEMPLATE_FILES)
+"""What is looked at before anything else is fetched or loaded."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +87,11 @@ async def open_engine(
         raise RequestError(f"the engine {kind} serves one model, not {len(models)}")
     if kind == "torch":
         require_system()
-    if kind == "torch" and not Path(models[0]).is_dir():
-        await _download(models[0], telling)
+    if kind == "torch":
+        if Path(models[0]).is_dir():
+            _check(Path(models[0]))
+        else:
+            await _download(models[0], telling)
     source = text_source(models[0], kind, options)
     telling("starting")
     backend = await open_backend(models[0], kind, options, tell)
@@ -96,12 +103,18 @@ async def open_engine(
     return engine
 
 
+def _check(checkpoint: Path) -> None:
+    """CheckpointError or ArtifactError for what its settings rule out."""
+    require_checkpoint(checkpoint)
+    check_templates(checkpoint)
+
+
 async def _download(repository: str, telling: Teller) -> None:
     telling("downloading")
     stop = threading.Event()
     watched.set(lambda progress: telling("downloading", progress.all_done, progress.all_total))
     try:
-        require_checkpoint(await asyncio.to_thread(snapshot, repository, ("config.json", ADAPTER), stop))
+        _check(await asyncio.to_thread(snapshot, repository, LOOKED_AT, stop))
         await asyncio.to_thread(_fetched, repository, stop)
     finally:  # a server that is told to end does not wait for it
         stop.set()

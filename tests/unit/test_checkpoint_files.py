@@ -15,8 +15,8 @@ from safetensors.numpy import save_file
 from nearfar.build.weights.containers import open_checkpoint
 from nearfar.build.weights.hub import download
 from nearfar.checkpoint_files import INDEX, SINGLE, weight_files
-from nearfar.errors import CheckpointError
-from nearfar.fallback_server.engines.opening import EngineOptions, _fetched, open_engine
+from nearfar.errors import CheckpointError, NearfarError
+from nearfar.fallback_server.engines.opening import LOOKED_AT, EngineOptions, _fetched, open_engine
 from tests.support import tiny
 from tests.support.commands import nearfar
 from tests.support.hub import Hub, hub, talk_to
@@ -128,14 +128,23 @@ def test_what_settings_say_is_refused_before_weights_are_fetched(
     assert said in " ".join(here.stderr.split()), "the same words for a folder of this machine"
 
 
-async def test_the_server_refuses_an_adapter_before_its_weights_are_fetched(
-    repository: tuple[Path, Hub],
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"adapter_config.json": LORA}, "a LoRA adapter of some/base"),
+        ({"chat_template.jinja": "{% strange %}"}, "the chat template cannot be read"),
+        ({"config.json": {"model_type": "lfm2", "conv_L_cache": 3}}, "layers that keep a state"),
+    ],
+)
+async def test_the_server_refuses_before_weights_are_fetched_or_loaded(
+    repository: tuple[Path, Hub], files: dict[str, Any], said: str
 ) -> None:
     folder, at = repository
-    write(folder, {"adapter_config.json": LORA})
-    with pytest.raises(CheckpointError, match="a LoRA adapter of some/base"):
-        await open_engine(["some/model"], "torch", EngineOptions())
-    assert at.fetched() == {"config.json", "adapter_config.json"}
+    write(folder, files)
+    for given in ("some/model", str(folder)):
+        with pytest.raises(NearfarError, match=said):
+            await open_engine([given], "torch", EngineOptions())
+    assert at.fetched() <= set(LOOKED_AT)
 
 
 def write(folder: Path, files: dict[str, Any] | None = None) -> None:

@@ -15,7 +15,6 @@ import pytest
 
 from nearfar.build.weights.gguf.config import read_config
 from nearfar.build.weights.gguf.header import Header
-from nearfar.checkpoint_files import ADAPTER
 from nearfar.errors import CheckpointError
 from nearfar.fallback_server.engines import opening
 from nearfar.fallback_server.torch_engine.options import require_checkpoint
@@ -84,7 +83,7 @@ async def test_of_a_repository_the_config_is_asked_for_first(
     monkeypatch.setattr(opening, "snapshot", lambda name, wanted, stop: asked.append(wanted) or model)
     with pytest.raises(CheckpointError, match="an encoder: it reads a text whole"):
         await opening.open_engine(["someone/minilm"], "torch", opening.EngineOptions())
-    assert asked == [("config.json", ADAPTER)]
+    assert asked == [opening.LOOKED_AT]
 
 
 @pytest.mark.parametrize(
