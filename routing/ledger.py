@@ -56,7 +56,7 @@ class Ledger:
 
     def as_json(self) -> dict[str, Any]:
         """What to keep from start to start."""
-        return {"day": self._day, "spent": self._spent, "conversations": self._conversations}
+        return {"day": self._day, "spent": self._spent, "conversations": dict(self._conversations)}
 
     @classmethod
     def restored(cls, data: Mapping[str, Any]) -> Ledger:

@@ -33,7 +33,7 @@ from nearfar.routing.request import Asked, Hints, call_of, features_of
 from nearfar.routing.retry import RetryBudget
 from nearfar.routing.sides import Call, SideError, Size, estimate
 from nearfar.routing.speed import Speeds
-from nearfar.routing.store import Records, StateFile
+from nearfar.routing.store import Records, StateFile, StateWriter
 from nearfar.routing.types import (
     CloudState,
     Conversation,
@@ -111,8 +111,9 @@ class Router:
         self._score, self._clock = score, clock
         self._breakers = {"device": Breaker(policy.device_breaker), "cloud": Breaker(policy.breaker)}
         self._memory: OrderedDict[str, _Memory] = OrderedDict()
-        self._file = StateFile(state)
-        kept = self._file.load()
+        file = StateFile(state)
+        kept = file.load()
+        self._state = StateWriter(file, self._kept)
         self._ledger = Ledger.restored(kept.get("ledger", {}))
         marks = None if state is None else state.with_name(state.name + ".private")
         self._private = PrivateTexts(marks, kept.get("private", ()))
@@ -222,16 +223,16 @@ class Router:
                 memory.cloud_tokens, memory.cloud_time = tokens, self._clock()
             while len(self._memory) > REMEMBERED:
                 self._memory.popitem(last=False)
-        self.save()
+        self._state.changed()
 
-    def save(self) -> None:
-        """Keep costs, threshold and speeds."""
+    def _kept(self) -> dict[str, Any]:
+        """Costs, threshold and speeds, as they are now."""
         sides = {"device": self.device, "cloud": self.cloud}
-        self._file.save({
+        return {
             "ledger": self._ledger.as_json(),
             "threshold": self._threshold.as_json() if self._threshold is not None else {},
             "speeds": {name: side.speeds.as_json() for name, side in sides.items() if side is not None},
-        })  # fmt: skip
+        }
 
     def record(self, plan: Plan, outcome: Mapping[str, Any], answer: str | None = None) -> None:
         """Write a decision record. Texts only where the policy allows them, and never of a private
@@ -259,7 +260,7 @@ class Router:
 
     async def close(self) -> None:
         """Close both sides."""
-        self.save()
+        await self._state.settled()
         for side in (self.device, self.cloud):
             if side is not None:
                 await side.close()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
 import secrets
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -34,6 +36,7 @@ class StateFile:
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
+        self._one = threading.Lock()
 
     def load(self) -> dict[str, Any]:
         """The content; empty where there is no file yet."""
@@ -54,15 +57,58 @@ class StateFile:
         if self.path is None:
             return
         aside = self.path.with_name(f".{self.path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+        with self._one:  # the later content is in place at the end
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                with private(aside) as file:
+                    file.write(json.dumps({"version": VERSION, **content}))
+                os.replace(aside, self.path)
+            except OSError as error:
+                log.warning("the routing state %s cannot be written: %s", self.path, error)
+                with suppress(OSError):
+                    aside.unlink(missing_ok=True)
+
+
+class StateWriter:
+    """Writes the state beside the event loop: each change at once, and those that come while one is written
+    together after it. With a thousand conversations a write took 0.76 s, in which no answer went on.
+    """
+
+    def __init__(self, file: StateFile, content: Callable[[], Mapping[str, Any]]) -> None:
+        self._file, self._content = file, content
+        self._changes = self._taken = self._written = 0
+        self._task: asyncio.Task[None] | None = None
+
+    def changed(self) -> None:
+        """There is something new to keep."""
+        self._changes += 1
+        if self._file.path is None or (self._task is not None and not self._task.done()):
+            return
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with private(aside) as file:
-                file.write(json.dumps({"version": VERSION, **content}))
-            os.replace(aside, self.path)
-        except OSError as error:
-            log.warning("the routing state %s cannot be written: %s", self.path, error)
-            with suppress(OSError):
-                aside.unlink(missing_ok=True)
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # an answer that is dropped when its loop has ended
+            self._file.save(self._content())
+        else:
+            self._task = loop.create_task(self._write())
+
+    async def settled(self) -> None:
+        """All that there is now is on the disk, as far as it can be written."""
+        self.changed()
+        wanted = self._changes
+        while self._task is not None and self._written < wanted:
+            await asyncio.shield(self._task)
+            if self._written < wanted:
+                self.changed()
+
+    async def _write(self) -> None:
+        try:
+            while self._written < self._changes:
+                self._taken = self._changes
+                await asyncio.to_thread(self._file.save, self._content())
+                self._written = self._taken
+        except asyncio.CancelledError:  # the loop ends, and nobody has closed the client
+            self._file.save(self._content())
+            raise
 
 
 class Records:

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import os
+import queue
 import re
 import sys
+import threading
 import time
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
+from logging.handlers import QueueHandler, QueueListener
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,11 +81,42 @@ def _line(text: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
+BACKLOG = 10_000
+"""Lines that wait to be written; what comes beyond them is left out."""
+WRITING_SECONDS = 5.0
+"""That the lines which are left get at the end."""
+
+
+class _Queued(QueueHandler):
+    """Lines on their way to the thread that writes them. A line is made here, for it tells the request that
+    is served now.
+    """
+
+    listener: QueueListener | None = None
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        """See QueueHandler."""
+        with suppress(queue.Full):
+            self.queue.put_nowait(record)
+
+    def close(self) -> None:
+        """Write what is left. `logging` calls this when the process ends."""
+        listener, self.listener = self.listener, None
+        if listener is not None:
+            with suppress(queue.Full):  # then who reads is gone, and nothing can be told
+                listener.enqueue_sentinel()
+            if listener._thread is not None:
+                listener._thread.join(WRITING_SECONDS)
+        super().close()
+
+
 def set_up(form: Literal["text", "json"], level: str) -> None:
-    """Send all logs of this process to stderr in one form."""
-    handler = logging.StreamHandler(sys.stderr)
+    """Send all logs of this process to stderr in one form, by a thread: nothing waits for who reads them."""
+    handler = _Queued(queue.Queue(BACKLOG))
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
+    handler.listener = QueueListener(handler.queue, logging.StreamHandler(sys.stderr))
+    handler.listener.start()
     for name in ("httpx", "httpcore", "uvicorn"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
@@ -111,7 +146,8 @@ class AuditEntry:
 
 
 class AuditLog:
-    """JSON lines, appended. `text`: also what was said. A disk that is full costs entries, not requests.
+    """JSON lines, appended by a thread: no request waits for the disk. `text`: also what was said. A disk
+    that is full or hangs costs entries, not requests.
 
     A file that is made is its owner's alone to read; one that is there keeps the rights that it was given.
     """
@@ -119,16 +155,39 @@ class AuditLog:
     def __init__(self, path: Path, text: bool) -> None:
         self.text = text
         self._file = os.fdopen(os.open(path, _APPEND, 0o600), "a", encoding="utf-8", buffering=1)
+        self._entries: queue.Queue[tuple[float, AuditEntry] | threading.Event | None] = queue.Queue(BACKLOG)
+        self._thread = threading.Thread(target=self._write_all, name="audit", daemon=True)
+        self._thread.start()
 
     def write(self, entry: AuditEntry) -> None:
-        """Append an entry."""
-        record = {name: value for name, value in asdict(entry).items() if value is not None}
-        record["time"] = time.time()
+        """Append an entry, soon."""
         try:
-            self._file.write(json.dumps(record) + "\n")
-        except (OSError, ValueError) as error:
-            log.error("the audit log cannot be written: %s", error)
+            self._entries.put_nowait((time.time(), entry))
+        except queue.Full:
+            log.error("the audit log cannot be written as fast as requests come: an entry is left out")
+
+    def flush(self) -> None:
+        """Wait until all entries so far are written."""
+        if self._thread.is_alive():
+            self._entries.put(written := threading.Event())
+            written.wait(WRITING_SECONDS)
 
     def close(self) -> None:
-        """Close the file."""
+        """Write what is left, and close the file."""
+        if self._thread.is_alive():
+            self._entries.put(None)
+            self._thread.join(WRITING_SECONDS)
         self._file.close()
+
+    def _write_all(self) -> None:
+        while (item := self._entries.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            at, entry = item
+            record = {name: value for name, value in asdict(entry).items() if value is not None}
+            record["time"] = at
+            try:
+                self._file.write(json.dumps(record) + "\n")
+            except (OSError, ValueError) as error:
+                log.error("the audit log cannot be written: %s", error)

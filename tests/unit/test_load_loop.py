@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
+import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +22,7 @@ from nearfar.edge_runtime.openai.context import fit_context
 from nearfar.edge_runtime.text.beside import LARGE
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.fallback_server.engines.base import Piece, TokenUsage
+from nearfar.fallback_server.http.logs import AuditEntry, AuditLog, TextFormatter, _Queued, request_id
 from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Head
 from tests.support.servers import MODEL, RunningServer, tiny_engine, tokenizer_directory
 
@@ -128,3 +131,36 @@ async def test_the_tokenizer_leaves_the_lock_to_others_while_it_encodes(tmp_path
     short = text[: LARGE - 1]
     assert list(codec.tokenizer.encode(short).ids) == codec.encode(short)
     assert codec.encode(short + "x") == list(codec.tokenizer.encode(short + "x").ids)
+
+
+def test_a_disk_that_hangs_holds_up_no_request(tmp_path: Path) -> None:
+    audit, goes_on = AuditLog(tmp_path / "audit.jsonl", False), threading.Event()
+    write = audit._file.write
+
+    def hanging(line: str) -> int:
+        assert goes_on.wait(60)
+        return write(line)
+
+    audit._file.write = hanging  # type: ignore[method-assign]
+    for number in range(3):
+        audit.write(AuditEntry(f"r{number}", "k", "/v1/completions", MODEL, 200, "ok", 1, 1, 0.1))
+    assert (tmp_path / "audit.jsonl").read_text() == ""
+    goes_on.set()
+    audit.close()
+    lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
+    assert [line["request_id"] for line in lines] == ["r0", "r1", "r2"]
+
+
+def test_a_terminal_that_hangs_holds_up_no_request() -> None:
+    told: queue.Queue[Any] = queue.Queue(2)
+    handler = _Queued(told)
+    handler.setFormatter(TextFormatter())
+    token = request_id.set("r7")
+    try:
+        for number in range(3):  # nobody reads
+            handler.handle(logging.LogRecord("a", logging.INFO, "a.py", 1, "line %d", (number,), None))
+    finally:
+        request_id.reset(token)
+    lines = [told.get_nowait().getMessage() for _ in range(2)]
+    assert [line.split(" ", 1)[1] for line in lines] == ["info line 0 r7", "info line 1 r7"]
+    handler.close()

@@ -258,6 +258,8 @@ def test_cors_is_an_allow_list(secured: Secured) -> None:
 def test_the_audit_log_names_who_and_what_but_not_the_text(secured: Secured) -> None:
     with secured.http("alice", **{"X-Request-Id": "audited-1"}) as http:
         http.post("/v1/completions", json={"model": MODEL, "prompt": "SECRET WORDS", "max_tokens": 2})
+    assert secured.server.options.audit is not None
+    secured.server.options.audit.flush()
     text = secured.audit.read_text()
     assert "SECRET" not in text
     entry = next(json.loads(line) for line in text.splitlines() if "audited-1" in line)

@@ -401,6 +401,7 @@ async def test_traces_and_the_audit_log_with_text(tmp_path: Path) -> None:
     assert f"{span.context.trace_id:032x}" == parent.split("-")[1]
     assert span.attributes["gen_ai.usage.output_tokens"] == 5
     assert [event.name for event in span.events] == ["first token"]
+    audit.flush()
     line = (tmp_path / "audit.jsonl").read_text()
     assert "How are you?" in line
     assert '"answer": ["fine"]' in line

@@ -99,6 +99,8 @@ class House:
         }
 
     def audited(self, request_id: str) -> dict[str, Any]:
+        assert self.server.options.audit is not None
+        self.server.options.audit.flush()
         lines = [json.loads(line) for line in self.audit.read_text().splitlines()]
         return next(line for line in lines if line["request_id"] == request_id)
 
@@ -490,6 +492,7 @@ async def test_the_slot_of_a_stream_comes_back_if_nothing_of_it_can_be_sent(tmp_
                 break
             await asyncio.sleep(0.02)
         assert engine.stats().running == 0
+        audit.flush()
         assert json.loads((tmp_path / "audit.jsonl").read_text())["outcome"] == "aborted"
     finally:
         await engine.close()

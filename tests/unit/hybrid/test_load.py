@@ -1,0 +1,88 @@
+"""What a hybrid client keeps is written beside its answers, and nothing of it is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nearfar.routing.policy import Policy
+from nearfar.routing.request import Asked, Hints
+from nearfar.routing.router import Router
+from nearfar.routing.store import StateFile, StateWriter
+
+
+class Slow(StateFile):
+    """A disk that is asked to hang, and that tells what it was given."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.goes_on = threading.Event()
+        self.given: list[int] = []
+
+    def save(self, content: Mapping[str, Any]) -> None:
+        self.given.append(content["n"])
+        assert self.goes_on.wait(60)
+        super().save(content)
+
+
+def kept(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+async def test_changes_cost_no_answer_and_are_written_together(tmp_path: Path) -> None:
+    file, number = Slow(tmp_path / "state.json"), 0
+    writer = StateWriter(file, lambda: {"n": number})
+    for number in range(1, 101):  # noqa: B007  (the writer reads it)
+        writer.changed()
+        await asyncio.sleep(0)  # while the disk hangs, answers go on
+    settled = asyncio.create_task(writer.settled())
+    await asyncio.sleep(0)
+    assert not settled.done()
+    file.goes_on.set()
+    await settled
+    assert len(file.given) <= 3
+    assert kept(file.path)["n"] == 100  # type: ignore[arg-type]
+
+
+def test_what_changed_is_kept_when_the_loop_ends_with_nobody_closing(tmp_path: Path) -> None:
+    file, number = Slow(tmp_path / "state.json"), 0
+    file.goes_on.set()
+
+    async def main() -> None:
+        nonlocal number
+        writer = StateWriter(file, lambda: {"n": number})
+        for number in range(1, 10):  # noqa: B007  (the writer reads it)
+            writer.changed()
+            await asyncio.sleep(0)
+
+    asyncio.run(main())
+    assert kept(tmp_path / "state.json")["n"] == 9
+
+
+class _Asked(Exception):
+    """The router has begun to look at a request."""
+
+
+async def test_a_conversation_is_kept_as_private_before_anything_is_done_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "state.json"
+    router = Router(None, None, Policy(), None, path, None)
+
+    async def measure(*_: Any) -> Any:
+        assert kept(path)["private"] == ["diary"]
+        raise _Asked
+
+    monkeypatch.setattr(router, "_measure", measure)
+    asked = Asked(({"role": "user", "content": "a secret"},), {}, Hints(private=True, conversation="diary"))
+    with pytest.raises(_Asked):
+        await router.plan(asked)
+    again = Router(None, None, Policy(), None, path, None)
+    assert again._private.carries((), "diary")
+    await router.close()
