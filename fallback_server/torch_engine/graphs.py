@@ -15,6 +15,11 @@ from nearfar.fallback_server.torch_engine.model import PagedModel
 
 WARM_UPS = 2  # eager runs before a capture: libraries allocate their workspaces then
 
+MOST_PADDING = 4
+"""Times the pages of a batch that its fixed shape may gather. Powers of two alone cost up to that; one long
+sequence among 32 short ones costs 38 times, more than kernels launched one by one do.
+"""
+
 log = logging.getLogger(__name__)
 
 
@@ -43,28 +48,44 @@ class DecodeGraphs:
         self._capture = capture
         self._shapes: dict[tuple[int, int], _Shape] = {}
         self._pool: Any = None
+        self._off = False
 
-    @staticmethod
-    def fits(batch: Batch) -> bool:
-        """Whether every chunk is one row."""
-        return not batch.step.prefill
+    def fits(self, batch: Batch) -> bool:
+        """Whether every chunk is one row, and few pages of the fixed shape are padding."""
+        if self._off or batch.step.prefill:
+            return False
+        rows, width = _shape_of(batch)
+        return rows * width <= MOST_PADDING * sum(len(chunk.pages) for chunk in batch.chunks)
 
     def run(self, batch: Batch) -> torch.Tensor:
         """Logits float32 [rows, vocab] of all rows of the batch, in its order; valid until the next run."""
         if batch.fresh is not None:
             self._cache.clear(batch.fresh)
         count = len(batch.chunks)
-        rows, width = _bucket(count), _bucket(max(len(chunk.pages) for chunk in batch.chunks))
+        rows, width = _shape_of(batch)
         shape = self._shapes.get((rows, width)) or self._allocate(rows, width)
         self._fill(shape, batch)
         if shape.graph is not None:
             shape.graph.replay()
         elif self._capture:
-            self._record(shape)
+            try:
+                self._record(shape)
+            except torch.OutOfMemoryError as error:
+                self._give_up(error)
+                return self._model.forward(batch, torch.arange(count, device=self._cache.device))
         else:
             shape.logits = self._forward(shape)
         assert shape.logits is not None
         return shape.logits[:count]
+
+    def _give_up(self, error: Exception) -> None:
+        """The cache has left too little memory for a shape: steps are as large as their sequences again."""
+        log.warning(
+            "there is no memory for decode steps of a fixed shape: from now on they are launched kernel by "
+            "kernel; give the cache less (--kv-memory): %s", error,
+        )  # fmt: skip
+        self._off = True
+        self._shapes.clear()
 
     def _allocate(self, rows: int, width: int) -> _Shape:
         device = self._cache.device
@@ -101,7 +122,9 @@ class DecodeGraphs:
         return self._model.logits(shape.packed[0:1], shape.packed[1:2], step, every)
 
     def _record(self, shape: _Shape) -> None:
-        """Run eagerly, then capture. A model that cannot be captured runs eagerly from then on."""
+        """Run eagerly, then capture. A model that cannot be captured runs eagerly from then on.
+        torch.OutOfMemoryError: the shape does not fit.
+        """
         for _ in range(WARM_UPS):
             shape.logits = self._forward(shape)
         torch.cuda.synchronize(self._cache.device)
@@ -109,6 +132,8 @@ class DecodeGraphs:
         try:
             with torch.cuda.graph(graph, pool=self._pool):
                 captured = self._forward(shape)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             log.warning(
                 "decode steps cannot be captured as CUDA graphs and are launched kernel by kernel: %s", error
@@ -119,6 +144,11 @@ class DecodeGraphs:
         # A capture computes nothing: the replay of this first step does.
         graph.replay()
         shape.graph, shape.logits = graph, captured
+
+
+def _shape_of(batch: Batch) -> tuple[int, int]:
+    """Rows, and pages of each, of the fixed shape of a batch."""
+    return _bucket(len(batch.chunks)), _bucket(max(len(chunk.pages) for chunk in batch.chunks))
 
 
 def _bucket(count: int) -> int:
