@@ -99,7 +99,7 @@ describe("a shared engine", () => {
     const underWay = [...askAll(first), ...askAll(second)];
     workers[0].fail("boom");
     expect(await codesOf(underWay)).toEqual([...FAILED, ...FAILED]);
-    expect((await first.lost).message).toMatch(/worker failed: boom/);
+    expect((await first.lost).message).toMatch(/worker failed: boom\..*engine\.reload\(\)/);
     expect(workers[0].terminate).toHaveBeenCalled();
     expect(await codesOf(askAll(second))).toEqual(FAILED);
     await first.close();

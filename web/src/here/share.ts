@@ -257,7 +257,7 @@ export class Share {
   #died(running: Running, why: string): void {
     running.worker.terminate();
     if (this.#running !== running || running.failure) return;
-    const told = `The engine's worker failed: ${why}. Load the model again.`;
+    const told = `The engine's worker failed: ${why}. Load the model again${running.card ? ": engine.reload()" : ""}.`;
     const error = toErrorRecord(new DeviceError(told, { code: "worker-failed" }));
     running.failure = error;
     running.heard = null;

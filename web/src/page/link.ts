@@ -73,8 +73,13 @@ export class WorkerLink {
   constructor(private readonly worker: WorkerPort) {
     worker.addEventListener("message", ({ data }) => this.#receive(data));
     worker.addEventListener("error", ({ message }) =>
-      this.#die(`The engine's worker failed: ${message || "it did not start"}. Load the model again.`),
+      this.#die(`The engine's worker failed: ${message || "it did not start"}. ${this.#remedy}`),
     );
+  }
+
+  /** What helps where the worker is no more. */
+  get #remedy(): string {
+    return `Load the model again${this.#card ? ": engine.reload()" : ""}.`;
   }
 
   /** Resolves once the model is loaded. The caller closes the link when this rejects. */
@@ -96,7 +101,7 @@ export class WorkerLink {
       silent: () => {
         this.#post({ type: "hangs" });
         this.#die(
-          `The engine's worker has said nothing for ${patience} s: it hangs. Load the model again. Where it ` +
+          `The engine's worker has said nothing for ${patience} s: it hangs. ${this.#remedy} Where it ` +
             "only computes for so long at a time, give createEngine more patience.",
         );
         this.worker.terminate();

@@ -134,7 +134,7 @@ describe("useNearfar", () => {
     await expect(mounted.now().chat.send("a")).rejects.toThrow(/no model yet/);
     mounted.render(url());
     await until(mounted, "ready");
-    mounted.render(`${url()}?again=1`);
+    mounted.render(`${url()}./`);
     await eventually(() => expect(mounted.engines.length).toBe(2));
     await until(mounted, "ready");
     await isDisposed(mounted.engines[0]);
