@@ -197,7 +197,13 @@ export const FILTERS: Readonly<Record<string, Filter>> = {
       return undefined;
     },
   ],
-  float: ["default", (value, other) => asFloat(value) ?? (other === undefined ? 0 : other)],
+  float: [
+    "default",
+    (value, other) => {
+      if (value === undefined) throw new Fault("a number is undefined");
+      return asFloat(value) ?? (other === undefined ? 0 : other);
+    },
+  ],
   indent: ["width first blank", indented],
   int: ["default", asWhole],
   items: [
