@@ -12,6 +12,7 @@ from fastapi import Request
 from pydantic_core import from_json
 
 from nearfar.edge_runtime.grammars import Grammar
+from nearfar.edge_runtime.tools.arguments import check_parameters
 from nearfar.edge_runtime.tools.asking import ToolChoice
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import EngineRequest, Prompt
@@ -76,6 +77,8 @@ def chat(body: ChatRequest) -> EngineRequest:
     dumped = _dumped(body)
     tools = tuple({"type": "function", "function": tool["function"]} for tool in dumped.get("tools", ()))
     _small(tools, "tools")
+    for index, tool in enumerate(tools):
+        check_parameters(f"tools[{index}].function.parameters", tool["function"].get("parameters", {}))
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     return EngineRequest(
         messages=tuple(_message(message) for message in dumped["messages"]),

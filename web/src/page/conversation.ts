@@ -1,6 +1,7 @@
 /** The messages of a chat, checked: with their content as one string, and nothing left out. */
 
 import { type ErrorCode, RequestError } from "../both/errors.js";
+import { ROLES } from "../both/format.js";
 import type { ChatMessage, MessageParam, ToolCall } from "../both/openai.js";
 import { isEmpty, isRecord, shown } from "./values.js";
 
@@ -10,6 +11,10 @@ const MORE: Readonly<Record<string, readonly string[]>> = {
   assistant: ["tool_calls", "reasoning_content"],
   tool: ["tool_call_id"],
 };
+
+function isRole(value: unknown): value is (typeof ROLES)[number] {
+  return (ROLES as readonly unknown[]).includes(value);
+}
 
 type Wrong = (what: string, code?: ErrorCode) => never;
 
@@ -26,8 +31,7 @@ function checkedMessage(message: unknown, where: string): ChatMessage {
   };
   if (!isRecord(message)) return wrong(` must be an object { role, content }, not ${shown(message)}`);
   const { role, name, tool_calls, tool_call_id, reasoning_content } = message;
-  if (typeof role !== "string" || role === "")
-    return wrong(`.role must be system, user, assistant or tool, not ${shown(role)}`);
+  if (!isRole(role)) return wrong(`.role must be one of ${ROLES.join(", ")}, not ${shown(role)}`);
   if (name != null && typeof name !== "string") return wrong(`.name must be a string, not ${shown(name)}`);
   const known = [...COMMON, ...((Object.hasOwn(MORE, role) && MORE[role]) || [])];
   for (const [field, value] of Object.entries(message))
@@ -39,9 +43,7 @@ function checkedMessage(message: unknown, where: string): ChatMessage {
     return wrong(`.reasoning_content must be a string, not ${shown(reasoning_content)}`);
   const calls = checkedCalls(tool_calls ?? [], wrong);
   return {
-    // The type's roles are the usual ones; which there are is the chat template's business, which refuses
-    // others.
-    role: role as ChatMessage["role"],
+    role,
     content: contentOf(message, wrong),
     ...(name != null && { name }),
     ...(calls.length > 0 && { tool_calls: calls }),
