@@ -117,6 +117,7 @@ class _Child:
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", spec.module, settings,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 20,
+            start_new_session=True,  # Ctrl-C is for the parent, from the first moment on
         )  # fmt: skip
         try:
             async with asyncio.timeout(spec.start_timeout):
