@@ -11,6 +11,7 @@ from nearfar import strict_json
 from nearfar.checkpoint_files import check_no_adapter
 from nearfar.errors import CheckpointError, DeviceError
 from nearfar.fallback_server.backend import GRAMMAR_SECONDS
+from nearfar.fallback_server.torch_engine.known import not_causal
 from nearfar.step.kinds import writes_no_text
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -66,5 +67,5 @@ def require_checkpoint(path: Path) -> None:
         config = strict_json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return  # transformers tells what is wrong with it
-    if isinstance(config, dict) and (what := writes_no_text(config)):
+    if isinstance(config, dict) and (what := writes_no_text(config) or not_causal(config)):
         raise CheckpointError(f"{path}: config.json: {what}")
