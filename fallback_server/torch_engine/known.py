@@ -44,7 +44,9 @@ def causal_types() -> frozenset[str]:
         return frozenset()
     try:
         tree = ast.parse((Path(found.origin).parent / _FILE).read_text(encoding="utf-8"))
-        made = next(node.value for node in tree.body if isinstance(node, ast.Assign) and _names(node) == [_TABLE])
+        made = next(
+            node.value for node in tree.body if isinstance(node, ast.Assign) and _names(node) == [_TABLE]
+        )
         assert isinstance(made, ast.Call)
         return frozenset(kind for kind, _ in ast.literal_eval(made.args[0]))
     except (OSError, SyntaxError, StopIteration, AssertionError, IndexError, ValueError, TypeError):
