@@ -17,6 +17,7 @@ import {
 import { fetchText, MissingError } from "../src/both/http.js";
 import { parseManifest } from "../src/both/manifest.js";
 import { modelUrl } from "../src/both/places.js";
+import { checkEngineOptions } from "../src/page/options.js";
 import { SequenceTable } from "../src/worker/cache/sequence-table.js";
 import { Scheduler } from "../src/worker/engine/scheduler.js";
 import { findGpu } from "../src/worker/gpu/adapter.js";
@@ -161,6 +162,13 @@ describe("the code tells", () => {
   });
 });
 
-test.each([undefined, null, "", 5])("an address of a model that is %s is refused as such", (model) => {
-  expect(() => modelUrl(model as never)).toThrow(/address of the model is (empty|undefined|null|5)/);
+test.each([undefined, null, "", 5, {}])("an address of a model that is %s is refused as such", (model) => {
+  expect(() => modelUrl(model as never)).toThrow(/address of the model is (empty|undefined|null|5|\{\}):/);
 });
+
+test.each(["cuda", 5, "toString"])(
+  "a backend that is %s is refused, and those that there are named",
+  (backend) => {
+    expect(() => checkEngineOptions({ backend })).toThrow(/^backend must be webgpu or wasm, not /);
+  },
+);

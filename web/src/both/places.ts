@@ -11,7 +11,7 @@ export const HUB = "https://huggingface.co/";
 export function modelUrl(model: string | URL, hub: string | URL = HUB): URL {
   if (!(model instanceof URL) && (typeof model !== "string" || model === ""))
     throw new RequestError(
-      `The address of the model is ${model === "" ? "empty" : String(model)}: give the folder that holds its manifest.json.`,
+      `The address of the model is ${model === "" ? "empty" : `${JSON.stringify(model)}`}: give the folder that holds its manifest.json.`,
       "url",
     );
   if (typeof model !== "string" || !/^hf:/i.test(model)) return new URL(model, globalThis.location?.href);
