@@ -1,5 +1,5 @@
-"""Which model types the transformers that is installed loads as models that write text token by token: read out
-of its table without importing it, which takes seconds.
+"""Which model types the installed transformers loads as models that write text token by token: read out of
+its table without importing it, which takes seconds.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def not_causal(config: Mapping[str, Any]) -> str | None:
     own = config.get("auto_map")
     if isinstance(own, Mapping) and "AutoModelForCausalLM" in own:
         return (
-            f"model_type is {kind!r}, for which the checkpoint brings code of its own (auto_map): nearfar runs "
-            "no code of checkpoints, and transformers knows no such model that writes text"
+            f"model_type is {kind!r}, for which the checkpoint brings code of its own (auto_map): nearfar "
+            "runs no code of checkpoints, and transformers knows no such model that writes text"
         )
     return (
-        f"model_type is {kind!r}, which transformers does not know as a model that writes text token by token. "
-        f"{DOES}. If it does write text, a newer transformers may know it (pip install -U transformers)"
+        f"model_type is {kind!r}, which transformers does not know as a model that writes text token by "
+        f"token. {DOES}. If it does write text, a newer transformers may know it: pip install -U transformers"
     )
 
 

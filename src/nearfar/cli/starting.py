@@ -1,4 +1,4 @@
-"""Ctrl-C while the command line is being imported, which takes a tenth of a second or several: no traceback."""
+"""Ctrl-C while the command line is being imported, which can take seconds: no traceback."""
 
 from __future__ import annotations
 

@@ -99,8 +99,8 @@ def fetch(address: str, into: Path, targets: Sequence[str], told: Told) -> Path:
         artifact = Artifact.open(aside)
         if artifact.target not in targets:
             raise StoreError(
-                f"{where} is for {artifact.target}, not for {', '.join(targets)}: give the address of one for "
-                "these, or another --device"
+                f"{where} is for {artifact.target}, not for {', '.join(targets)}: give the address of one "
+                "for these, or another --device"
             )
     except (ArtifactError, StoreError) as error:
         shutil.rmtree(into / ASIDE, ignore_errors=True)
