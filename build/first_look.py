@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from nearfar import strict_json
+from nearfar.build.weights.gguf.header import is_gguf, read_header
 from nearfar.checkpoint_files import ADAPTER, check_no_adapter
-from nearfar.errors import ArtifactError, CheckpointError
+from nearfar.edge_runtime.text.files import NO_TEMPLATE
+from nearfar.errors import ArtifactError, CheckpointError, RequestError
 from nearfar.hub import HUB_ID, check_there, names_of, no_path, snapshot, text_of
 from nearfar.step.kinds import writes_no_text
 from nearfar.step.models import NESTED, check_known
@@ -42,6 +44,24 @@ def check_writes_text(source: str) -> Mapping[str, Any] | None:
     if config is not None and (what := writes_no_text(config)):
         raise CheckpointError(f"{source}: config.json: {what}")
     return config
+
+
+def check_chats(source: str) -> None:
+    """RequestError for a checkpoint without a chat template, as far as small files say, and the header of a
+    GGUF file that is here.
+    """
+    path = Path(source).expanduser()
+    if is_gguf(path):
+        there = any(key.startswith("tokenizer.chat_template") for key in read_header(path).metadata)
+    elif _config(source) is not None:
+        from nearfar.build.weights.checkpoint import DirectoryCheckpoint
+
+        folder = _settings(source)
+        there = bool(DirectoryCheckpoint(folder, folder.name, {}, {}).chat_templates.all)
+    else:
+        return
+    if not there:
+        raise RequestError(f"{source}: {NO_TEMPLATE}")
 
 
 def _check_buildable(source: str, config: Mapping[str, Any], context: int | None, embeddings: bool) -> None:

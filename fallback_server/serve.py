@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Coroutine, Iterator
@@ -36,6 +38,7 @@ from nearfar.fallback_server.http.tracing import Tracer
 from nearfar.fallback_server.ray_engine.cluster import open_on_ray
 from nearfar.fallback_server.ray_engine.options import RayOptions
 from nearfar.hosts import answered_hosts, is_local
+from nearfar.interruptible import CTRL_C
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +87,8 @@ class DrainingServer(uvicorn.Server):
         super().__init__(config)
         self._service: Service | None = None
         self._drain, self._keys = drain, keys
+        self.ended_by: int | None = None
+        """The signal that ended it before there was an engine."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """See uvicorn; then say where the server is."""
@@ -126,7 +131,7 @@ class DrainingServer(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """See uvicorn."""
         service = self._service
-        if service is None:
+        if service is None or self.ended_by is not None:
             await super().shutdown(sockets)
             return
         service.draining = True
@@ -160,6 +165,8 @@ class DrainingServer(uvicorn.Server):
         """
         if hasattr(signal, "alarm"):
             signal.alarm(0)
+        if self._service is None:
+            self.ended_by = sig
         super().handle_exit(sig, frame)
 
     @contextmanager
@@ -225,10 +232,21 @@ async def _main(
     if options.limits_store is not None:
         counts = await open_store(options.limits_store, OwnCounts(options.limits.fronts))
     try:
-        await _run(models, options, keys, counts, tell)
+        ended_by = await _run(models, options, keys, counts, tell)
     finally:
         if counts is not None:
             await counts.close()
+    if ended_by is not None and options.ray is None:  # Ray has processes to end
+        _leave(CTRL_C if ended_by == signal.SIGINT else 0)
+
+
+def _leave(status: int) -> None:
+    """End the process: asyncio.run would wait for the thread that loads, which nothing can stop."""
+    print("stopped", file=sys.stderr)
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
 
 
 async def _run(
@@ -237,8 +255,10 @@ async def _run(
     keys: KeyStore | None,
     counts: SharedCounts | None,
     tell: Tell | None,
-) -> None:
-    """Listen, then load: whoever asks meanwhile is told what there is to wait for."""
+) -> int | None:
+    """Listen, then load: whoever asks meanwhile is told what there is to wait for. The signal that ended it
+    before the model was there, if one did.
+    """
     hosts = answered_hosts(options.host, options.hosts)
     opening = Opening(hosts, tell)
     server = DrainingServer(_configured(opening, options), options.drain, keys)
@@ -249,8 +269,8 @@ async def _run(
             await asyncio.sleep(LOOK)
         if server.started:
             engine = await _unless(serving, _open(models, options, opening.tell))
-        if engine is None:
-            return
+        if engine is None or server.ended_by is not None:
+            return server.ended_by
         audit = AuditLog(options.audit, options.audit_text) if options.audit is not None else None
         made = AppOptions(
             options.limits,
@@ -268,11 +288,12 @@ async def _run(
             opening.app = app
             server.ready(app.state.service)
             await serving
+        return server.ended_by
     finally:
         opening.tell(Progress("ready"))
         server.should_exit = True
         await serving
-        if engine is not None:
+        if engine is not None and (server.ended_by is None or options.ray is not None):
             await engine.close()
 
 

@@ -1,7 +1,11 @@
-"""The most that one request may ask for, of every engine and the server, in Python and TypeScript."""
+"""The roles of a request's messages and the most that it may ask for, of every engine and the server, in
+Python and TypeScript.
+"""
 
 from __future__ import annotations
 
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Of messages, for every chat template; others (ipython, document) are for templates that name them."""
 MAX_CHOICES = 128
 """Answers to one prompt, `n`: OpenAI's bound, and far more than a device's slots run at once."""
 MAX_TOOLS = 128

@@ -33,15 +33,21 @@ _UNITS = {
 }
 
 
-def parse_size(size: int | str, param: str = "kv_memory") -> int:
+def parse_size(size: float | str, param: str = "kv_memory") -> int:
     """Bytes of "512MB", "1.5 GiB" or a plain number; RequestError of the parameter for what is none."""
-    if isinstance(size, int):
+    if (isinstance(size, int) and not isinstance(size, bool)) or (
+        isinstance(size, float) and size.is_integer()
+    ):
         if size <= 0:
             raise RequestError(f"{param} must be positive, not {size}", param)
-        return size
+        return int(size)
+    if not isinstance(size, str):
+        raise RequestError(
+            f"{param} must be a number of bytes or a size such as 512MB, not {size!r:.80}", param
+        )
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", size.lower())
     if not found or not 0 < float(found[1]) < 1e15:
-        raise RequestError(f"{param} must be a size such as 512MB or 2GiB, not {size!r}", param)
+        raise RequestError(f"{param} must be a size such as 512MB or 2GiB, not {size!r:.80}", param)
     return int(float(found[1]) * _UNITS[found[2] or ""])
 
 
@@ -181,7 +187,7 @@ def check_buffers(
 def plan_pages(
     manifest: Manifest,
     program: Program,
-    kv_memory: int | str | None,
+    kv_memory: float | str | None,
     largest_buffer: int | None = None,
     kv_bits: int | None = None,
     memory: int | None = None,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
-from typing import TypedDict, cast, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypedDict, cast, get_args
 
 from nearfar.edge_runtime.artifact.budget import parse_size
 from nearfar.edge_runtime.devices import parse_device
 from nearfar.edge_runtime.progress import Ready
 from nearfar.errors import RequestError
+from nearfar.suggestions import suggested
 
 VARIABLE = "NEARFAR_READY"
 
@@ -23,7 +25,7 @@ class LoadOptions:
 
     "KIND:1" or "KIND:PART-OF-NAME" for one of several.
     """
-    kv_memory: int | str | None = None
+    kv_memory: float | str | None = None
     """Bytes for the KV cache, such as "512MB"; default half of what is free."""
     threads: int | None = None
     """CPU threads; default one a core, within the quota of the container."""
@@ -49,12 +51,39 @@ class LoadOptions:
     """
 
     def __post_init__(self) -> None:
+        for name, (kind, words) in _KINDS.items():
+            given = getattr(self, name)
+            fits = isinstance(given, kind) and not (kind is int and isinstance(given, bool))
+            if not fits and (given is not None or name not in _OPTIONAL):
+                raise RequestError(f"{name} must be {words}, not {given!r:.80}", name)
         _ready(self.ready)
         parse_device(self.device)
         if self.kv_memory is not None:
             parse_size(self.kv_memory)
         if self.threads is not None and self.threads < 1:
             raise RequestError(f"threads must be at least 1, not {self.threads}", "threads")
+
+
+_KINDS: dict[str, tuple[type, str]] = {
+    "device": (str, "a kind of device (nearfar devices)"),
+    "threads": (int, "a whole number"),
+    "verify": (bool, "true or false"),
+    "kv_bits": (int, "a whole number"),
+    "precision": (str, '"f16" or "f32"'),
+    "program": (str, "the name of a program"),
+    "debug": (bool, "true or false"),
+    "trust": (bool, "true or false"),
+}
+_OPTIONAL = ("threads", "kv_bits", "precision", "program")
+
+
+def load_options(given: Mapping[str, Any]) -> LoadOptions:
+    """Options as keywords; RequestError for a name that there is not."""
+    known = [one.name for one in fields(LoadOptions)]
+    if unknown := next((name for name in given if name not in known), None):
+        meant = suggested(unknown, known) or f"; there are {', '.join(known)}"
+        raise RequestError(f"there is no option {unknown}{meant}", unknown)
+    return LoadOptions(**given)
 
 
 def _ready(given: str) -> Ready:
@@ -68,7 +97,7 @@ class LoadKeywords(TypedDict, total=False):
     """LoadOptions as keywords, for type checkers: those of Engine.load."""
 
     device: str
-    kv_memory: int | str | None
+    kv_memory: float | str | None
     threads: int | None
     verify: bool
     kv_bits: int | None

@@ -43,6 +43,7 @@ MOST_LOSSES = 3
 EMBEDDED = SamplingParams(max_tokens=1, ignore_eos=True)
 EMBEDDINGS = "ask for them (engine.embeddings.create, POST /v1/embeddings), or load a model that writes"
 
+CLOSED = "the engine is closed; load the artifact again"
 FORKED = (
     "the engine was loaded before this process was forked, and its threads stayed with the parent: load the "
     "artifact here, or start processes another way (multiprocessing's spawn)"
@@ -442,7 +443,7 @@ class EngineCore:
     def check_open(self) -> None:
         """Refuse where the engine has come to its end."""
         if self._closed:
-            raise DeviceError("the engine is closed; load the artifact again")
+            raise DeviceError(CLOSED)
         if self.forked:
             raise DeviceError(FORKED)
         if self._device.failed is not None and not self._device.reopens:

@@ -180,8 +180,13 @@ class TypedKeywords(ABC):
         if not missing:
             return
         others = own.get("additionalProperties", True)
-        if others is False or "patternProperties" in own or "propertyNames" in own:
-            self._drop(place, "required", f"the property {missing[0]!r:.60} is not among the properties")
+        why = f"the property {missing[0]!r:.60} is not among the properties"
+        if others is False and "patternProperties" not in own:  # nothing at all fits the schema
+            raise self._error(
+                place, f"'required': {why}, and additionalProperties allows no other: add it there"
+            )
+        if "patternProperties" in own or "propertyNames" in own:
+            self._drop(place, "required", why)
             own["required"] = [name for name in names if name not in missing]
             return
         described = {name: {} if others is True else others for name in missing}

@@ -10,7 +10,7 @@ from typing import Any, Self, Unpack
 
 from nearfar.edge_runtime import snapshots
 from nearfar.edge_runtime.artifact.loading import load
-from nearfar.edge_runtime.artifact.options import LoadKeywords, LoadOptions
+from nearfar.edge_runtime.artifact.options import LoadKeywords, load_options
 from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.edge_runtime.engine.generation import Generation
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
@@ -22,6 +22,7 @@ from nearfar.edge_runtime.openai.embeddings import Embeddings
 from nearfar.edge_runtime.progress import Tell, Teller
 from nearfar.edge_runtime.snapshots import Progress, Snapshot
 from nearfar.edge_runtime.text.codec import TextCodec
+from nearfar.errors import RequestError
 from nearfar.format.manifest import Manifest
 
 
@@ -71,7 +72,11 @@ class AsyncEngine:
         from other threads (see Progress).
         """
         check_policy(context_policy)
-        wanted, tell = LoadOptions(**options), Teller(progress)
+        if not isinstance(path, str | Path):
+            raise RequestError(f"path must be the folder of an artifact, not {path!r:.80}", "path")
+        if progress is not None and not callable(progress):
+            raise RequestError(f"progress must be a function, not {progress!r:.80}", "progress")
+        wanted, tell = load_options(options), Teller(progress)
         core, codec = await asyncio.to_thread(load, Path(path), wanted, tell)
         core.tell(tell)
         try:

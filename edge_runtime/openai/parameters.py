@@ -15,7 +15,7 @@ from nearfar.edge_runtime.openai.tooling import asked_choice, asked_tools, check
 from nearfar.edge_runtime.tools.asking import ToolChoice
 from nearfar.edge_runtime.tools.messages import canonical
 from nearfar.errors import RequestError
-from nearfar.format.requests import MAX_CHOICES, MAX_LISTED, MAX_VARIABLES
+from nearfar.format.requests import MAX_CHOICES, MAX_LISTED, MAX_VARIABLES, ROLES
 from nearfar.format.sampling import NOTHING, SamplingDefaults
 
 if TYPE_CHECKING:
@@ -262,8 +262,10 @@ _MESSAGE = frozenset(
 
 def _message(index: int, message: object) -> dict[str, Any]:
     where = f"messages[{index}]"
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or not message["role"]:
-        raise RequestError(f"{where} must have a role (system, user, assistant) and content", "messages")
+    if not isinstance(message, Mapping):
+        raise RequestError(f"{where} must be {{'role', 'content'}}, not {message!r:.80}", "messages")
+    if not isinstance(role := message.get("role"), str) or not role:
+        raise RequestError(f"{where}.role must be one of {', '.join(ROLES)}, not {role!r:.80}", "messages")
     content = message.get("content")
     if isinstance(content, Seq) and not isinstance(content, str | bytes):
         for part in content:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, Self, TypeVar, Unpack, overload
 
 from nearfar.edge_runtime.artifact.options import LoadKeywords
-from nearfar.edge_runtime.engine.core import FORKED
+from nearfar.edge_runtime.engine.core import CLOSED, FORKED
 from nearfar.edge_runtime.engine.requests import TokenEvent
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.openai.api import AsyncEngine
@@ -47,13 +47,18 @@ class Loop:
         """Whether this process is a fork of the one that has the thread."""
         return os.getpid() != self._process
 
+    @property
+    def stopped(self) -> bool:
+        """Whether nothing can run in it any more."""
+        return self._loop.is_closed()
+
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine there and wait for it; interrupting the wait cancels it. DeviceError in a forked
-        process.
+        process, and where the loop has been stopped.
         """
-        if self.forked:
+        if self.forked or self.stopped:
             coroutine.close()
-            raise DeviceError(FORKED)
+            raise DeviceError(FORKED if self.forked else CLOSED)
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
@@ -105,7 +110,7 @@ class Stream(Generic[Item]):
     def close(self) -> None:
         """Stop the request."""
         close, self._close = self._close, None
-        if close is not None and self._loop.forked:  # the request is the parent's
+        if close is not None and (self._loop.forked or self._loop.stopped):  # the parent's, or over
             close.close()
         elif close is not None:
             self._loop.run(self._after_next(close))

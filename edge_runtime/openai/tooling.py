@@ -10,12 +10,18 @@ from typing import Any
 
 from nearfar.edge_runtime.grammars import MAX_GRAMMAR_BYTES
 from nearfar.edge_runtime.tools.asking import ToolChoice
+from nearfar.edge_runtime.tools.parameters import check_parameters
 from nearfar.errors import RequestError
 from nearfar.format.requests import MAX_TOOLS
 
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 """Of a function."""
-_FUNCTION = frozenset({"name", "description", "parameters", "strict"})
+_KINDS: Mapping[str, tuple[type, str]] = {
+    "description": (str, "a string"),
+    "parameters": (Mapping, "a JSON schema"),
+    "strict": (bool, "true or false"),
+}
+_FUNCTION = frozenset({"name", *_KINDS})
 
 
 def asked_tools(given: object) -> tuple[Mapping[str, Any], ...]:
@@ -118,9 +124,13 @@ def _tool(where: str, tool: object) -> Mapping[str, Any]:
             f"{function.get('name')!r:.80}",
             "tools",
         )
-    for name, kind in (("description", str), ("parameters", Mapping), ("strict", bool)):
+    for name, (kind, called) in _KINDS.items():
         if not isinstance(function.get(name), kind | None):
-            raise RequestError(f"{where}.function.{name} is not {function[name]!r:.80}", "tools")
+            raise RequestError(
+                f"{where}.function.{name} must be {called}, not {function[name]!r:.80}", "tools"
+            )
+    if function.get("parameters") is not None:
+        check_parameters(f"{where}.function.parameters", function["parameters"])
     return {"type": "function", "function": {k: v for k, v in function.items() if v is not None}}
 
 

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.text.beside import LARGE
-from nearfar.edge_runtime.text.files import TEMPLATE_FILES, ChatTemplates, find_templates
+from nearfar.edge_runtime.text.files import NO_TEMPLATE, TEMPLATE_FILES, ChatTemplates, find_templates
 from nearfar.edge_runtime.text.templates import ChatTemplate
 from nearfar.edge_runtime.text.tokenizer import tokenizer_of
 from nearfar.edge_runtime.tools.formats import shown_format
@@ -130,9 +130,7 @@ class TextCodec:
         """
         source = self.template_source(bool((variables or {}).get("tools")))
         if source is None:
-            raise RequestError(
-                "this model has no chat template; send a raw prompt instead (completions, --raw)"
-            )
+            raise RequestError(NO_TEMPLATE)
         shown = _marked(messages) if continue_last else list(messages)
         own = {**self.special, "messages": shown, "add_generation_prompt": not continue_last}
         text = self._compiled[source].render({**(variables or {}), **own})

@@ -17,6 +17,7 @@ TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 TEMPLATE_FILES = (TEMPLATE, TOOL_TEMPLATE)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", *TEMPLATE_FILES)
 """All that is read, of a checkpoint and of an artifact."""
+NO_TEMPLATE = "this model has no chat template; send a raw prompt instead (completions, --raw)"
 _NAMES = {TEMPLATE: "default", TOOL_TEMPLATE: "tool_use"}
 
 

@@ -15,7 +15,8 @@ from typing import Any, Literal
 
 from nearfar.edge_runtime.grammars.grammar import Grammar
 from nearfar.edge_runtime.grammars.schema import narrowed
-from nearfar.edge_runtime.tools.loose_grammar import TRIGGER, behind_name, escaped, no_call_of
+from nearfar.edge_runtime.tools.loose_grammar import MEMBERS, TRIGGER, behind_name, escaped, no_call_of
+from nearfar.edge_runtime.tools.parameters import argument_schema
 from nearfar.edge_runtime.tools.spelled import spelled_arguments
 from nearfar.edge_runtime.tools.tags import Tag, constant, either, in_order, repeated, tag
 from nearfar.errors import RequestError
@@ -139,17 +140,17 @@ def _text_with_calls(calls: CallFormat, tools: Seq[Tool], several: bool) -> Tag:
 
 def _loose(tools: Seq[Tool]) -> Tag:
     """Calls as objects of JSON without marks around them, however their lines are broken (loose.py)."""
-    calls = [_loose_call(tool["function"]) for tool in tools]
+    calls = either(*(_loose_call(tool["function"]) for tool in tools))
     other = no_call_of([tool["function"]["name"] for tool in tools])
-    return tag(TRIGGER, either({"type": "regex", "pattern": other}, *calls), "")
+    call = in_order(calls, {"type": "grammar", "grammar": MEMBERS})
+    return tag(TRIGGER, either({"type": "regex", "pattern": other}, call), "")
 
 
 def _loose_call(function: Mapping[str, Any]) -> Tag:
-    schema, strict = function.get("parameters") or {"type": "object"}, function.get("strict") is True
+    schema, strict = argument_schema(function), function.get("strict") is True
     return in_order(
         {"type": "regex", "pattern": behind_name(function["name"])},
         {**_json(schema, strict, "tools"), "spaced": True},
-        {"type": "regex", "pattern": r"[ \t\r\n]*\}"},
     )
 
 
@@ -195,7 +196,7 @@ def _around(begin: str, inner: Tag, end: str) -> Tag:
 def _call(calls: CallFormat, tool: Tool) -> Tag:
     """One call."""
     function = tool["function"]
-    name, schema = function["name"], function.get("parameters") or {"type": "object"}
+    name, schema = function["name"], argument_schema(function)
     strict = function.get("strict") is True
     if calls.spelling is not None and calls.named is not None:
         kept = narrowed(schema, strict=strict, param="tools")

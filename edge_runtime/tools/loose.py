@@ -19,6 +19,10 @@ TAGS: Final = (
 """The names of tags that models put around a call."""
 WORDS: Final = ("arguments", "parameters")
 """The keys that arguments stand under."""
+LEADING: Final = ("type", "id", "call_id", "tool_call_id", "index")
+"""Keys of a text or a number that models put before the name, as OpenAI's records of calls have them."""
+_SCALAR = re.compile(r'"[^"\\\n]{0,64}"|-?[0-9]{1,20}(?=[^0-9])|true|false|null')
+_BEGUN = re.compile(r'"[^"\\\n]{0,64}|-?[0-9]{0,20}|[a-z]{0,4}')
 _BLANKS = " \t\r\n"
 _FENCE = re.compile(r"```[\w-]{0,20}[ \t]*\r?(\n)?")
 _LINE = re.compile(r"(?:^|\n)[ \t]*(?=[`<{\[])")
@@ -144,12 +148,10 @@ class _Scan:
     def head(self) -> str:
         """The name of the tool, read on to where its arguments begin."""
         self._next("{")
-        key = self._next('"name"', '"type"')
-        if key == '"type"':
+        while self._next('"name"', *(f'"{key}"' for key in LEADING)) != '"name"':
             self._next(":")
-            self._next('"function"')
+            self._scalar()
             self._next(",")
-            self._next('"name"')
         self._next(":")
         named = {json.dumps(name, ensure_ascii=False): name for name in self._names}
         name = named[self._next(*named)]
@@ -162,6 +164,13 @@ class _Scan:
         if self._text[self.at] != "{":
             raise _Other
         return name
+
+    def _scalar(self) -> None:
+        self.blanks()
+        found = _SCALAR.match(self._text, self.at)
+        if found is None:
+            raise _More if _BEGUN.fullmatch(self._text, self.at) else _Other
+        self.at = found.end()
 
     def _next(self, *marks: str) -> str:
         self.blanks()

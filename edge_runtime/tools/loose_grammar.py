@@ -16,6 +16,16 @@ TRIGGER: Final = '"name":'
 _BLANK = r"[ \t\r\n]*"
 _BEYOND = r"[^\x00-\x7f]"
 _LINE = r"[^\n]*"
+MEMBERS: Final = r"""root ::= ws ("," ws string ws ":" ws value ws)* "}"
+value ::= string | number | "true" | "false" | "null" | object | array
+object ::= "{" ws (string ws ":" ws value ws ("," ws string ws ":" ws value ws)*)? "}"
+array ::= "[" ws (value ws ("," ws value ws)*)? "]"
+string ::= "\"" ([^"\\\x00-\x1f] | "\\" escape)* "\""
+escape ::= ["\\/bfnrt] | "u" [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F]
+number ::= "-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [-+]? [0-9]+)?
+ws ::= [ \t\r\n]*
+"""
+"""What may stand behind the arguments of a call, so that it stays a whole object of JSON: more members."""
 QUOTE: Final = '"'
 FEW: Final = 4
 

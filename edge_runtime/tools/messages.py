@@ -11,14 +11,11 @@ from nearfar.edge_runtime.tools.arguments import arguments_of
 from nearfar.edge_runtime.tools.writing import written_call
 from nearfar.errors import RequestError
 from nearfar.format.answers import AnswerFormat, CallFormat
+from nearfar.format.requests import ROLES
 
 Record = dict[str, Any]
 DEFAULT = CallFormat("<tool_call>", "</tool_call>")
 """For messages with earlier calls, where a model's format has none."""
-
-
-ROLES = ("system", "developer", "user", "assistant", "tool")
-"""Roles that every chat template may get; others (ipython, document) are for templates that name them."""
 
 
 TEXTS = ("text", "refusal")

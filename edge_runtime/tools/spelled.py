@@ -30,11 +30,18 @@ class _Spelled:
         self._spelling, self._root = spelling, schema
 
     def arguments(self) -> Tag:
+        return self._object(self._root, "#")
+
+    def _object(self, schema: Mapping[str, Any], place: str) -> Tag:
+        """All arguments: of a schema of an object, or of several that are."""
         spelling = self._spelling
-        if self._root.get("type", "object") != "object":
-            raise _refusal("#", f"the arguments are an object, not {self._root.get('type')!r:.60}")
+        if "enum" in schema:
+            raise _refusal(place, "enum and const of lists and objects")
+        if "anyOf" in schema:
+            ways = [self._object(one, f"{place}/anyOf/{at}") for at, one in enumerate(schema["anyOf"])]
+            return tag("", either(*ways), "")
         names = (spelling.before_name, spelling.after_name, spelling.after_value)
-        return self._members(self._root, "#", (spelling.begin, spelling.end), names)
+        return self._members(schema, place, (spelling.begin, spelling.end), names)
 
     def _members(
         self, schema: Mapping[str, Any], place: str, around: tuple[str, str], names: tuple[str, str, str]

@@ -16,6 +16,7 @@ from pydantic_core import from_json
 from nearfar.edge_runtime.grammars import Grammar
 from nearfar.edge_runtime.tools.asking import ToolChoice
 from nearfar.edge_runtime.tools.messages import canonical
+from nearfar.edge_runtime.tools.parameters import check_parameters
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import EngineRequest, Prompt
 from nearfar.fallback_server.http.errors import ApiError
@@ -110,6 +111,8 @@ def chat(body: ChatRequest) -> EngineRequest:
     dumped = _dumped(body)
     tools = tuple({"type": "function", "function": tool["function"]} for tool in dumped.get("tools", ()))
     _small(tools, "tools")
+    for index, tool in enumerate(tools):
+        check_parameters(f"tools[{index}].function.parameters", tool["function"].get("parameters", {}))
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
     return EngineRequest(
         messages=tuple(canonical(message) for message in dumped["messages"]),

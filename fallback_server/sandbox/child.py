@@ -58,8 +58,11 @@ def _answer(handler: Handler, job: dict[str, Any]) -> dict[str, Any]:
 
 def _write(out: Any, answer: dict[str, Any]) -> None:
     data = json.dumps(answer).encode()
-    out.write(len(data).to_bytes(4, "big") + data)
-    out.flush()
+    try:
+        out.write(len(data).to_bytes(4, "big") + data)
+        out.flush()
+    except BrokenPipeError:  # the parent is gone, as after Ctrl-C while this process was loading
+        os._exit(0)
 
 
 def _die_with_parent() -> None:

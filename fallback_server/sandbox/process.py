@@ -145,6 +145,7 @@ class _Child:
             sys.executable, "-m", spec.module, settings,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, limit=1 << 20,
             env=child_environment(),
+            start_new_session=True,  # Ctrl-C is for the parent, from the first moment on
         )  # fmt: skip
         try:
             async with asyncio.timeout(spec.start_timeout):

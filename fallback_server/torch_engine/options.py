@@ -11,6 +11,7 @@ from nearfar import strict_json
 from nearfar.checkpoint_files import check_no_adapter
 from nearfar.errors import CheckpointError, DeviceError
 from nearfar.fallback_server.backend import GRAMMAR_SECONDS
+from nearfar.fallback_server.torch_engine.known import not_causal
 from nearfar.step.kinds import torch_refuses, writes_no_text
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
@@ -68,7 +69,7 @@ def require_checkpoint(path: Path) -> None:
         return  # transformers tells what is wrong with it
     if not isinstance(config, dict):
         return
-    if what := writes_no_text(config):
+    if what := writes_no_text(config) or not_causal(config):
         raise CheckpointError(f"{path}: config.json: {what}")
     if why := torch_refuses(config):
         raise CheckpointError(

@@ -61,6 +61,7 @@ class WorkerProcess:
                 str(theirs.fileno()),
                 pass_fds=[theirs.fileno()],
                 stdin=asyncio.subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C is for the parent, from the first moment on
                 env=child_environment(PYTHONPATH=imported_from),
             )
         reader, writer = await asyncio.open_connection(sock=ours)

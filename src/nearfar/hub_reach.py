@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import time
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from nearfar.interruptible import Stopped, interruptible
@@ -35,28 +35,38 @@ def host() -> str:
 def unreachable() -> str | None:
     """Why the hub is not to be asked; None where it can be, or where only its client can find out.
 
-    A proxy may reach what this machine cannot: where one is set for the host, nothing is tried here.
+    A proxy may reach what this machine cannot: where one is set for the host, the proxy alone is tried.
     """
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
         return "HF_HUB_OFFLINE is set"
     parts = urlsplit(constants.ENDPOINT)
-    if not parts.hostname or _has_proxy(parts.scheme, parts.hostname):
+    if not parts.hostname:
         return None
-    at = parts.hostname, parts.port or (80 if parts.scheme == "http" else 443)
+    proxy = _proxy(parts.scheme, parts.hostname)
+    through = "from here" if proxy is None else f"through the proxy {proxy[0]}:{proxy[1]}"
+    at = proxy or (parts.hostname, _port(parts))
     asked, reason = _known.get(constants.ENDPOINT, (float("-inf"), None))
     if time.monotonic() - asked > REMEMBERED:
         asked_for = "HF_HUB_ETAG_TIMEOUT" in os.environ
         reason = _trouble(at, constants.HF_HUB_ETAG_TIMEOUT if asked_for else PATIENCE)
         _known[constants.ENDPOINT] = time.monotonic(), reason
-    return None if reason is None else f"{host()} cannot be reached from here ({reason})"
+    return None if reason is None else f"{host()} cannot be reached {through} ({reason})"
 
 
-def _has_proxy(scheme: str, name: str) -> bool:
-    """Whether a proxy is set for a host, in the environment or the system's settings."""
+def _proxy(scheme: str, name: str) -> tuple[str, int] | None:
+    """The host and port of the proxy that is set for a host, in the environment or the system's settings."""
     proxies = getproxies()
-    return any(proxies.get(kind) for kind in (scheme, "all")) and not proxy_bypass(name)
+    given = proxies.get(scheme) or proxies.get("all")
+    if not given or proxy_bypass(name):
+        return None
+    parts = urlsplit(given if "://" in given else f"http://{given}")
+    return (parts.hostname, _port(parts)) if parts.hostname else None
+
+
+def _port(parts: SplitResult) -> int:
+    return parts.port or {"http": 80, "socks5": 1080, "socks5h": 1080}.get(parts.scheme, 443)
 
 
 def _trouble(at: tuple[str, int], patience: float) -> str | None:

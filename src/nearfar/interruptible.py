@@ -11,6 +11,8 @@ from collections.abc import Callable, Collection
 from typing import TypeVar
 
 T = TypeVar("T")
+CTRL_C = 130
+"""The exit code of a process that Ctrl-C ended, as shells have it: 128 and the signal's number."""
 LOOK = 0.1
 """Seconds between two looks at whether somebody has said stop."""
 

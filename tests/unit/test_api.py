@@ -295,6 +295,24 @@ def test_the_synchronous_face(sync_engine: Engine) -> None:
         sync_engine.completions.create("a", temperature=-1)
 
 
+def test_a_closed_engine_says_so(recwarn: pytest.WarningsRecorder) -> None:
+    engine = Engine(make())
+    stream = engine.chat.completions.create([{"role": "user", "content": "Hi"}], stream=True)
+    engine.close()
+    for ask in (
+        lambda: engine.chat.completions.create([{"role": "user", "content": "Hi"}]),
+        lambda: engine.completions.create("Hi"),
+        lambda: engine.embeddings.create("Hi"),
+        lambda: engine.generate([1]),
+        lambda: engine.save_cache("x.snap", prompt="Hi"),
+        lambda: next(iter(stream)),
+    ):
+        with pytest.raises(DeviceError, match="the engine is closed; load the artifact again"):
+            ask()
+    engine.close()
+    assert not list(recwarn)
+
+
 def test_leaving_a_synchronous_stream_stops_the_request(sync_engine: Engine) -> None:
     for chunk in sync_engine.completions.create("a", temperature=0, stream=True, ignore_eos=True):
         if chunk.choices[0].text:

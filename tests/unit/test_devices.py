@@ -10,7 +10,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from typer.testing import CliRunner
@@ -20,8 +20,8 @@ from nearfar.build.targets import target_names
 from nearfar.cli import typer_app
 from nearfar.cli.chat import chat
 from nearfar.cli.run import run
-from nearfar.edge_runtime import devices
-from nearfar.edge_runtime.artifact.budget import kv_group, page_bytes
+from nearfar.edge_runtime import Engine, devices
+from nearfar.edge_runtime.artifact.budget import kv_group, page_bytes, parse_size
 from nearfar.edge_runtime.artifact.loading import choose, load
 from nearfar.edge_runtime.artifact.options import LoadKeywords, LoadOptions
 from nearfar.edge_runtime.devices import device, device_names, parse_device
@@ -149,7 +149,7 @@ def test_a_folder_more_is_a_device_more(tmp_path: Path, monkeypatch: pytest.Monk
 import nearfar.edge_runtime.executors as executors
 from pathlib import Path
 executors.__path__.append({str(tmp_path)!r})
-from nearfar.edge_runtime import devices
+from nearfar.edge_runtime import Engine, devices
 print(devices.parse_device("toaster:1"), devices.device_choices(), devices.kv_bits_choices())
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
@@ -169,6 +169,40 @@ def test_options_have_one_home() -> None:
         }
     with pytest.raises(TypeError, match="colour"):
         LoadOptions(colour="red")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ({"device": 5}, "device must be a kind of device"),
+        ({"threads": "two"}, "threads must be a whole number, not 'two'"),
+        ({"threads": True}, "threads must be a whole number, not True"),
+        ({"kv_bits": 8.5}, "kv_bits must be a whole number, not 8.5"),
+        ({"verify": "no"}, "verify must be true or false"),
+        ({"program": 3}, "program must be the name of a program"),
+        (
+            {"kv_memory": 1e6 + 0.5},
+            "kv_memory must be a number of bytes or a size such as 512MB, not 1000000.5",
+        ),
+        ({"kv_memory": []}, "kv_memory must be a number of bytes or a size"),
+        ({"kv_memory": float("nan")}, "kv_memory must be a number of bytes or a size"),
+        ({"kv_memory": -1e6}, "kv_memory must be positive"),
+        ({"ready": 1}, "ready .* must be all, decode or no, not 1"),
+        ({"foo": 1}, "there is no option foo; there are device, kv_memory, threads"),
+        ({"kv_memery": 1}, "there is no option kv_memery: did you mean kv_memory"),
+        ({"progress": 5}, "progress must be a function, not 5"),
+        ({"path": None}, "path must be the folder of an artifact, not None"),
+        ({"path": 5}, "path must be the folder of an artifact, not 5"),
+    ],
+)
+def test_what_load_is_given_is_checked(option: dict[str, Any], said: str) -> None:
+    with pytest.raises(RequestError, match=said) as refused:
+        Engine.load(**{"path": "/no/such/artifact", **option})
+    assert refused.value.param == next(iter(option))
+
+
+def test_a_number_of_bytes_is_a_size() -> None:
+    assert [parse_size(size) for size in (1000, 1e3, "1000", "1kB")] == [1000] * 4
 
 
 def test_where_nothing_else_is_at_hand_a_last_resort_is_taken(

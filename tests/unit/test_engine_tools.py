@@ -182,6 +182,10 @@ async def test_a_call_that_is_cut_tells_what_came(engine: AsyncEngine) -> None:
         ({"tools": [{"type": "function",
                      "function": {"name": "f", "strict": True, "parameters": {"not": {}}}}]},
          "tools", "at #: 'not'"),
+        ({"tools": [{"type": "function",
+                     "function": {"name": "f", "parameters": {"required": ["b"], "properties": {},
+                                                              "additionalProperties": False}}}]},
+         "tools", "'b' is not among the properties"),
         ({"tools": [*TOOLS, TOOLS[0]]}, "tools", "two of the name 'paint'"),
     ],
 )  # fmt: skip

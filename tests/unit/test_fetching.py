@@ -78,6 +78,17 @@ def test_a_folder_whose_server_lists_it_is_looked_into(host: Hub, made: Path, tm
         fetch(address(host), tmp_path / "in", ("onnx",), told)
 
 
+def test_a_page_is_no_manifest_and_leaves_nothing(host: Hub, made: Path, tmp_path: Path) -> None:
+    (made / "manifest.json").write_text("<!doctype html><title>Shop</title>")
+    with pytest.raises(StoreError, match=r"/main/manifest.json gives a web page \(.*check the address"):
+        fetch(address(host), tmp_path / "in", ("onnx",), told)
+    (made / "manifest.json").write_text('{"a": ')
+    with pytest.raises(ArtifactError, match=rf"^{address(host)}manifest.json"):
+        fetch(address(host), tmp_path / "in", ("onnx",), told)
+    assert not [file for file in tmp_path.rglob("in/**/*") if file.is_file()]
+    assert not (tmp_path / "in" / ASIDE).exists()
+
+
 def test_a_cut_file_goes_on_in_its_middle(host: Hub, made: Path, tmp_path: Path) -> None:
     target = target_of(made)
     shard = shard_of(made / target)

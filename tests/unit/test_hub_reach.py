@@ -120,14 +120,30 @@ def test_offline_by_setting_is_said_so(monkeypatch: pytest.MonkeyPatch, dark: li
 
 
 @pytest.mark.parametrize("variable", ["https_proxy", "HTTPS_PROXY", "ALL_PROXY"])
-def test_behind_a_proxy_a_name_that_is_not_found_proves_nothing(
+def test_behind_a_proxy_the_proxy_is_tried_and_named(
     variable: str, monkeypatch: pytest.MonkeyPatch, dark: list[str]
 ) -> None:
-    monkeypatch.setenv(variable, "http://proxy.invalid:3128")
-    assert hub_reach.unreachable() is None
-    assert dark == []
+    monkeypatch.setenv(variable, "http://user:secret@proxy.invalid:3128")
+    told = f"{HOST} cannot be reached through the proxy proxy.invalid:3128 (its name is not found)"
+    assert hub_reach.unreachable() == told
+    assert dark == ["proxy.invalid"]
+    monkeypatch.setattr(hub_reach, "_known", {})
     monkeypatch.setenv("NO_PROXY", HOST)
     assert hub_reach.unreachable() == f"{HOST} cannot be reached from here (its name is not found)"
+
+
+def test_behind_a_proxy_that_answers_a_name_that_is_not_found_proves_nothing(
+    monkeypatch: pytest.MonkeyPatch, dark: list[str]
+) -> None:
+    monkeypatch.setattr(socket, "create_connection", lambda *_: socket.socket())
+    monkeypatch.setenv("HTTPS_PROXY", "proxy.invalid:3128")
+    assert hub_reach.unreachable() is None
+
+
+def test_a_command_behind_a_dead_proxy_fails_at_once(tmp_path: Path) -> None:
+    done = nearfar("run", "smollm2:135m", "hi", NEARFAR_HOME=str(tmp_path), HTTPS_PROXY="http://127.0.0.1:1")
+    assert done.returncode == 1
+    assert "cannot be reached through the proxy 127.0.0.1:1 (" in " ".join(done.stderr.split())
 
 
 def test_a_host_that_is_silent_is_waited_for_as_long_as_the_client_would(

@@ -170,15 +170,22 @@ async def test_a_second_ctrl_c_ends_a_server_that_drains(
     assert drains[0] == ServeOptions().drain
 
 
-async def test_sigterm_ends_a_server_that_still_loads(
-    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+async def test_a_signal_ends_a_server_that_still_loads_without_waiting_for_its_threads(
+    client: httpx.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    number: signal.Signals,
+    status: int,
 ) -> None:
-    loading = Loading(tmp_path)
+    loading, ended = Loading(tmp_path), list[int]()
+    monkeypatch.setattr(os, "_exit", ended.append)
     running = serving(client, monkeypatch, loading)
     await asyncio.wait_for(loading.begun.wait(), PATIENCE)
-    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), number)
     await asyncio.wait_for(running, PATIENCE)
     assert loading.closed
+    assert ended == [status]
 
 
 async def test_a_load_that_fails_ends_the_server_with_its_error(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, replace
@@ -220,6 +221,9 @@ async def test_a_job_waits_for_the_child_that_starts_and_starts_no_other(tmp_pat
         answer = await pool.run({"op": "chat", **chat})
         await warming
         assert answer["tail"] == "ab"
+        # Ctrl-C in the terminal is for the server alone, also while a child imports.
+        (pid,) = [child._process.pid for child in pool._children if child._process is not None]
+        assert os.getsid(pid) == pid
         # Two that import and load at once took three times as long as one.
         assert [child._process is not None for child in pool._children].count(True) == 1
     finally:

@@ -212,3 +212,36 @@ def test_a_build_that_fails_at_once_leaves_nothing(tmp_path: Path) -> None:
 
 def test_the_folders_of_an_earlier_version_are_found() -> None:
     assert Wanted("tales", "owner/tales", "q8").folder == "tales-a62bcfde"
+
+
+def gguf_without_template(file: Path) -> Path:
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(file, "llama")
+    writer.add_string("tokenizer.ggml.model", "gpt2")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return file
+
+
+@pytest.mark.parametrize("kind", ["folder", "gguf"])
+@pytest.mark.parametrize("command", [["run", "Hi"], ["chat"]])
+def test_a_model_without_a_chat_template_is_not_built_for_a_question(
+    command: list[str], kind: str, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    if kind == "folder":
+        shutil.copytree(ROOT / "examples" / "sample-model", model)
+        (model / "chat_template.jinja").unlink(missing_ok=True)
+        config = json.loads((model / "tokenizer_config.json").read_text())
+        config.pop("chat_template", None)
+        (model / "tokenizer_config.json").write_text(json.dumps(config))
+    else:
+        model = gguf_without_template(tmp_path / "base.gguf")
+    done = nearfar(command[0], model, *command[1:], NEARFAR_HOME=str(tmp_path / "home"))
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 1
+    assert f"{model}: this model has no chat template" in said
+    assert "--raw" in said
+    assert "Building" not in said

@@ -20,6 +20,7 @@ import { modelUrl } from "../src/both/places.js";
 import { createEngine } from "../src/here/index.js";
 import { isSupported } from "../src/models/index.js";
 import { deleteModel } from "../src/page/cached.js";
+import { checkEngineOptions } from "../src/page/options.js";
 import { SequenceTable } from "../src/worker/cache/sequence-table.js";
 import { Scheduler } from "../src/worker/engine/scheduler.js";
 import { findGpu } from "../src/worker/gpu/adapter.js";
@@ -166,8 +167,8 @@ describe("the code tells", () => {
   });
 });
 
-test.each([undefined, null, "", 5])("an address of a model that is %s is refused as such", (model) => {
-  expect(() => modelUrl(model as never)).toThrow(/address of the model is (empty|undefined|null|5)/);
+test.each([undefined, null, "", 5, {}])("an address of a model that is %s is refused as such", (model) => {
+  expect(() => modelUrl(model as never)).toThrow(/address of the model is (empty|undefined|null|5|\{\}):/);
 });
 
 test.each([
@@ -197,3 +198,9 @@ test("all code that is loaded when it is wanted comes through `later`, which giv
   });
   expect(bare).toEqual([]);
 });
+test.each(["cuda", 5, "toString"])(
+  "a backend that is %s is refused, and those that there are named",
+  (backend) => {
+    expect(() => checkEngineOptions({ backend })).toThrow(/^backend must be webgpu or wasm, not /);
+  },
+);

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from nearfar.cli import starting
+
+# isort: split
 import contextlib
 import errno
 import importlib
@@ -18,7 +21,10 @@ from typer.completion import completion_init  # type: ignore[attr-defined]  # th
 from nearfar import __version__
 from nearfar.cli.streams import nobody_reads, prepare
 from nearfar.errors import NearfarError
+from nearfar.interruptible import CTRL_C
 from nearfar.suggestions import suggested
+
+starting.done()
 
 # Commands, each a module of this package, and what the list of them says. Modules are imported only when a
 # command is used, so that `nearfar run` starts without the build's dependencies, and `nearfar --help` without
@@ -47,8 +53,6 @@ COMMANDS = {
 }
 
 PROGRAM = "nearfar"
-CTRL_C = 130
-"""The exit code, as shells have it: 128 and the signal's number."""
 
 MACHINE = (
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT,
@@ -169,9 +173,9 @@ def app() -> None:
     """Entry point: errors meant for the user become one message and exit code 1; Ctrl-C is 130; a reader of
     stdout that has seen enough is no error.
     """
-    prepare()
-    completion_init()
     try:
+        prepare()
+        completion_init()
         try:
             typer_app(prog_name=PROGRAM)
         finally:

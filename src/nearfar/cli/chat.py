@@ -98,7 +98,7 @@ def chat(
         "trust": trust,
     }
     check_asked(cast(CommonParams, params), False, options)
-    with load_engine(artifacts_of(model, device), **options) as engine:
+    with load_engine(artifacts_of(model, device, chats=True), **options) as engine:
         if not engine.asynchronous.codec.has_template:
             raise RequestError("this model has no chat template; use nearfar run --raw")
         if cache is not None:

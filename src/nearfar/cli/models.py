@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -57,10 +58,12 @@ Name = Annotated[
 ]
 
 
-def artifacts_of(given: str, device: str) -> Path:
-    """The artifacts that a name means, built for a device as --device names it where they are not there."""
-    console = Console(stderr=True)
-    return artifacts_at(given, for_device(device), building(console), telling(console), bytes_bar)
+def artifacts_of(given: str, device: str, *, chats: bool = False) -> Path:
+    """The artifacts that a name means, built for a device as --device names it where they are not there.
+    `chats`: none is built of a model without a chat template.
+    """
+    console, runner = Console(stderr=True), replace(for_device(device), chats=chats)
+    return artifacts_at(given, runner, building(console), telling(console), bytes_bar)
 
 
 def kept(given: str) -> Path:

@@ -122,7 +122,7 @@ def run(
         "ready": "decode",  # the prompt is known: it asks for fewer kernels than any prompt may
     }
     check_asked(params, raw, options)
-    with load_engine(artifacts_of(model, device), **options) as engine:
+    with load_engine(artifacts_of(model, device, chats=not raw), **options) as engine:
         if cache is not None:
             load_snapshot(engine, cache)
         timings = None

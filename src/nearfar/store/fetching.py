@@ -95,12 +95,16 @@ def fetch(address: str, into: Path, targets: Sequence[str], told: Told) -> Path:
     aside = into / ASIDE / "artifact"
     aside.mkdir(parents=True, exist_ok=True)
     (aside / MANIFEST).write_bytes(text)
-    artifact = Artifact.open(aside)
-    if artifact.target not in targets:
-        raise StoreError(
-            f"{where} is for {artifact.target}, not for {', '.join(targets)}: give the address of one for "
-            "these, or another --device"
-        )
+    try:
+        artifact = Artifact.open(aside)
+        if artifact.target not in targets:
+            raise StoreError(
+                f"{where} is for {artifact.target}, not for {', '.join(targets)}: give the address of one "
+                "for these, or another --device"
+            )
+    except (ArtifactError, StoreError) as error:
+        shutil.rmtree(into / ASIDE, ignore_errors=True)
+        raise type(error)(str(error).replace(f"{aside}/", where).replace(str(aside), where)) from error
     download = _Download(where, artifact, told)
     if lack := lacking(into, download.missing):
         raise StoreError(
@@ -117,10 +121,11 @@ def fetch(address: str, into: Path, targets: Sequence[str], told: Told) -> Path:
 
 def _manifest(address: str, targets: Sequence[str]) -> tuple[str, bytes]:
     """The address of the artifact's folder, and its manifest."""
+    pages: dict[str, str] = {}
     for where in (address, *(urljoin(address, f"{target}/") for target in targets)):
         try:
             with _open(urljoin(where, MANIFEST)) as answer:
-                text = answer.read(MOST_MANIFEST + 1)
+                text, kind = answer.read(MOST_MANIFEST + 1), answer.headers.get_content_type()
         except HTTPError as error:
             if error.code in (403, 404, 410):
                 continue
@@ -131,12 +136,27 @@ def _manifest(address: str, targets: Sequence[str]) -> tuple[str, bytes]:
             ) from error
         if len(text) > MOST_MANIFEST:
             raise StoreError(f"{where}{MANIFEST} is longer than any manifest ({MOST_MANIFEST:,} bytes)")
-        if not _is_listing(text):
+        if (page := _no_json(text)) is not None:
+            pages.setdefault(f"{where}{MANIFEST}", f"{page} ({kind})")
+        elif not _is_listing(text):
             return where, text
+    for url, page in pages.items():  # of a site that answers everything with its front page, too
+        raise StoreError(
+            f"{url} gives {page}, not the manifest of an artifact: check the address; it is that of a folder "
+            "that nearfar build wrote"
+        )
     raise StoreError(
         f"{address} has no {MANIFEST}, neither there nor in {', '.join(targets)} below: give the address of "
         "a folder that nearfar build wrote, for a target that this machine runs"
     )
+
+
+def _no_json(text: bytes) -> str | None:
+    """What a text is that is no object of JSON."""
+    begun = text[:1024].lstrip().lower()
+    if begun.startswith(b"{"):
+        return None
+    return "a web page" if begun.startswith((b"<!doctype html", b"<html")) else "something else"
 
 
 def _is_listing(text: bytes) -> bool:

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from nearfar.build.first_look import first_look
+from nearfar.build.first_look import check_chats, first_look
 from nearfar.build.options import BuildOptions
 from nearfar.build.weights.foreign import folder_is
 from nearfar.edge_runtime.artifact.finder import find_artifacts, holds_artifacts
@@ -39,12 +39,14 @@ class Best:
 class Runner:
     """What is to run a model: any artifact for one of `targets` will do; `best` says which one to build where
     there is none. It is asked only then: drivers take a while to answer. `every`: all of them are built, for
-    all classes of GPUs, for nobody knows yet which one is wanted.
+    all classes of GPUs, for nobody knows yet which one is wanted. `chats`: a model without a chat template is
+    of no use.
     """
 
     targets: Sequence[str]
     best: Callable[[], Best]
     every: bool = False
+    chats: bool = False
 
     def runs(self, entry: Entry) -> bool:
         """Whether the entry has what it wants."""
@@ -115,6 +117,8 @@ def made(store: Store, wanted: Wanted, runner: Runner, build: Build, tell: Tell,
         tell(f"Fetching {wanted.name} (one time) …")
     else:
         first_look(wanted.source)
+        if runner.chats:
+            check_chats(wanted.source)
         tell(f"Building {wanted.name} (one time) …")
     with store.locked(wanted, tell) as waited:
         found = _fresh(store, wanted) if waited else found

@@ -36,6 +36,9 @@ export const WASM_RESERVED = 2097152;
 /** wasm: bytes of the stack that the host gives each further thread. */
 export const WASM_STACK = 262144;
 
+/** Of messages, for every chat template; others (ipython, document) are for templates that name them. */
+export const ROLES = ["system", "developer", "user", "assistant", "tool"] as const;
+
 /** Answers to one prompt, `n`: OpenAI's bound, and far more than a device's slots run at once. */
 export const MAX_CHOICES = 128;
 

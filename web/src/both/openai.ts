@@ -2,7 +2,7 @@
 
 /** One message of a chat, in OpenAI's shape. */
 export interface ChatMessage {
-  readonly role: "system" | "user" | "assistant" | "tool";
+  readonly role: "system" | "developer" | "user" | "assistant" | "tool";
   readonly content: string;
   readonly name?: string;
   /** What the assistant asked to be called. */

@@ -16,7 +16,7 @@ export function modelUrl(model: string | URL, hub: string | URL = HUB): URL {
 export function addressOf(model: string | URL, from: string | URL | undefined, hub: string | URL = HUB): URL {
   if (!(model instanceof URL) && (typeof model !== "string" || model === ""))
     throw new RequestError(
-      `The address of the model is ${model === "" ? "empty" : String(model)}: give the folder that holds its manifest.json.`,
+      `The address of the model is ${model === "" ? "empty" : `${JSON.stringify(model)}`}: give the folder that holds its manifest.json.`,
       "url",
     );
   if (typeof model !== "string" || !/^hf:/i.test(model)) return folderAt(new URL(model, from));

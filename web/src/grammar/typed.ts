@@ -157,8 +157,12 @@ export abstract class TypedKeywords {
     const [first] = missing;
     if (first === undefined) return;
     const others = own.additionalProperties ?? true;
-    if (others === false || "patternProperties" in own || "propertyNames" in own) {
-      this.drop(place, "required", `the property ${shown(first)} is not among the properties`);
+    const why = `the property ${shown(first)} is not among the properties`;
+    // Nothing at all fits the schema.
+    if (others === false && !("patternProperties" in own))
+      throw this.error(place, `'required': ${why}, and additionalProperties allows no other: add it there`);
+    if ("patternProperties" in own || "propertyNames" in own) {
+      this.drop(place, "required", why);
       own.required = names.filter((name) => !missing.includes(name));
       return;
     }

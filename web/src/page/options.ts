@@ -1,6 +1,7 @@
 /** Options of engines, checked where they are given: a name or value that means nothing is refused. */
 
 import { RequestError } from "../both/errors.js";
+import type { BackendName } from "../both/manifest.js";
 import type { ProfileOptions } from "../both/messages.js";
 import type { EngineOptions } from "./client.js";
 import { checkKinds, FLAG, type Kind, NUMBER, POLICY, SIGNAL, TEXT } from "./requests.js";
@@ -8,12 +9,18 @@ import { checkKinds, FLAG, type Kind, NUMBER, POLICY, SIGNAL, TEXT } from "./req
 const CALLED: Kind = ["a function", (value) => typeof value === "function"];
 const PATIENCE: Kind = ["a number of seconds above 0", (value) => typeof value === "number" && value > 0];
 
+const BACKENDS: Readonly<Record<BackendName, true>> = { webgpu: true, wasm: true };
+const BACKEND: Kind = [
+  Object.keys(BACKENDS).join(" or "),
+  (value) => typeof value === "string" && Object.hasOwn(BACKENDS, value),
+];
+
 const OPTIONS: Readonly<Record<keyof EngineOptions, Kind>> = {
   kvMemory: NUMBER,
   kvBits: NUMBER,
   contextLength: NUMBER,
   program: TEXT,
-  backend: TEXT,
+  backend: BACKEND,
   threads: NUMBER,
   integrity: TEXT,
   onProgress: CALLED,

@@ -35,7 +35,9 @@ const STOP: Kind = [
 ];
 const BIAS: Kind = [
   "an object of token ids and numbers",
-  (value) => isRecord(value) && Object.values(value).every((bias) => typeof bias === "number"),
+  (value) =>
+    isRecord(value) &&
+    Object.entries(value).every(([token, bias]) => /^\d+$/.test(token) && typeof bias === "number"),
 ];
 const STREAM: Kind = [
   "{ include_usage: true or false }",

@@ -4,6 +4,7 @@ import { RequestError } from "../both/errors.js";
 import { MAX_TOOLS } from "../both/format.js";
 import type { Calling } from "../both/messages.js";
 import type { ChatCompletionRequest, FunctionTool } from "../both/openai.js";
+import { mayBeObject } from "../both/parameters.js";
 import { isRecord, shown } from "./values.js";
 
 /** Characters of all tools as JSON. */
@@ -71,6 +72,11 @@ function checkTool(tool: unknown, at: number): void {
     throw wrong(`${where}.description`, `must be a string, not ${shown(description)}`);
   if (parameters != null && !isRecord(parameters))
     throw wrong(`${where}.parameters`, `must be a JSON schema, not ${shown(parameters)}`);
+  if (isRecord(parameters) && !mayBeObject(parameters))
+    throw wrong(
+      `${where}.parameters`,
+      `must be a schema of type object, for arguments are an object, not ${shown(parameters)}`,
+    );
   if (strict != null && typeof strict !== "boolean")
     throw wrong(`${where}.strict`, `must be true or false, not ${shown(strict)}`);
 }

@@ -122,7 +122,7 @@ export function planMemory(
     const byLimit = Math.min(...pools.map(({ limit }) => limit));
     throw new DeviceError(
       `A context of ${needed} tokens needs ${bytes} bytes of KV cache; there is room for ${contextLength} ` +
-        `tokens (kvMemory ${budget} bytes, ${byLimit} pages by the GPU's buffer limit). Give more kvMemory ` +
+        `tokens (kvMemory ${budget} bytes, ${byLimit} pages at most in one buffer). Give more kvMemory ` +
         "or a smaller contextLength.",
       { code: "out-of-memory" },
     );

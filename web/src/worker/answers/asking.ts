@@ -7,8 +7,9 @@ import { later } from "../../both/errors.js";
 import type { Grammar } from "../../both/grammar.js";
 import type { Calling } from "../../both/messages.js";
 import type { FunctionTool } from "../../both/openai.js";
+import { argumentSchema } from "../../both/parameters.js";
 import type { AnswerFormat, CallFormat, Spelling } from "./format.js";
-import { behindName, literals, noCallOf, TRIGGER } from "./loose-grammar.js";
+import { behindName, literals, MEMBERS, noCallOf, TRIGGER } from "./loose-grammar.js";
 import {
   type Around,
   around,
@@ -123,12 +124,12 @@ class Calls {
     const calls = this.tools.map(({ function: { name, parameters, strict } }) =>
       inOrder([
         { type: "regex", pattern: behindName(name) },
-        { ...schemaTag(parameters ?? { type: "object" }, strict === true, "tools"), spaced: true },
-        { type: "regex", pattern: "[ \\t\\r\\n]*\\}" },
+        { ...schemaTag(argumentSchema(parameters), strict === true, "tools"), spaced: true },
       ]),
     );
+    const call = inOrder([either(calls), { type: "grammar", grammar: MEMBERS }]);
     const others = noCallOf(this.tools.map((tool) => tool.function.name));
-    return tag(TRIGGER, either([{ type: "regex", pattern: others }, ...calls]), "");
+    return tag(TRIGGER, either([{ type: "regex", pattern: others }, call]), "");
   }
 
   only(): Tag {
@@ -157,7 +158,7 @@ class Calls {
 
   #call({ function: { name, parameters, strict } }: FunctionTool): Around {
     const { named, spelling, name: key, arguments: word } = this.form;
-    const schema = parameters ?? { type: "object" };
+    const schema = argumentSchema(parameters);
     const isStrict = strict === true;
     if (named && spelling && this.spelled)
       return around(named.before + name + named.after, this.spelled(spelling, schema, isStrict), "");

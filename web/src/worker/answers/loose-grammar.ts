@@ -5,6 +5,16 @@ import { WORDS } from "./loose.js";
 
 /** Where a grammar begins to look whether text is a call. */
 export const TRIGGER = '"name":';
+/** What may stand behind the arguments of a call, so that it stays a whole object of JSON: more members. */
+export const MEMBERS = String.raw`root ::= ws ("," ws string ws ":" ws value ws)* "}"
+value ::= string | number | "true" | "false" | "null" | object | array
+object ::= "{" ws (string ws ":" ws value ws ("," ws string ws ":" ws value ws)*)? "}"
+array ::= "[" ws (value ws ("," ws value ws)*)? "]"
+string ::= "\"" ([^"\\\x00-\x1f] | "\\" escape)* "\""
+escape ::= ["\\/bfnrt] | "u" [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F]
+number ::= "-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [-+]? [0-9]+)?
+ws ::= [ \t\r\n]*
+`;
 const BEYOND = "[^\\x00-\\x7f]";
 const LINE = "[^\\n]*";
 const FEW = 4;

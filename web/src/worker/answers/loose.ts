@@ -5,6 +5,7 @@
  */
 
 import { BLANKS } from "./calls.js";
+import { matchAt } from "./values.js";
 
 /** Of the tags that models put around a call. */
 const TAGS = [
@@ -22,6 +23,10 @@ const TAGS = [
 ];
 /** The keys that arguments stand under. */
 export const WORDS = ["arguments", "parameters"];
+/** Keys of a text or a number that models put before the name, as OpenAI's records of calls have them. */
+const LEADING = ["type", "id", "call_id", "tool_call_id", "index"].map((key) => `"${key}"`);
+const SCALAR = /"[^"\\\n]{0,64}"|-?[0-9]{1,20}(?=[^0-9])|true|false|null/y;
+const BEGUN = /^(?:"[^"\\\n]{0,64}|-?[0-9]{0,20}|[a-z]{0,4})$/;
 const FENCE = /^```[\w-]{0,20}[ \t]*\r?(\n)?/;
 const LINE = /(?:^|\n)[ \t]*(?=[`<{[])/g;
 
@@ -141,8 +146,11 @@ class Scan {
   /** The name of the tool, read on to where its arguments begin. */
   head(): string {
     this.#next("{");
-    if (this.#next('"name"', '"type"') === '"type"')
-      for (const mark of [":", '"function"', ",", '"name"']) this.#next(mark);
+    while (this.#next('"name"', ...LEADING) !== '"name"') {
+      this.#next(":");
+      this.#scalar();
+      this.#next(",");
+    }
     this.#next(":");
     const named = new Map([...this.names].map((name) => [JSON.stringify(name), name]));
     const name = named.get(this.#next(...named.keys())) ?? "";
@@ -153,6 +161,13 @@ class Scan {
     if (this.at === this.text.length) throw new More();
     if (this.text.charAt(this.at) !== "{") throw new Other();
     return name;
+  }
+
+  #scalar(): void {
+    this.blanks();
+    const found = matchAt(SCALAR, this.text, this.at);
+    if (found === null) throw BEGUN.test(this.text.slice(this.at)) ? new More() : new Other();
+    this.at += found.length;
   }
 
   #next(...marks: string[]): string {

@@ -1,6 +1,7 @@
 /** Tools and calls in what a chat template gets (tests/vectors/tools holds it). */
 
 import { RequestError } from "../../both/errors.js";
+import { ROLES } from "../../both/format.js";
 import type { ChatMessage, FunctionTool } from "../../both/openai.js";
 import { Exact, type ExactValue, writeExact } from "../exact.js";
 import type { Told } from "../text/types.js";
@@ -13,8 +14,6 @@ export interface Prompting {
   readonly tools: readonly FunctionTool[];
 }
 
-/** Roles that every chat template may get; others (ipython, document) are for templates that name them. */
-const ROLES: readonly string[] = ["system", "developer", "user", "assistant", "tool"];
 /** For messages with earlier calls, where a model's format has none. */
 const BY_DEFAULT = readCalls({ begin: "<tool_call>", end: "</tool_call>" }, "");
 
@@ -30,7 +29,9 @@ export function prompting(
   form: CallFormat | null,
   template: string,
 ): Prompting {
-  const strange = messages.find(({ role }) => !ROLES.includes(role) && !template.includes(role));
+  const strange = messages.find(
+    ({ role }) => !(ROLES as readonly string[]).includes(role) && !template.includes(role),
+  );
   if (strange)
     throw new RequestError(
       `messages: this model's chat template knows no role "${strange.role}", and would pass over the message; ` +

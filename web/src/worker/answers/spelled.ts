@@ -41,11 +41,18 @@ class Spelled {
   ) {}
 
   arguments(): Around {
+    return this.#object(this.root, "#");
+  }
+
+  /** All arguments: of a schema of an object, or of several that are. */
+  #object(schema: Values, place: string): Around {
     const { before_name, after_name, after_value, begin, end } = this.spelling;
-    const { type = "object" } = this.root;
-    if (type !== "object")
-      throw refusal("#", `the arguments are an object, not ${JSON.stringify(type)?.slice(0, 60)}`);
-    return this.#members(this.root, "#", [begin, end], [before_name, after_name, after_value]);
+    if ("enum" in schema) throw refusal(place, "enum and const of lists and objects");
+    if (Array.isArray(schema.anyOf)) {
+      const ways = (schema.anyOf as Values[]).map((one, at) => this.#object(one, `${place}/anyOf/${at}`));
+      return tag("", either(ways), "");
+    }
+    return this.#members(schema, place, [begin, end], [before_name, after_name, after_value]);
   }
 
   /** The properties of an object, each `before` + name + `after` + value + `behind`. */

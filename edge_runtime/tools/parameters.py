@@ -1,0 +1,104 @@
+"""The schema of a tool's arguments. Arguments are an object: a schema that no object fits is refused, and of
+one that other values fit, too, the grammar gets what is left for objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from nearfar.errors import RequestError
+from nearfar.format.keywords import DEFINITIONS, MOST_STEPS
+
+Schema = Mapping[str, Any]
+_ANY_OBJECT: Schema = {"type": "object"}
+
+
+def check_parameters(where: str, schema: Schema) -> None:
+    """Refuse a schema that no object fits. `where`: its place in the request."""
+    if not _Parameters(schema).fit(schema):
+        raise RequestError(
+            f"{where} must be a schema of type object, for arguments are an object, not {dict(schema)!r:.80}",
+            "tools",
+        )
+
+
+def argument_schema(function: Mapping[str, Any]) -> Schema:
+    """What the arguments of a function must match: its parameters, as far as they are an object."""
+    schema = function.get("parameters") or _ANY_OBJECT
+    made: Schema = _Parameters(schema).objects(schema)
+    return made
+
+
+class _Parameters:
+    """One schema with the references into it. Each is followed MOST_STEPS times at most."""
+
+    def __init__(self, root: Schema) -> None:
+        self._root = root
+        self._fit: dict[str, bool] = {}
+        self._followed = 0
+
+    def fit(self, schema: Any) -> bool:
+        """Whether an object may fit a schema. What is no schema is said where the grammar is made."""
+        if not isinstance(schema, Mapping):
+            return schema is not False
+        kinds = schema.get("type", "object")
+        if not (kinds == "object" or (isinstance(kinds, list) and "object" in kinds)):
+            return False
+        values = _values(schema)
+        if isinstance(values, list) and not any(isinstance(one, Mapping) for one in values):
+            return False
+        if (target := self._target(schema)) is not None:
+            pointer = schema["$ref"]
+            if pointer not in self._fit:
+                self._fit[pointer] = True  # of a reference that leads back to itself
+                self._fit[pointer] = self.fit(target)
+            if not self._fit[pointer]:
+                return False
+        for key, enough in (("anyOf", any), ("oneOf", any), ("allOf", all)):
+            options = schema.get(key)
+            if isinstance(options, list) and options and not enough(map(self.fit, options)):
+                return False
+        return True
+
+    def objects(self, schema: Any) -> Any:
+        """The schema without what is no object. References at the top are followed: models that do not write
+        JSON are asked for the properties by name.
+        """
+        if schema is True:
+            return _ANY_OBJECT
+        if not isinstance(schema, Mapping):
+            return schema
+        target = self._target(schema)
+        if target is not None and self._followed < MOST_STEPS:
+            self._followed += 1
+            defined = {key: schema[key] for key in DEFINITIONS if key in schema}
+            return {**self.objects(target), **defined}
+        if target is not None:
+            return schema
+        values = _values(schema)
+        if isinstance(values, list):
+            others = {key: value for key, value in schema.items() if key != "const"}
+            return {**others, "enum": [one for one in values if isinstance(one, Mapping)]}
+        for key in ("anyOf", "oneOf"):
+            options = schema.get(key)
+            if isinstance(options, list):
+                return {**schema, key: [self.objects(one) for one in options if self.fit(one)]}
+        options = schema.get("allOf")
+        if isinstance(options, list) and len(options) == 1:
+            return {**schema, "allOf": [self.objects(options[0])]}
+        return {**schema, "type": "object"}
+
+    def _target(self, schema: Schema) -> Schema | None:
+        """What a schema's reference into the whole one leads to; None where there is none."""
+        pointer = schema.get("$ref")
+        if not isinstance(pointer, str) or not pointer.startswith("#/"):
+            return None
+        at: Any = self._root
+        for part in pointer.split("/")[1:]:
+            at = at.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(at, Mapping) else None
+        return at if isinstance(at, Mapping) else None
+
+
+def _values(schema: Schema) -> Any:
+    return [schema["const"]] if "const" in schema else schema.get("enum")

@@ -1,0 +1,57 @@
+"""Which model types the installed transformers loads as models that write text token by token: read out of
+its table without importing it, which takes seconds.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Mapping
+from importlib.machinery import PathFinder
+from pathlib import Path
+from typing import Any
+
+from nearfar.step.kinds import DOES
+
+_FILE = "models/auto/modeling_auto.py"
+_TABLE = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
+
+
+def not_causal(config: Mapping[str, Any]) -> str | None:
+    """Why transformers does not load the model of a config.json as one that writes text; None where it does,
+    or where nothing says.
+    """
+    kind, types = config.get("model_type"), causal_types()
+    if not isinstance(kind, str) or not types or kind in types:
+        return None
+    own = config.get("auto_map")
+    if isinstance(own, Mapping) and "AutoModelForCausalLM" in own:
+        return (
+            f"model_type is {kind!r}, for which the checkpoint brings code of its own (auto_map): nearfar "
+            "runs no code of checkpoints, and transformers knows no such model that writes text"
+        )
+    return (
+        f"model_type is {kind!r}, which transformers does not know as a model that writes text token by "
+        f"token. {DOES}. If it does write text, a newer transformers may know it: pip install -U transformers"
+    )
+
+
+@functools.cache
+def causal_types() -> frozenset[str]:
+    """The model types; none where transformers is not there or keeps its table in another way."""
+    found = PathFinder.find_spec("transformers")
+    if found is None or found.origin is None:
+        return frozenset()
+    try:
+        tree = ast.parse((Path(found.origin).parent / _FILE).read_text(encoding="utf-8"))
+        made = next(
+            node.value for node in tree.body if isinstance(node, ast.Assign) and _names(node) == [_TABLE]
+        )
+        assert isinstance(made, ast.Call)
+        return frozenset(kind for kind, _ in ast.literal_eval(made.args[0]))
+    except (OSError, SyntaxError, StopIteration, AssertionError, IndexError, ValueError, TypeError):
+        return frozenset()
+
+
+def _names(node: ast.Assign) -> list[str]:
+    return [target.id for target in node.targets if isinstance(target, ast.Name)]
