@@ -36,7 +36,6 @@ class StateFile:
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
-        self._one = threading.Lock()
 
     def load(self) -> dict[str, Any]:
         """The content; empty where there is no file yet."""
@@ -57,16 +56,15 @@ class StateFile:
         if self.path is None:
             return
         aside = self.path.with_name(f".{self.path.name}.{os.getpid()}-{secrets.token_hex(4)}")
-        with self._one:  # the later content is in place at the end
-            try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                with private(aside) as file:
-                    file.write(json.dumps({"version": VERSION, **content}))
-                os.replace(aside, self.path)
-            except OSError as error:
-                log.warning("the routing state %s cannot be written: %s", self.path, error)
-                with suppress(OSError):
-                    aside.unlink(missing_ok=True)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with private(aside) as file:
+                file.write(json.dumps({"version": VERSION, **content}))
+            os.replace(aside, self.path)
+        except OSError as error:
+            log.warning("the routing state %s cannot be written: %s", self.path, error)
+            with suppress(OSError):
+                aside.unlink(missing_ok=True)
 
 
 class StateWriter:
@@ -76,7 +74,8 @@ class StateWriter:
 
     def __init__(self, file: StateFile, content: Callable[[], Mapping[str, Any]]) -> None:
         self._file, self._content = file, content
-        self._changes = self._taken = self._written = 0
+        self._changes = self._written = 0
+        self._one = threading.Lock()
         self._task: asyncio.Task[None] | None = None
 
     def changed(self) -> None:
@@ -87,9 +86,10 @@ class StateWriter:
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:  # an answer that is dropped when its loop has ended
-            self._file.save(self._content())
+            self._save(self._changes, self._content())
         else:
             self._task = loop.create_task(self._write())
+            self._task.add_done_callback(self._ended)
 
     async def settled(self) -> None:
         """All that there is now is on the disk, as far as it can be written."""
@@ -101,14 +101,19 @@ class StateWriter:
                 self.changed()
 
     async def _write(self) -> None:
-        try:
-            while self._written < self._changes:
-                self._taken = self._changes
-                await asyncio.to_thread(self._file.save, self._content())
-                self._written = self._taken
-        except asyncio.CancelledError:  # the loop ends, and nobody has closed the client
-            self._file.save(self._content())
-            raise
+        while self._written < self._changes:
+            await asyncio.to_thread(self._save, self._changes, self._content())
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task.cancelled():  # the loop ends, and nobody has closed the client
+            self._save(self._changes, self._content())
+
+    def _save(self, changes: int, content: Mapping[str, Any]) -> None:
+        """Write the content after so many changes; never over a later one."""
+        with self._one:
+            if changes > self._written:
+                self._file.save(content)
+                self._written = changes
 
 
 class Records:

@@ -60,7 +60,7 @@ async def test_a_word_beside_a_list_of_texts_and_after_it_was_hung_up(engine: Lo
     core = core_of(engine)
     await embed(engine, LIGHT, (7,))
     alone = core.steps
-    attack = asyncio.create_task(embed(engine, HEAVY, *map(long, range(200)), name="attack"))
+    attack = asyncio.create_task(embed(engine, HEAVY, *map(long, range(80)), name="attack"))
     while core.steps < alone + 2:
         await asyncio.sleep(0)
     before = core.steps
@@ -109,14 +109,14 @@ def test_the_torch_engine_embeds_in_steps_and_forgets_what_nobody_wants() -> Non
 
     engine.handle(Embed(EmbedRequest("alone", (5,))))
     alone = turns_until("alone")
-    for number in range(100):
+    for number in range(60):
         engine.handle(Embed(EmbedRequest(f"many{number}", text, late=float(number))))
     engine.turn()
     rig.submit(TokenRequest("chat", (5, 6), 3, GREEDY))
     engine.turn()
     engine.turn()
     assert len(rig.events("chat")) >= 1
-    for number in range(100):
+    for number in range(60):
         engine.handle(Cancel(f"many{number}"))
     engine.handle(Embed(EmbedRequest("word", (5,))))
     assert turns_until("word") <= STEPS_BESIDE * alone

@@ -50,19 +50,20 @@ async def test_changes_cost_no_answer_and_are_written_together(tmp_path: Path) -
     assert kept(file.path)["n"] == 100  # type: ignore[arg-type]
 
 
-def test_what_changed_is_kept_when_the_loop_ends_with_nobody_closing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("changes", [1, 2, 9])
+def test_what_changed_is_kept_when_the_loop_ends_with_nobody_closing(tmp_path: Path, changes: int) -> None:
     file, number = Slow(tmp_path / "state.json"), 0
     file.goes_on.set()
 
     async def main() -> None:
         nonlocal number
         writer = StateWriter(file, lambda: {"n": number})
-        for number in range(1, 10):  # noqa: B007  (the writer reads it)
-            writer.changed()
+        for number in range(1, changes + 1):  # noqa: B007  (the writer reads it)
             await asyncio.sleep(0)
+            writer.changed()
 
     asyncio.run(main())
-    assert kept(tmp_path / "state.json")["n"] == 9
+    assert kept(tmp_path / "state.json")["n"] == changes
 
 
 class _Asked(Exception):
