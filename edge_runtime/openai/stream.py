@@ -11,7 +11,9 @@ Chunk = TypeVar("Chunk")
 class AsyncStream(Generic[Chunk]):
     """Chunks as they come. Closing it stops the request; so does dropping it."""
 
-    def __init__(self, chunks: AsyncGenerator[Chunk, None], stop: Callable[[], Awaitable[None]]) -> None:
+    def __init__(
+        self, chunks: AsyncGenerator[Chunk, None], stop: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
         """`stop` ends the request: closing a generator that nobody has begun, or that is not yet at its
         answers, does not.
         """
@@ -26,7 +28,8 @@ class AsyncStream(Generic[Chunk]):
     async def close(self) -> None:
         """Stop the request."""
         await self._chunks.aclose()
-        await self._stop()
+        if self._stop is not None:
+            await self._stop()
 
     async def __aenter__(self) -> Self:
         return self
