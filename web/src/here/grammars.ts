@@ -3,7 +3,8 @@
  * `createEngine` or `shareEngine` of `nearfar/here`, as their option `grammars`.
  */
 
-import { followWith } from "../grammar/follow.js";
+import { type Follow, followWith } from "../grammar/follow.js";
 import { Follower } from "../grammar/index.js";
 
-export const grammars = followWith(async () => ({ Follower }));
+/** What follows grammars, for `createEngine` and `shareEngine` of `nearfar/here`. */
+export const grammars: Follow = followWith(async () => ({ Follower }));

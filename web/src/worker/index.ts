@@ -5,7 +5,6 @@ import { hosted } from "../here/hosted.js";
 import type { SharePort } from "../here/share.js";
 import { follow } from "./follow.js";
 import { type Host, isFirefox, THREAD } from "./host.js";
-import "./parts/core.js";
 import { serve, type WorkerScope } from "./serve.js";
 import { work } from "./wasm/thread.js";
 import type { ThreadPort, ThreadTask, ThreadWord } from "./wasm/threads.js";
