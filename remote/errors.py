@@ -116,6 +116,8 @@ def unreachable(where: str, error: Exception) -> str:
     """What is said of a server that no connection comes about with."""
     if "WRONG_VERSION_NUMBER" in str(error):  # OpenSSL's name for an answer that is no TLS
         return f"{where} speaks no TLS: is it http:// and not https://?"
+    if type(error).__name__ == "UnsupportedProtocol":  # httpx's, which is not imported for this
+        return f"{where.rstrip('/')} is no address of a server: give http://HOST:PORT or https://HOST"
     return f"{where} cannot be reached: {reason_of(error)}"
 
 

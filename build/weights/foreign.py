@@ -42,7 +42,13 @@ SUFFIXES = {
 }
 """Of files without a mark in them."""
 
+BUILT = (
+    "what nearfar build wrote, an artifact and no checkpoint: nearfar run, serve and web take it as it is; "
+    "build from the checkpoint that it was made of"
+)
 FOLDERS: tuple[tuple[str, str], ...] = (
+    ("manifest.json", BUILT),
+    ("*/manifest.json", BUILT),
     ("model_index.json", "a diffusers pipeline, which makes pictures: nearfar runs language models"),
     ("params.json", "weights as Meta and Mistral publish them: take the repository of the same model that "
      "has config.json, or convert it with transformers"),

@@ -71,7 +71,8 @@ def _target(manifest: Path) -> str:
     try:
         target = strict_json.loads(manifest.read_text(encoding="utf-8"))["target"]
     except (OSError, ValueError, LookupError, TypeError) as error:
+        why = str(error) if isinstance(error, OSError | ValueError) else "it names no target"
         raise ArtifactError(
-            f"{manifest} is no manifest ({error}). Copy the artifact again, or build it again"
+            f"{manifest} is no manifest ({why}). Copy the artifact again, or build it again"
         ) from error
     return str(target)[:80]

@@ -93,6 +93,9 @@ def install(app: FastAPI) -> None:
         text = str(error.detail)
         if error.status_code == 404 and text == "Not Found":  # Starlette's, of a path that no route has
             text = _no_path(request.url.path)
+        if error.status_code == 405:
+            ways = (error.headers or {}).get("Allow", "another method")
+            text = f"{request.url.path[:80]} takes {ways}, not {request.method}"
         problem = Problem(error.status_code, text, None, _CODES.get(error.status_code))
         response = problem.response()
         response.headers.update(error.headers or {})

@@ -210,8 +210,11 @@ def add_key(path: Path, key: Key) -> None:
         lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in record.items()]
         new = old + ("\n" if old else "") + "[[keys]]\n" + "\n".join(lines) + "\n"
     aside = path.with_name(f".{path.stem}.new{path.suffix}")
-    descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(new)
-    read_keys(aside)  # before it takes the place of what is there
-    aside.replace(path)
+    try:
+        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(new)
+        read_keys(aside)  # before it takes the place of what is there
+        aside.replace(path)
+    except OSError as error:
+        raise RequestError(f"the keys file {path} cannot be written: {error.strerror}") from error

@@ -348,7 +348,7 @@ class ChatRequest(Common):
     def _names_apart(cls, tools: list[Tool] | None) -> list[Tool] | None:
         names = [tool.function.name for tool in tools or ()]
         if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"tools has two of the name {twice!r}: give each its own")
+            raise ValueError(f"there are two of the name {twice!r}: give each its own")
         return tools
 
     @model_validator(mode="after")

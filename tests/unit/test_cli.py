@@ -82,11 +82,15 @@ def test_a_command_of_a_group_says_what_it_lacks_and_its_neighbour_works() -> No
         (
             ["serve", "x", "--port", "70000"],
             2,
-            "Invalid value for '--port': Input should be less than or equal to 65535",
+            "Invalid value for '--port': it must be at most 65535, not '70000'",
         ),
         (["keys", "keys.toml", "bad name!"], 1, "'bad name!' is not a name for a key"),
         (["route", "score"], 1, 'give one prompt, as in nearfar route score "Why is the sky blue?"'),
-        (["keys", "no/such/folder/keys", "me"], 1, "keys.new: No such file or directory: check the path"),
+        (
+            ["keys", "no/such/folder/keys", "me"],
+            1,
+            "the keys file no/such/folder/keys cannot be written: No such",
+        ),
     ],
 )
 def test_what_is_wrong_is_a_sentence(arguments: list[str], code: int, said: str, tmp_path: Path) -> None:

@@ -373,12 +373,16 @@ def test_a_missing_webgpu_artifact_is_explained_as_it_is_for_every_command(tmp_p
         )
     cpu = artifact_for(tmp_path / "cpu", "cpu")
     for path in (tmp_path, cpu):
-        for command in (["web", "--no-open"], ["run", "Hello", "--device", "webgpu"]):
+        for command, words in (
+            (
+                ["web", "--no-open"],
+                "holds artifacts only for cpu, and browsers run those for webgpu and wasm",
+            ),
+            (["run", "Hello", "--device", "webgpu"], "holds no artifact for webgpu, only for cpu. Build it"),
+        ):
             said = CliRunner().invoke(typer_app, [command[0], str(path), *command[1:]])
-            assert (
-                "holds no artifact for webgpu, only for cpu. Build it with nearfar build --target webgpu"
-                in str(said.exception)
-            )
+            assert words in str(said.exception)
+            assert "nearfar build --target webgpu" in str(said.exception)
     artifact_for(tmp_path / "other", "cpu")
     with pytest.raises(ArtifactError, match=r"two artifacts for cpu, cpu and other: name the one"):
         find_artifact(tmp_path, "cpu")

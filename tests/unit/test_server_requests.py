@@ -391,6 +391,23 @@ def test_a_path_that_is_none_is_told_with_the_one_that_is_meant(
     assert told == f"there is no {path} here: " + (f"did you mean {meant}?" if meant else there)
 
 
+def test_a_method_that_a_path_does_not_take_is_told_with_the_one_that_it_takes(http: TestClient) -> None:
+    answer = http.get("/v1/chat/completions")
+    assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+    error = answer.json()["error"]
+    assert (error["message"], error["code"]) == (
+        "/v1/chat/completions takes POST, not GET",
+        "method_not_allowed",
+    )
+
+
+def test_two_tools_of_a_name_are_told_in_one_sentence(http: TestClient) -> None:
+    tool = {"type": "function", "function": {"name": "w"}}
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "tools": [tool, tool]}
+    told = http.post("/v1/chat/completions", json=asked).json()["error"]["message"]
+    assert told == "tools: there are two of the name 'w': give each its own"
+
+
 def test_paths_that_may_be_meant_are_those_that_there_are() -> None:
     paths = create_app(EchoEngine()).openapi()["paths"]
     assert set(PATHS) == {path for path in paths if path.startswith("/v1/") and "{" not in path}

@@ -19,8 +19,29 @@ WIDEST = 110
 """Columns beyond which lines are hard to read."""
 
 
+_MUST = {
+    "int_parsing": "it must be a whole number",
+    "int_from_float": "it must be a whole number",
+    "float_parsing": "it must be a number",
+    "greater_than_equal": "it must be at least {ge}",
+    "less_than_equal": "it must be at most {le}",
+}
+"""By pydantic's type of an error: typer says it in pydantic's words, and not which value it is."""
+
+
 class Command(typer.core.TyperCommand):
     """A command with such a help."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Its arguments; what is refused is named with its value."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            told = getattr(error.__cause__, "errors", list)()
+            if told and told[0]["type"] in _MUST:
+                must = _MUST[told[0]["type"]].format_map(told[0].get("ctx", {}))
+                error.message = f"{must}, not {told[0]['input']!r:.80}"
+            raise
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print it."""

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from nearfar.cli.models import building
 from nearfar.cli.progress import bytes_bar, telling
-from nearfar.edge_runtime.artifact.finder import by_target, none_for
+from nearfar.edge_runtime.artifact.finder import by_target
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import ArtifactError
 from nearfar.page_server import Site, find_page, open_server, origin_of
@@ -29,7 +29,10 @@ def for_browsers(path: Path) -> Path | dict[str, Path]:
     there = by_target(path)
     found = {target: there[target] for target in TARGETS if target in there}
     if not found:
-        raise ArtifactError(none_for(path, TARGETS[0], there))
+        raise ArtifactError(
+            f"{path} holds artifacts only for {', '.join(sorted(there))}, and browsers run those for "
+            f"{' and '.join(TARGETS)}: build them with nearfar build --target {','.join(TARGETS)}"
+        )
     return found if len(found) > 1 else next(iter(found.values()))
 
 

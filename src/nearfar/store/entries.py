@@ -26,7 +26,7 @@ from nearfar import strict_json
 from nearfar.build.options import Quality
 from nearfar.edge_runtime.artifact.finder import MANIFEST, by_target
 from nearfar.errors import ArtifactError, StoreError
-from nearfar.folders import cache_folder
+from nearfar.folders import HOME, cache_folder
 from nearfar.format.adapters import DEVICE_CLASSES
 from nearfar.suggestions import suggested
 
@@ -118,7 +118,12 @@ class Store:
     """The models below a folder; by default `models` in this user's cache, which NEARFAR_HOME moves."""
 
     def __init__(self, root: Path | None = None) -> None:
-        self.root = cache_folder() / "models" if root is None else root
+        home = cache_folder()
+        if root is None and (file := next((at for at in (home, home.parent) if at.is_file()), None)):
+            raise StoreError(
+                f"{file} is a file, and the store of models lies below it: let {HOME} name a folder"
+            )
+        self.root = home / "models" if root is None else root
 
     def entries(self) -> list[Entry]:
         """All, what was used last first. A folder whose entry cannot be read is none."""
