@@ -5,6 +5,7 @@
 
 export * from "../../grammar/in-thread.js";
 export * from "../beginning.js";
+export * from "../exact.js";
 export * from "../gpu/remote-artifact.js";
 export * from "../host.js";
 export * from "../memory.js";
