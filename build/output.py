@@ -18,9 +18,9 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from nearfar import strict_json
-from nearfar.build.weights.shards import disk_error
 from nearfar.errors import BuildError
 from nearfar.paths import check_place
+from nearfar.room import disk_error
 
 
 def is_artifact(path: Path) -> bool:

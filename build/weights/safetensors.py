@@ -19,10 +19,10 @@ from typing import Any, BinaryIO, Self
 
 import numpy as np
 
-from nearfar.build.weights.shards import disk_error
 from nearfar.errors import BuildError
 from nearfar.format.manifest import File
 from nearfar.kernels.quantized import Array
+from nearfar.room import disk_error
 
 FILE_BYTES = 5_000_000_000  # of a file, as mlx_lm.convert and transformers cut them
 DTYPES = {"float32": "F32", "float16": "F16", "uint32": "U32"}

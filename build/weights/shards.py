@@ -4,10 +4,8 @@ files.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
-import shutil
 import sys
 from pathlib import Path
 from types import TracebackType
@@ -18,6 +16,7 @@ import numpy as np
 from nearfar.errors import BuildError
 from nearfar.format.manifest import File, Tensor
 from nearfar.kernels.quantized import Array
+from nearfar.room import disk_error
 
 ALIGNMENT = 256
 SHARD_BYTES = 32 << 20
@@ -113,20 +112,3 @@ class ShardWriter:
     def _shard_name(self) -> str:
         """Path of the current shard in the artifact."""
         return f"weights/{len(self._shards):05d}.bin"
-
-
-def disk_error(error: OSError, directory: Path, what: str, needed: int) -> BuildError:
-    """Make the BuildError for a failed write: the disk's free bytes where it is full, else the system's
-    message.
-    """
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        try:
-            free = shutil.disk_usage(directory).free
-        except OSError:
-            free = 0
-        return BuildError(
-            f"the disk of {directory} is full: writing {what} needs {needed:,} more bytes at least, {free:,} "
-            "are free: free some space or choose another output directory"
-        )
-    place = what if Path(what).is_absolute() else f"{what} under {directory}"
-    return BuildError(f"cannot write {place}: {error.strerror or error}: check permissions and the disk")

@@ -1,9 +1,12 @@
-"""Whether a disk has room for what is about to be written to it."""
+"""Whether a disk has room for what is about to be written to it, and what is said where a write fails."""
 
 from __future__ import annotations
 
+import errno
 import shutil
 from pathlib import Path
+
+from nearfar.errors import BuildError
 
 
 def lacking(folder: Path, needed: int) -> str | None:
@@ -22,3 +25,20 @@ def lacking(folder: Path, needed: int) -> str | None:
     from nearfar.edge_runtime.artifact.budget import show_size  # which takes numpy
 
     return f"needs {show_size(needed)} at least, and the disk of {there} has {show_size(free)} free"
+
+
+def disk_error(error: OSError, directory: Path, what: str, needed: int) -> BuildError:
+    """Make the BuildError for a failed write: the disk's free bytes where it is full, else the system's
+    message.
+    """
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        try:
+            free = shutil.disk_usage(directory).free
+        except OSError:
+            free = 0
+        return BuildError(
+            f"the disk of {directory} is full: writing {what} needs {needed:,} more bytes at least, {free:,} "
+            "are free: free some space or choose another output directory"
+        )
+    place = what if Path(what).is_absolute() else f"{what} under {directory}"
+    return BuildError(f"cannot write {place}: {error.strerror or error}: check permissions and the disk")

@@ -11,10 +11,10 @@ from typing import BinaryIO, Self
 
 import numpy as np
 
-from nearfar.build.weights.shards import disk_error
 from nearfar.errors import BuildError
 from nearfar.format.manifest import File
 from nearfar.kernels.quantized import Array
+from nearfar.room import disk_error
 
 ALIGNMENT = 4096
 """Of a large tensor's offset: ONNX Runtime maps files, and pages begin there."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nearfar.build.source import BuildOptions, open_source
-from nearfar.targets import target_of
+from nearfar.build.targets import target_of
 from tests.support.commands import nearfar
 
 SAMPLE = Path(__file__).resolve().parents[2] / "examples" / "sample-model"
@@ -26,7 +26,7 @@ def test_a_template_that_browsers_cannot_render(model: Path, tmp_path: Path, tar
     done = nearfar("build", model, "--target", f"cpu,{target}", "-o", tmp_path / "out")
     assert done.returncode == 1
     assert (
-        f"error: target {target}: the chat template has the filter 'urlize' in line 2, which the web engine "
+        f"error: target {target}: chat_template.jinja has the filter 'urlize' in line 2, which the web engine "
         "does not render as transformers does. Write that in another way, or build for other targets "
         "(--target cpu)"
     ) in done.stderr
@@ -46,5 +46,5 @@ def test_a_named_template_and_a_tokenizer_that_browsers_cannot_follow(model: Pat
     config = json.loads((model / "tokenizer_config.json").read_text())
     named = [{"name": "default", "template": "x"}, {"name": "tool_use", "template": "{{ x|pprint }}"}]
     (model / "tokenizer_config.json").write_text(json.dumps({**config, "chat_template": named}))
-    with pytest.raises(Exception, match=r"the chat template 'tool_use' has the filter 'pprint' in line 1"):
+    with pytest.raises(Exception, match=r"tool_use.jinja has the filter 'pprint' in line 1"):
         target_of("wasm").check(open_source(options), options)

@@ -33,7 +33,8 @@ from nearfar.kernels.quantized import Matrix
 from nearfar.targets import gpu, vulkan, webgpu
 from nearfar.targets.gpu import kernels as gpu_kernels
 from nearfar.targets.gpu.classes import CLASSES, Tuning
-from nearfar.targets.gpu.kernels.script.text import prim_func, text
+from nearfar.targets.gpu.kernels.script import text
+from nearfar.targets.gpu.kernels.script.text import prim_func
 from tests.support import gpu_jobs, project_jobs
 
 SCALE = 3.0

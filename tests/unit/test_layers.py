@@ -20,8 +20,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "fallback_server": {"step", "format", "edge_runtime", "remote"},
     "routing": {"edge_runtime", "remote"},
 }
-SHARED = {"errors", "folders", "hosts", "hub", "hub_reach", "interruptible", "paths", "room", "strict_json"}
-SHARED |= {"checkpoint_files", "children", "machine", "processors", "suggestions", "__version__"}
+SHARED = {
+    "errors",
+    "folders",
+    "hosts",
+    "hub",
+    "hub_reach",
+    "interruptible",
+    "paths",
+    "pooling",
+    "room",
+    "strict_json",
+}
+SHARED |= {"checkpoint_files", "children", "machine", "pooling", "processors", "suggestions", "__version__"}
 """Modules of the package itself that every part may import."""
 
 

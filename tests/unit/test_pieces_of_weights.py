@@ -11,11 +11,11 @@ import pytest
 
 from nearfar.build.calibration.solve import FloatWeights
 from nearfar.build.source import BuildOptions, open_source
+from nearfar.build.targets import target_of
 from nearfar.build.weights.stream import WeightStream
 from nearfar.step import decoder
 from nearfar.step.decoder import Attention
 from nearfar.step.params import Param, Piece, RotaryOrder
-from nearfar.targets import target_of
 from tests.support import packed, tiny
 
 ROWS = 24

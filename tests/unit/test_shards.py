@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from nearfar.build.weights import shards
-from nearfar.build.weights.shards import ShardWriter, disk_error
+from nearfar.build.weights.shards import ShardWriter
 from nearfar.errors import BuildError
+from nearfar.room import disk_error
 
 
 def test_stream_is_cut_and_hashed(tmp_path: Path) -> None:
