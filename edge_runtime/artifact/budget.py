@@ -187,7 +187,7 @@ def check_buffers(
 def plan_pages(
     manifest: Manifest,
     program: Program,
-    kv_memory: int | str | None,
+    kv_memory: float | str | None,
     largest_buffer: int | None = None,
     kv_bits: int | None = None,
     memory: int | None = None,
