@@ -21,8 +21,8 @@ const TEXT = "src/worker/text/index.ts";
  * which the first request that asks for a format or has tools loads, or a model that marks its reasoning.
  */
 export const LIMITS = {
-  webgpu: 48_400,
-  wasm: 43_800,
+  webgpu: 48_000,
+  wasm: 43_400,
   text: 25_000,
   routing: 20_500,
   openai: 2_000,
@@ -30,9 +30,9 @@ export const LIMITS = {
   react: 2_250,
   "prompt-api": 5_200,
   models: 11_400,
-  all: 114_700,
+  all: 114_200,
   grammars: 410_000,
-  answers: 9_900,
+  answers: 9_200,
 };
 
 /** Files that a visitor's first answer fetches, text included: each is a trip to the server. */

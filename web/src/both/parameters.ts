@@ -1,4 +1,4 @@
-/** Whether the schema of a tool's arguments may be one of an object (edge_runtime/tools/arguments.py). */
+/** Whether the schema of a tool's arguments may be one of an object (edge_runtime/tools/parameters.py). */
 
 type Schema = Readonly<Record<string, unknown>>;
 

@@ -1,6 +1,6 @@
 /**
  * What a grammar holds a tool's arguments to: of a schema that other values fit, too, what is left for objects
- * (edge_runtime/tools/arguments.py).
+ * (edge_runtime/tools/parameters.py).
  */
 
 import { isSchema, mayBeObject, targetOf, valuesOf } from "../../both/parameters.js";
