@@ -448,7 +448,7 @@ def test_a_config_that_breaks_transformers_is_one_sentence(tmp_path: Path) -> No
     config = {"model_type": "llama", "vocab_size": 8, "hidden_size": 8, "num_attention_heads": 1,
               "intermediate_size": 8, "num_hidden_layers": 1, "pad_token_id": 50256}  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="transformers cannot load .*: ") as refused:
+    with pytest.raises(CheckpointError, match=r"transformers cannot load .*: ") as refused:
         models.load_model(tmp_path, TorchOptions(device="cpu"))
     assert "\n" not in str(refused.value)
 
