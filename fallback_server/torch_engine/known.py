@@ -14,7 +14,9 @@ from typing import Any
 from nearfar.step.kinds import DOES
 
 _FILE = "models/auto/modeling_auto.py"
-_TABLE = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
+_CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
+_READ_WHOLE = ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES")
+"""Types whose decoder alone is in the first table, too: without their encoder these answer nothing."""
 
 
 def not_causal(config: Mapping[str, Any]) -> str | None:
@@ -22,6 +24,8 @@ def not_causal(config: Mapping[str, Any]) -> str | None:
     or where nothing says.
     """
     kind, types = config.get("model_type"), causal_types()
+    if config.get("is_decoder") is not True:
+        types -= encoder_decoder_types()
     if not isinstance(kind, str) or not types or kind in types:
         return None
     own = config.get("auto_map")
@@ -36,22 +40,29 @@ def not_causal(config: Mapping[str, Any]) -> str | None:
     )
 
 
-@functools.cache
 def causal_types() -> frozenset[str]:
     """The model types; none where transformers is not there or keeps its table in another way."""
+    return _tables().get(_CAUSAL, frozenset())
+
+
+def encoder_decoder_types() -> frozenset[str]:
+    """Those that hear or read something whole before they write."""
+    return frozenset[str]().union(*(_tables().get(name, frozenset()) for name in _READ_WHOLE))
+
+
+@functools.cache
+def _tables() -> dict[str, frozenset[str]]:
     found = PathFinder.find_spec("transformers")
     if found is None or found.origin is None:
-        return frozenset()
+        return {}
     try:
         tree = ast.parse((Path(found.origin).parent / _FILE).read_text(encoding="utf-8"))
-        made = next(
-            node.value for node in tree.body if isinstance(node, ast.Assign) and _names(node) == [_TABLE]
-        )
-        assert isinstance(made, ast.Call)
-        return frozenset(kind for kind, _ in ast.literal_eval(made.args[0]))
-    except (OSError, SyntaxError, StopIteration, AssertionError, IndexError, ValueError, TypeError):
-        return frozenset()
-
-
-def _names(node: ast.Assign) -> list[str]:
-    return [target.id for target in node.targets if isinstance(target, ast.Name)]
+        return {
+            name: frozenset(kind for kind, _ in ast.literal_eval(node.value.args[0]))
+            for node in tree.body
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and node.value.args
+            for name in (target.id for target in node.targets if isinstance(target, ast.Name))
+            if name in (_CAUSAL, *_READ_WHOLE)
+        }
+    except (OSError, SyntaxError, ValueError, TypeError):
+        return {}

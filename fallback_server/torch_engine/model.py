@@ -148,9 +148,12 @@ def _load(path: Path, options: TorchOptions, device: torch.device) -> PagedModel
             found: Any = AutoModelForCausalLM.from_pretrained(
                 path, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True
             )
-    except (ValueError, OSError, KeyError, ImportError) as error:
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # a config that makes no sense ends in any of Python's
+        told = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
-            f"transformers cannot load {path} as a causal language model: {error}"
+            f"transformers cannot load {path} as a causal language model: {told:.300}"
         ) from error
     model, loading = found
     if missing := sorted(loading["missing_keys"]):

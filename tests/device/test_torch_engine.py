@@ -468,6 +468,15 @@ def test_a_checkpoint_without_a_head_is_refused_and_nothing_is_reported_beside(
     assert "LOAD REPORT" not in "".join(capfd.readouterr())
 
 
+def test_a_config_that_breaks_transformers_is_one_sentence(tmp_path: Path) -> None:
+    config = {"model_type": "llama", "vocab_size": 8, "hidden_size": 8, "num_attention_heads": 1,
+              "intermediate_size": 8, "num_hidden_layers": 1, "pad_token_id": 50256}  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"transformers cannot load .*: ") as refused:
+        models.load_model(tmp_path, TorchOptions(device="cpu"))
+    assert "\n" not in str(refused.value)
+
+
 def test_bfloat16(stories: Path) -> None:
     loaded = models.load_model(stories, TorchOptions(device="cpu", dtype="bfloat16"))
     assert loaded.dtype == torch.bfloat16

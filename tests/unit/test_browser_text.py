@@ -26,8 +26,8 @@ def test_a_template_that_browsers_cannot_render(model: Path, tmp_path: Path, tar
     done = nearfar("build", model, "--target", f"cpu,{target}", "-o", tmp_path / "out")
     assert done.returncode == 1
     assert (
-        f"error: target {target}: chat_template.jinja has the filter 'urlize' in line 2, which the web engine "
-        "does not render as transformers does. Write that in another way, or build for other targets "
+        f"error: target {target}: chat_template.jinja has the filter 'urlize' in line 2, which the web "
+        "engine does not render as transformers does. Write that in another way, or build for other targets "
         "(--target cpu)"
     ) in done.stderr
     assert not (tmp_path / "out").exists()

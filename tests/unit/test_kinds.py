@@ -17,7 +17,7 @@ from nearfar.build.weights.gguf.config import read_config
 from nearfar.build.weights.gguf.header import Header
 from nearfar.errors import CheckpointError
 from nearfar.fallback_server.engines import opening
-from nearfar.fallback_server.torch_engine.known import causal_types
+from nearfar.fallback_server.torch_engine.known import causal_types, encoder_decoder_types
 from nearfar.fallback_server.torch_engine.options import require_checkpoint
 from nearfar.step.kinds import ENCODER_DECODERS, ENCODERS, TEXT_ALONE, torch_refuses, writes_no_text
 from nearfar.step.models import architectures, check_known
@@ -78,16 +78,17 @@ def test_what_a_model_is(config: dict[str, Any], said: str, tmp_path: Path) -> N
 
 
 OTHERS = (
-    "clip", "sam", "vit", "wav2vec2", "siglip", "timm_wrapper", "llava", "gliner", "zzz",
+    "clip", "sam", "vit", "wav2vec2", "siglip", "timm_wrapper", "llava", "gliner", "zzz", "whisper",
+    "moss_transcribe_diarize",
 )  # fmt: skip
 """Model types that see or hear, and such that nobody knows."""
 
 
-@pytest.mark.parametrize("kind", [*OTHERS, "whisper"])
+@pytest.mark.parametrize("kind", OTHERS)
 async def test_what_transformers_maps_to_no_causal_model_is_refused_in_one_sentence(
     kind: str, tmp_path: Path
 ) -> None:
-    model = checkpoint(tmp_path / "model", {"model_type": kind, "is_encoder_decoder": kind == "whisper"})
+    model = checkpoint(tmp_path / "model", {"model_type": kind})
     (model / "tokenizer.json").write_text("{}")
     with pytest.raises(CheckpointError) as refused:
         await opening.open_engine([str(model)], "torch", opening.EngineOptions())
@@ -108,6 +109,7 @@ def test_the_table_of_transformers_is_read_as_it_is() -> None:
     from transformers.models.auto import modeling_auto as auto
 
     assert causal_types() == set(auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+    assert encoder_decoder_types() >= set(auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES)
 
 
 async def test_of_a_repository_the_config_is_asked_for_first(

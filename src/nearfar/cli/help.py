@@ -37,7 +37,7 @@ class Command(typer.core.TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
-            told = getattr(error.__cause__, "errors", list)()
+            told: list[Any] = getattr(error.__cause__, "errors", list)()
             if told and told[0]["type"] in _MUST:
                 must = _MUST[told[0]["type"]].format_map(told[0].get("ctx", {}))
                 error.message = f"{must}, not {told[0]['input']!r:.80}"

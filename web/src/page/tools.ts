@@ -70,13 +70,8 @@ function checkTool(tool: unknown, at: number): void {
     throw wrong(`${where}.name`, `must be 1 to 64 letters, digits, _, . and -, not ${shown(name)}`);
   if (description != null && typeof description !== "string")
     throw wrong(`${where}.description`, `must be a string, not ${shown(description)}`);
-  if (parameters != null && !isRecord(parameters))
-    throw wrong(`${where}.parameters`, `must be a JSON schema, not ${shown(parameters)}`);
-  if (isRecord(parameters) && !mayBeObject(parameters))
-    throw wrong(
-      `${where}.parameters`,
-      `must be a schema of type object, for arguments are an object, not ${shown(parameters)}`,
-    );
+  if (parameters != null && !(isRecord(parameters) && mayBeObject(parameters, parameters)))
+    throw wrong(`${where}.parameters`, `must be a schema of type object, not ${shown(parameters)}`);
   if (strict != null && typeof strict !== "boolean")
     throw wrong(`${where}.strict`, `must be true or false, not ${shown(strict)}`);
 }

@@ -7,9 +7,9 @@ import { later } from "../../both/errors.js";
 import type { Grammar } from "../../both/grammar.js";
 import type { Calling } from "../../both/messages.js";
 import type { FunctionTool } from "../../both/openai.js";
-import { argumentSchema } from "../../both/parameters.js";
 import type { AnswerFormat, CallFormat, Spelling } from "./format.js";
 import { behindName, literals, MEMBERS, noCallOf, TRIGGER } from "./loose-grammar.js";
+import { argumentSchema } from "./parameters.js";
 import {
   type Around,
   around,

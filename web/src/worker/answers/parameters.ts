@@ -1,0 +1,47 @@
+/**
+ * What a grammar holds a tool's arguments to: of a schema that other values fit, too, what is left for objects
+ * (edge_runtime/tools/parameters.py).
+ */
+
+import { isSchema, mayBeObject, targetOf, valuesOf } from "../../both/parameters.js";
+
+type Schema = Readonly<Record<string, unknown>>;
+
+/** Times that references are followed. */
+const MOST_STEPS = 64;
+const ANY_OBJECT: Schema = { type: "object" };
+
+/** What the arguments of a function must match: its parameters, as far as they are an object. */
+export function argumentSchema(parameters: object | null | undefined): object {
+  const root = isSchema(parameters) && Object.keys(parameters).length > 0 ? parameters : ANY_OBJECT;
+  let followed = 0;
+  /**
+   * The schema without what is no object. References at the top are followed: models that do not write JSON are
+   * asked for the properties by name.
+   */
+  const objects = (schema: unknown): unknown => {
+    if (schema === true) return ANY_OBJECT;
+    if (!isSchema(schema)) return schema;
+    const target = targetOf(schema, root);
+    if (target) {
+      followed += 1;
+      if (followed > MOST_STEPS) return schema;
+      const defined = Object.entries(schema).filter(([key]) => key === "$defs" || key === "definitions");
+      return { ...(objects(target) as Schema), ...Object.fromEntries(defined) };
+    }
+    const values = valuesOf(schema);
+    if (Array.isArray(values)) {
+      const { const: _const, ...others } = schema;
+      return { ...others, enum: values.filter(isSchema) };
+    }
+    for (const key of ["anyOf", "oneOf"]) {
+      const { [key]: ways } = schema;
+      if (Array.isArray(ways))
+        return { ...schema, [key]: ways.filter((one) => mayBeObject(one, root)).map(objects) };
+    }
+    const { allOf } = schema;
+    if (Array.isArray(allOf) && allOf.length === 1) return { ...schema, allOf: allOf.map(objects) };
+    return { ...schema, type: "object" };
+  };
+  return objects(root) as object;
+}
