@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from nearfar import strict_json
-from nearfar.build.weights.gguf.header import is_gguf, read_header
 from nearfar.checkpoint_files import ADAPTER, check_no_adapter
 from nearfar.edge_runtime.text.files import NO_TEMPLATE
 from nearfar.errors import ArtifactError, CheckpointError, RequestError
@@ -51,6 +50,8 @@ def check_chats(source: str) -> None:
     GGUF file that is here.
     """
     path = Path(source).expanduser()
+    from nearfar.build.weights.gguf.header import is_gguf, read_header  # which takes numpy
+
     if is_gguf(path):
         there = any(key.startswith("tokenizer.chat_template") for key in read_header(path).metadata)
     elif _config(source) is not None:

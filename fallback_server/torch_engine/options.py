@@ -69,10 +69,12 @@ def require_checkpoint(path: Path) -> None:
         return  # transformers tells what is wrong with it
     if not isinstance(config, dict):
         return
-    if what := writes_no_text(config) or not_causal(config):
+    if what := writes_no_text(config):
         raise CheckpointError(f"{path}: config.json: {what}")
     if why := torch_refuses(config):
         raise CheckpointError(
             f"{path}: config.json: PyTorch is not used for this model, for {why}: leave --engine torch out, "
             "and nearfar builds it if it can"
         )
+    if what := not_causal(config):
+        raise CheckpointError(f"{path}: config.json: {what}")

@@ -150,6 +150,8 @@ def _page() -> Iterator[Finding]:
 
 
 def _store() -> Iterator[Finding]:
+    from nearfar.errors import NearfarError
+
     try:
         from nearfar.edge_runtime.artifact.budget import show_size
         from nearfar.store.entries import Store
@@ -157,7 +159,12 @@ def _store() -> Iterator[Finding]:
         told = f"models cannot be kept under their names without {error.name}"
         yield Finding("store", "store", "missing", told, "pip install 'nearfar[build,edge]'")
         return
-    store = Store()
+    how = "let NEARFAR_HOME name a folder that you may write to"
+    try:
+        store = Store()
+    except NearfarError as error:
+        yield Finding("store", "store", "wrong", f"the store cannot be written to: {error}", how)
+        return
     there = store.root
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -165,7 +172,6 @@ def _store() -> Iterator[Finding]:
         with tempfile.TemporaryFile(dir=there):
             pass
     except OSError as error:
-        how = "let NEARFAR_HOME name a folder that you may write to"
         yield Finding("store", "store", "wrong", f"{store.root} cannot be written to: {error.strerror}", how)
         return
     free = shutil.disk_usage(there).free

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import stat
 import sys
@@ -148,7 +149,7 @@ def test_under_another_key_only_conversations_are_known_again(tmp_path: Path, ho
 def test_a_state_of_the_old_form_brings_its_conversations(tmp_path: Path) -> None:
     state = tmp_path / "state.json"
     state.write_text(json.dumps({"version": 1, "ledger": {}, "private": ["a"]}))
-    Router(None, None, Policy(), None, state, None).save()
+    asyncio.run(Router(None, None, Policy(), None, state, None).close())
     assert json.loads(state.read_text())["version"] == 2
     assert "private" not in json.loads(state.read_text())
     router = Router(None, None, Policy(), None, state, None)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from nearfar.routing.marks_file import MarksFile
 from nearfar.routing.policy import Policy
 from nearfar.routing.request import Asked, Hints
 from nearfar.routing.router import Router
@@ -73,11 +74,11 @@ class _Asked(Exception):
 async def test_a_conversation_is_kept_as_private_before_anything_is_done_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "state.json"
+    path, marks = tmp_path / "state.json", tmp_path / "state.json.private"
     router = Router(None, None, Policy(), None, path, None)
 
     async def measure(*_: Any) -> Any:
-        assert kept(path)["private"] == ["diary"]
+        assert [known.conversations for known in MarksFile(marks).load()] == [("diary",)]
         raise _Asked
 
     monkeypatch.setattr(router, "_measure", measure)
@@ -85,5 +86,5 @@ async def test_a_conversation_is_kept_as_private_before_anything_is_done_with_it
     with pytest.raises(_Asked):
         await router.plan(asked)
     again = Router(None, None, Policy(), None, path, None)
-    assert again._private.carries((), "diary")
+    assert again._private.known(again._private.marks(()), "diary") == "earlier"
     await router.close()
