@@ -195,7 +195,9 @@ describe("a device that is lost", () => {
     expect(short).toEqual(expectedTokens(prompt(9), COUNT, 97));
     expect(ended, "up to the end of the context").toEqual(expectedTokens(prompt(28, 3), 4, 97));
     expect(warnings).toEqual([expect.stringContaining("the context is 32 tokens instead of 96")]);
-    expect(() => core.submit(prompt(40), parseSampling({}, null, 97), NOBODY)).toThrow("maximum context length is 32 tokens");
+    expect(() => core.submit(prompt(40), parseSampling({}, null, 97), NOBODY)).toThrow(
+      "maximum context length is 32 tokens",
+    );
     expect(core.freeTokens).toBeGreaterThan(0);
   });
 
