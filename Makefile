@@ -82,7 +82,7 @@ demo: system-demo setup $(DEMO_READY) ## build the sample model, ask it in Pytho
 	$(BIN)/python examples/demo.py
 
 lint: setup-dev ## ruff, mypy --strict, tsc, biome; whether what is generated is up to date
-	@$(MAKE) --no-print-directory --output-sync=target -j2 SIDE_BY_SIDE=1 lint-python $(if $(WEB),lint-web)
+	@$(MAKE) --no-print-directory $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) -j2 SIDE_BY_SIDE=1 lint-python $(if $(WEB),lint-web)
 
 lint-python:
 	$(BIN)/ruff check .

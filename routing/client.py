@@ -210,7 +210,7 @@ class _Begun(AsyncStream[ChatCompletionChunk]):
     @classmethod
     async def start(cls, chunks: AsyncGenerator[ChatCompletionChunk, None]) -> _Begun:
         """Wait for the first chunk."""
-        made = cls(chunks, chunks.aclose)  # begun below, so closing it ends the request
+        made = cls(chunks)
         made._first = await anext(chunks, None)
         return made
 

@@ -28,7 +28,7 @@ _NODES: Final = (
 _ESCAPING: Final = ("e", "escape", "safe")
 """Filters that mark a text, and so change what is added to it later."""
 _PLAIN_FIELD: Final = re.compile(r"\{\{|\}\}|\{(?:\d+|[^\W\d]\w*)?\}")
-_FORMAT: Final = re.compile(r"%%|%(?:\(.*?\))?(?:[srdif]|\.\d+f)")
+_FORMAT: Final = re.compile(r"%%|%(?:\(.*?\))?(?:[srdif]|\.\d{1,2}f)")
 _PYTHON: Final = {name for kind in (str, dict, list, tuple) for name in dir(kind)}
 _GLOBALS: Final = {"range", "dict", "lipsum", "cycler", "joiner", "namespace"}
 _TESTING: Final = {"select": 0, "reject": 0, "selectattr": 1, "rejectattr": 1}

@@ -1,5 +1,5 @@
-"""Targets that TVM compiles: plans over our own kernels, and a weight stream packed for them (cpu, webgpu,
-vulkan).
+"""Targets that TVM compiles: plans over our own kernels, and a weight stream packed for them (cpu, wasm,
+webgpu, vulkan).
 """
 
 from __future__ import annotations

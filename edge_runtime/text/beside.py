@@ -22,7 +22,18 @@ async def beside(work: Callable[[], T], characters: int) -> T:
 
 def characters(messages: Seq[Mapping[str, Any]]) -> int:
     """How much text a conversation has, about."""
-    return sum(_length(message.get("content")) for message in messages)
+    return sum(map(_said, messages))
+
+
+def _said(message: Mapping[str, Any]) -> int:
+    reasoning = message.get("reasoning_content") or message.get("reasoning")
+    calls = message.get("tool_calls")
+    given = [
+        function.get("arguments")
+        for call in (calls if isinstance(calls, list) else ())
+        if isinstance(call, Mapping) and isinstance(function := call.get("function"), Mapping)
+    ]
+    return sum(map(_length, (message.get("content"), reasoning, *given)))
 
 
 def _length(content: object) -> int:

@@ -16,14 +16,19 @@ def arguments_of(text: str) -> dict[str, Any]:
     """The object that a text of JSON is. Of one that was cut: what came of it, with open texts and brackets
     closed, or else without its last part. Of a text that is no such thing: an object without members.
     """
-    whole, cut = _completed(text)
-    for candidate in (text, whole, cut):
-        try:
-            found = json.loads(candidate, parse_constant=_refuse)
-        except (ValueError, RecursionError):
-            continue
-        return found if isinstance(found, dict) else {}
-    return {}
+    if (found := _read(text)) is None:
+        whole, cut = _completed(text)
+        found = _read(whole) or _read(cut)
+    return found or {}
+
+
+def _read(text: str) -> dict[str, Any] | None:
+    """The object of a text of JSON, empty for other values; None where it is no JSON."""
+    try:
+        found = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else {}
 
 
 def _refuse(constant: str) -> NoReturn:

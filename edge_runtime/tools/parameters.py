@@ -12,6 +12,8 @@ from nearfar.format.keywords import DEFINITIONS, MOST_STEPS
 
 Schema = Mapping[str, Any]
 _ANY_OBJECT: Schema = {"type": "object"}
+_BESIDE = {"$ref", *DEFINITIONS, "title", "description", "default", "examples", "$comment", "$schema", "$id"}
+"""Keys beside a reference that demand nothing: with others, what is referred to is not all."""
 
 
 def check_parameters(where: str, schema: Schema) -> None:
@@ -50,6 +52,8 @@ class _Parameters:
             return False
         if (target := self._target(schema)) is not None:
             pointer = schema["$ref"]
+            if pointer not in self._fit and len(self._fit) >= MOST_STEPS:
+                return True  # where the grammar is made, what leads further is refused
             if pointer not in self._fit:
                 self._fit[pointer] = True  # of a reference that leads back to itself
                 self._fit[pointer] = self.fit(target)
@@ -70,12 +74,12 @@ class _Parameters:
         if not isinstance(schema, Mapping):
             return schema
         target = self._target(schema)
-        if target is not None and self._followed < MOST_STEPS:
+        if target is not None and self._followed < MOST_STEPS and not schema.keys() - _BESIDE:
             self._followed += 1
             defined = {key: schema[key] for key in DEFINITIONS if key in schema}
             return {**self.objects(target), **defined}
         if target is not None:
-            return schema
+            return {**schema, "type": "object"}
         values = _values(schema)
         if isinstance(values, list):
             others = {key: value for key, value in schema.items() if key != "const"}

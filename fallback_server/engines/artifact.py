@@ -48,6 +48,8 @@ class _Counts:
     prompt: int = 0
     generated: int = 0
     hits: int = 0
+    embedded: int = 0
+    """Tokens of inputs to embed, which the figures of the prefix cache leave out."""
 
 
 @dataclass(order=True)
@@ -119,7 +121,7 @@ class ArtifactBackend:
                 self._leave()
         finally:
             self._embedding -= 1
-        self._counts.prompt += len(request.tokens)
+        self._counts.embedded += len(request.tokens)
         values: list[float] = unit(vector).tolist()
         return values
 
@@ -134,7 +136,7 @@ class ArtifactBackend:
             prefix_queries=counts.prompt,
             preemptions=self.core.scheduler.preemptions,
             generated_tokens=counts.generated,
-            prompt_tokens=counts.prompt,
+            prompt_tokens=counts.prompt + counts.embedded,
             steps=self.core.steps,
             restarts=0,
             program=self._program(),

@@ -199,17 +199,23 @@ class Relay:
     ) -> AsyncGenerator[Piece, None]:
         """The pieces of one call to an address: for all answers, or for one of them only."""
         answers = self._request.choices if only is None else 1
-        with address.calling(path):
-            self._chunks = address.server.stream(path, self._body(only), answers)
-            async with aclosing(self._chunks) as chunks:
-                while (chunk := await self._next(chunks)) is not None:
-                    address.works()
-                    for part in chunk.parts:
-                        yield self._take(part)
-                    if chunk.usage is not None:
-                        self._told(chunk.usage)
-        self._route.counts.prompt += self._usage.prompt
-        self._route.counts.cached += self._usage.cached
+        several = only is not None and len(self._request.prompts) > 1
+        before, usage = self._usage.prompt if several else 0, None
+        try:
+            with address.calling(path):
+                self._chunks = address.server.stream(path, self._body(only), answers)
+                async with aclosing(self._chunks) as chunks:
+                    while (chunk := await self._next(chunks)) is not None:
+                        address.works()
+                        for part in chunk.parts:
+                            yield self._take(part)
+                        usage = chunk.usage or usage
+                        if chunk.usage is not None:
+                            self._told(chunk.usage, before)
+        finally:  # a call that did not give all answers has cost its prompt, too
+            if usage is not None:
+                self._route.counts.prompt += self._usage.prompt - before
+                self._route.counts.cached += self._usage.cached
 
     async def _next(self, chunks: AsyncGenerator[Chunk, None]) -> Chunk | None:
         """The next chunk, None at the end. _Stopped when we are to end, which may be while this waits."""
@@ -232,14 +238,14 @@ class Relay:
         self._reasoned = self._reasoned or bool(part.reasoning)
         return to_piece(part)
 
-    def _told(self, usage: Usage) -> None:
+    def _told(self, usage: Usage, others: int) -> None:
         """The upstream's count. Of a continued answer the prompt ended with what was there of it, and that
-        is no prompt.
+        is no prompt. `others`: tokens of the prompts of the calls before.
         """
         self._seen = max(self._seen, self._before + usage.completion)
         continues = self._before if self._request.choices == 1 else 0
         prompt = max(usage.prompt - continues, 0)
-        self._usage = TokenUsage(prompt, self._before + usage.completion, min(usage.cached, prompt))
+        self._usage = TokenUsage(others + prompt, self._before + usage.completion, min(usage.cached, prompt))
 
 
 def unavailable(path: str, failures: list[RemoteError]) -> NearfarError:

@@ -23,6 +23,7 @@ from nearfar.fallback_server.engines.base import (
     EngineRequest,
     ModelInfo,
     Prepared,
+    Prompt,
     Unready,
 )
 from nearfar.fallback_server.engines.relay import Counts, Relay, Route, prompt_text, unavailable
@@ -33,6 +34,10 @@ from nearfar.remote.server import EMBEDDINGS, Server, Waits, client, root_of
 log = logging.getLogger(__name__)
 
 KEY_VARIABLE = "NEARFAR_UPSTREAM_KEY"
+INPUTS_AT_ONCE = 256
+"""Embeddings in one call: an answer has at most remote.server.ANSWER_BYTES, as text."""
+OURS = ("model", "input", "encoding_format", "dimensions")
+"""Fields of a request for embeddings that this server follows itself."""
 CHARS_PER_TOKEN = 4
 
 
@@ -127,9 +132,20 @@ class UpstreamEngine:
 
     async def embed(self, prepared: Prepared) -> Embeddings:
         """One vector an input, pooled as the upstream does it."""
-        inputs = prepared.request.prompts
-        name, failures = self._there(prepared.request.model), list[RemoteError]()
-        body = {"model": name, "input": [item if isinstance(item, str) else list(item) for item in inputs]}
+        request, name = prepared.request, self._there(prepared.request.model)
+        own = {key: value for key, value in request.body.items() if key not in OURS}
+        vectors, tokens = list[list[float]](), 0
+        for start in range(0, len(request.prompts), INPUTS_AT_ONCE):
+            part = request.prompts[start : start + INPUTS_AT_ONCE]
+            found = await self._embedded({**own, "model": name}, part, name)
+            vectors += found.vectors
+            tokens += found.tokens
+        return Embeddings(vectors, tokens)
+
+    async def _embedded(self, body: dict[str, Any], inputs: Seq[Prompt], name: str) -> Embeddings:
+        """The vectors of so many inputs as one answer can hold, by the first address that gives them."""
+        failures = list[RemoteError]()
+        body = {**body, "input": [item if isinstance(item, str) else list(item) for item in inputs]}
         for address in self.book.candidates("", EMBEDDINGS, name, self.options.attempts):
             try:
                 with address.calling(EMBEDDINGS):

@@ -166,7 +166,7 @@ def _api(service: Service, options: AppOptions) -> APIRouter:
     @api.post("/embeddings", response_model=None)
     async def embed(body: EmbeddingRequest, request: Request) -> Response:
         """Vectors of texts."""
-        return await _embed(service, request, body)
+        return await _embed(service, request, body, passes_all)
 
     @api.get("/models", response_model=None)
     async def models(request: Request) -> dict[str, Any]:
@@ -238,9 +238,11 @@ async def _complete(
     return await Call(service, request, wanted).respond(shape, bool(body.stream), include_usage)
 
 
-async def _embed(service: Service, request: Request, body: EmbeddingRequest) -> Response:
+async def _embed(service: Service, request: Request, body: EmbeddingRequest, passes_all: bool) -> Response:
     tenant = tenant_of(request)
     wanted = replace(embedding(body), tenant=tenant, priority=max(0, tenant.priority))
+    if passes_all and isinstance(request, convert.JsonRequest):
+        wanted = replace(wanted, body=convert.as_it_came(request.read, body))
     coded, passed = body.encoding_format == "base64", service.engine.passes_on
     shape = EmbeddingShape(body.model, coded, body.dimensions, normalize=not passed)
     return await Call(service, request, wanted).embed(shape)

@@ -8,7 +8,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastapi import Request
@@ -276,7 +276,7 @@ class Call:
         if piece.finish is not None:
             metrics.finished(piece.finish)
         if self.service.audit is not None and self.service.audit.text:
-            self._said.setdefault(piece.index, []).append(piece)
+            self._said.setdefault(piece.index, []).append(replace(piece, logprobs=(), offsets=()))
 
     async def _end(self, status: int, outcome: str) -> None:
         if self._ended:

@@ -159,7 +159,7 @@ def _dumped(body: Common, *without: str) -> dict[str, Any]:
     return body.model_dump(exclude_none=True, by_alias=True, exclude={*body.idle(), *without})
 
 
-def as_it_came(given: dict[str, Any], body: Common) -> dict[str, Any]:
+def as_it_came(given: dict[str, Any], body: Common | EmbeddingRequest) -> dict[str, Any]:
     """The body for an upstream that may know more than this server: as the client sent it, unknown fields and
     parts of messages included, but for what asks for nothing.
     """

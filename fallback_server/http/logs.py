@@ -175,9 +175,11 @@ class AuditLog:
     def close(self) -> None:
         """Write what is left, and close the file."""
         if self._thread.is_alive():
-            self._entries.put(None)
+            with suppress(queue.Full):
+                self._entries.put(None, timeout=WRITING_SECONDS)
             self._thread.join(WRITING_SECONDS)
-        self._file.close()
+        if not self._thread.is_alive():  # of a disk that hangs the thread has the file
+            self._file.close()
 
     def _write_all(self) -> None:
         while (item := self._entries.get()) is not None:

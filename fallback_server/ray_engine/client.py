@@ -85,6 +85,9 @@ class RayBackend:
 
     async def embed(self, request: EmbedRequest) -> list[float]:
         """The vector of a sequence, by any replica."""
+        if self._closing:
+            raise OverloadError("the server is shutting down", 5.0)
+        check_room(len(self._streams) - self._counts.running, self._options.max_waiting)
         for attempt in range(self._options.attempts):
             await self._pause(attempt)
             try:

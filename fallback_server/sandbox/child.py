@@ -19,9 +19,7 @@ Handler = Callable[[dict[str, Any]], dict[str, Any]]
 def serve(open_handler: Callable[[dict[str, Any]], Handler]) -> None:
     """Answer jobs until stdin ends, as it does when the parent dies. `open_handler` loads what jobs need."""
     settings = json.loads(sys.argv[1])
-    signal.signal(
-        signal.SIGINT, signal.SIG_IGN
-    )  # Ctrl-C in a terminal reaches the whole group; the parent decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when this process ends
     _die_with_parent()
     _limit_memory(settings["memory"])
     # What a library prints must not get between the answers.

@@ -33,6 +33,9 @@ class ChildSpec:
     memory: int = 4 << 30
 
 
+ENDING = "the server is shutting down"
+
+
 class ChildPool:
     """Runs jobs in children. A job that takes too long costs its child, and nobody else anything but time.
 
@@ -50,6 +53,7 @@ class ChildPool:
             self._free.put_nowait(child)
         self._waiting = 0
         self._under_way: set[asyncio.Task[None]] = set()
+        self._closed = False
 
     async def warm(self, count: int | None = None) -> None:
         """Start all children or so many, so that the first job need not wait for that.
@@ -73,6 +77,9 @@ class ChildPool:
             child = await self._free.get()
         finally:
             self._waiting -= 1
+        if self._closed:
+            self._free.put_nowait(child)  # for the next that waits
+            raise EngineError(ENDING)
         answer: asyncio.Future[Job] = asyncio.get_running_loop().create_future()
         task = asyncio.create_task(self._work(child, job, answer))
         self._under_way.add(task)
@@ -83,7 +90,8 @@ class ChildPool:
         return found
 
     async def close(self) -> None:
-        """End all children."""
+        """End all children. Who waits for one is told so."""
+        self._closed = True
         for task in self._under_way:
             task.cancel()
         await asyncio.gather(*self._under_way, return_exceptions=True)
@@ -97,13 +105,14 @@ class ChildPool:
                 answer.set_result(made)
         except asyncio.CancelledError:
             if not answer.done():
-                answer.set_exception(EngineError("the server is shutting down"))
+                answer.set_exception(EngineError(ENDING))
             raise
         except Exception as error:
             if not answer.done():
                 answer.set_exception(error)
-            with suppress(EngineError, OSError):  # the next job need not wait for a new process
-                await child.ready()
+            if not self._closed:
+                with suppress(EngineError, OSError):  # the next job need not wait for a new process
+                    await child.ready()
         finally:
             self._free.put_nowait(child)
 

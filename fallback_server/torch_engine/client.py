@@ -79,7 +79,8 @@ class TokenStream(EventStream):
         await self._backend.cancel(self.request.id)
 
     def fail(self, error: NearfarError) -> None:
-        """See EventStream."""
+        """See EventStream. An answer may be whole and unread: the error then takes the place of its end."""
+        self.done = False
         super().fail(error)
         self._backend.forget(self)
 

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from nearfar.edge_runtime.engine.sampling_params import defaults_of
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.edge_runtime.text.ends import end_tokens
-from nearfar.errors import CheckpointError, DeviceError
+from nearfar.errors import ArtifactError, CheckpointError, DeviceError
 from nearfar.fallback_server.torch_engine.attention import NAME
 from nearfar.fallback_server.torch_engine.cache import (
     Batch,
@@ -284,7 +284,11 @@ def _eos(model: Any, text: Any, path: Path) -> tuple[int, ...]:
     named = () if found is None else tuple(found) if isinstance(found, list | tuple) else (int(found),)
     if not (path / "tokenizer.json").is_file():
         return named
-    return end_tokens(TextCodec.open_directory(path, None), named, text.vocab_size)
+    try:
+        codec = TextCodec.open_directory(path, None)
+    except ArtifactError as error:
+        raise CheckpointError(f"{error}: correct it, or download the checkpoint again") from error
+    return end_tokens(codec, named, text.vocab_size)
 
 
 def _reference(model: Any, probe: Sequence[int], device: torch.device) -> torch.Tensor:

@@ -34,8 +34,7 @@ from nearfar.processors import within_quota
 
 def main() -> None:
     """Load what the first message says, then serve until told to stop or the parent is gone."""
-    # Ctrl-C and SIGTERM may reach the whole process group: the server drains, and ends this process when it
-    # is done.
+    # The server drains, and ends this process when it is done: a signal to all processes must not end it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]

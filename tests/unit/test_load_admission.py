@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
 
 from nearfar.errors import OverloadError
-from nearfar.fallback_server.backend import Logprob, TokenEvent
+from nearfar.fallback_server.backend import Logprob, TokenEvent, TokenRequest
 from nearfar.fallback_server.engines.base import EngineRequest
 from nearfar.fallback_server.http.app import AppOptions
 from nearfar.fallback_server.http.limits import Admission, ServerLimits
 from nearfar.fallback_server.tenants import ANONYMOUS
 from nearfar.fallback_server.token_stream import EventStream, TaskStreams, Unread
+from nearfar.fallback_server.torch_engine.client import TokenStream
 from tests.support.servers import MODEL, RunningServer, tiny_engine
 
 PLAIN = TokenEvent(7)
@@ -95,3 +99,15 @@ def test_a_whole_answer_with_many_alternatives_does_not_keep_a_word_out(tmp_path
             assert (admission.tokens, admission.requests) == (5000, 3)
     finally:
         server.close()
+
+
+async def test_an_answer_of_torch_that_is_whole_and_unread_can_still_be_ended() -> None:
+    """Its reader waited for ever: after the last event the stream took no error."""
+    backend: Any = SimpleNamespace(unread=Unread(most=100_000), forget=lambda stream: None)
+    stream = TokenStream(backend, TokenRequest("a", (1,), 9))
+    stream.put(RICH)
+    stream.put(replace(PLAIN, finish="stop"))
+    stream.fail(OverloadError("this client reads too slowly"))
+    async with asyncio.timeout(5):
+        with pytest.raises(OverloadError, match="reads too slowly"):
+            await anext(stream)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -110,3 +111,45 @@ def test_each_model_has_its_own_figures_and_a_token_costs_no_list_of_models(fron
     assert counts == {"m7": 1, "": 1}
     assert 'nearfar:request_generation_tokens_count{model_name="m7"} 1.0' in text
     assert 'nearfar:request_generation_tokens_count{model_name="m0"} 0.0' in text
+
+
+def test_prompts_that_are_asked_for_one_by_one_are_counted_together(fronts: Any) -> None:
+    tokens = {"a": 1000, "b": 5}
+
+    def answer(path: str, asked: Json) -> Iterator[bytes]:
+        if path != COMPLETIONS:
+            yield listing("m")
+            return
+        first = asked["prompt"][0] if isinstance(asked["prompt"], list) else asked["prompt"]
+        text = b'data: {"choices":[{"index":0,"text":"x","finish_reason":"stop"}]}\n\n'
+        yield STREAM + text + usage(tokens[first], 1) + DONE
+
+    with Cloud(answer) as cloud:
+        _, client = fronts(cloud)
+        found = client.post(COMPLETIONS, json={"model": "m", "prompt": ["a", "b"]}).json()
+        assert [choice["text"] for choice in found["choices"]] == ["x", "x"]
+        assert found["usage"]["prompt_tokens"] == 1005
+
+
+def test_inputs_to_embed_go_to_servers_in_parts_with_the_fields_that_they_know(fronts: Any) -> None:
+    """An answer with 2,048 vectors is larger than what is read, which opened the circuit for everybody."""
+    asked: list[Json] = []
+
+    def answer(path: str, given: Json) -> Iterator[bytes]:
+        if path != "/v1/embeddings":
+            yield listing("m")
+            return
+        asked.append(given)
+        data = [{"index": at, "embedding": [float(text), 1.0]} for at, text in enumerate(given["input"])]
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
+        yield head + json.dumps({"data": data, "usage": {"prompt_tokens": len(data)}}).encode()
+
+    with Cloud(answer) as cloud:
+        _, client = fronts(cloud)
+        given = {"model": "m", "input": [str(at) for at in range(600)], "input_type": "query"}
+        found = client.post("/v1/embeddings", json={**given, "encoding_format": "float"}).json()
+        assert [each["embedding"][0] for each in found["data"]] == [float(at) for at in range(600)]
+        assert found["usage"]["prompt_tokens"] == 600
+        assert [len(each["input"]) for each in asked] == [256, 256, 88]
+        assert {each["input_type"] for each in asked} == {"query"}
+        assert not any("encoding_format" in each for each in asked)

@@ -12,8 +12,9 @@ from typing import Any
 import httpx
 import pytest
 
+from nearfar.errors import EngineError
 from nearfar.fallback_server.engines.local import LocalEngine, TextOptions
-from nearfar.fallback_server.sandbox import ChildPool
+from nearfar.fallback_server.sandbox import ChildPool, ChildSpec
 from tests.support.servers import MODEL, RunningServer, tiny_engine, tokenizer_directory
 
 # A message "slow" takes about a third of a second, which is long enough to hang up meanwhile.
@@ -90,3 +91,23 @@ async def test_the_answer_of_an_abandoned_job_goes_to_nobody(tmp_path: Path) -> 
         assert (_pids(pool), pool.kills) == (before, 0)
     finally:
         await engine.close()
+
+
+async def test_who_waits_for_a_process_when_all_are_ended_is_told_so() -> None:
+    """The job that waited took the process of the one that was ended, and started another after the end."""
+    spec = ChildSpec("nearfar.fallback_server.sandbox.text", {}, "chat template")
+    pool = ChildPool(spec)
+    child = pool._children[0]
+    started = asyncio.Event()
+
+    async def ready() -> None:
+        started.set()
+        await asyncio.sleep(60)
+
+    child.ready = ready  # type: ignore[method-assign]
+    jobs = [asyncio.create_task(pool.run({"op": "encode"})) for _ in range(3)]
+    await started.wait()
+    await pool.close()
+    ended = await asyncio.wait_for(asyncio.gather(*jobs, return_exceptions=True), 10)
+    assert [str(each) for each in ended] == ["the server is shutting down"] * 3
+    assert {type(each) for each in ended} == {EngineError}

@@ -1,5 +1,8 @@
 /** Whether the schema of a tool's arguments may be one of an object (edge_runtime/tools/parameters.py). */
 
+/** References that are followed: as many as edge_runtime/tools/parameters.py follows. */
+const MOST_STEPS = 64;
+
 type Schema = Readonly<Record<string, unknown>>;
 
 /** Whether an object may fit a schema. What is no schema is said where the grammar is made. */
@@ -10,9 +13,11 @@ export function mayBeObject(
 ): boolean {
   if (!isSchema(schema)) return schema !== false;
   const fit = (one: unknown): boolean => mayBeObject(one, root, known);
-  const { type = "object", $ref, anyOf = [true], oneOf = [true], allOf = [] } = schema;
-  const values = valuesOf(schema) ?? [{}];
+  const { type = "object", $ref, anyOf, oneOf, allOf = [] } = schema;
+  const values = valuesOf(schema);
   const target = targetOf(schema, root);
+  // Where the grammar is made, what leads further is refused.
+  if (target && !known.has($ref) && known.size >= MOST_STEPS) return true;
   if (target && !known.has($ref)) {
     // Of a reference that leads back to itself.
     known.set($ref, true);
@@ -20,9 +25,9 @@ export function mayBeObject(
   }
   return (
     [type].flat().includes("object") &&
-    [values].flat().some(isSchema) &&
+    (!Array.isArray(values) || values.some(isSchema)) &&
     (!target || known.get($ref) === true) &&
-    [anyOf, oneOf].every((ways) => [ways].flat().some(fit)) &&
+    [anyOf, oneOf].every((ways) => !Array.isArray(ways) || ways.length === 0 || ways.some(fit)) &&
     [allOf].flat().every(fit)
   );
 }

@@ -114,7 +114,10 @@ export class Share {
           if (asker.client === client && asker.question.id === message.id) this.#abort(id);
         return;
       default: {
-        const failure = this.#running ? this.#running.failure : toErrorRecord(disposedError());
+        // A page that has not loaded this model must not be answered by it: after a loss another page may have
+        // loaded another one.
+        const own = client.joined || this.#running?.failure ? this.#running : null;
+        const failure = own ? own.failure : toErrorRecord(disposedError());
         if (failure) {
           port.postMessage(refusalOf(message, failure));
           return;
@@ -127,6 +130,7 @@ export class Share {
   }
 
   #load(client: Client, message: Load): void {
+    if (!this.#clients.has(client)) return; // it has left while it waited
     const settings = JSON.stringify(message.settings satisfies LoadSettings);
     const last = this.#running;
     if (last?.heard === false) {

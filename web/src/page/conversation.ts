@@ -1,6 +1,7 @@
 /** The messages of a chat, checked: with their content as one string, and nothing left out. */
 
 import { type ErrorCode, RequestError } from "../both/errors.js";
+import { ROLES } from "../both/format.js";
 import type { ChatMessage, MessageParam, ToolCall } from "../both/openai.js";
 import { isEmpty, isRecord, shown } from "./values.js";
 
@@ -28,7 +29,7 @@ function checkedMessage(message: unknown, where: string): ChatMessage {
   const { role, name, tool_calls, tool_call_id, refusal } = message;
   const reasoning = message.reasoning_content ?? message.reasoning;
   if (typeof role !== "string" || role === "")
-    return wrong(`.role must be system, user, assistant or tool, not ${shown(role)}`);
+    return wrong(`.role must be one of ${ROLES.join(", ")}, not ${shown(role)}`);
   if (name != null && typeof name !== "string") return wrong(`.name must be a string, not ${shown(name)}`);
   const known = [...COMMON, ...((Object.hasOwn(MORE, role) && MORE[role]) || [])];
   for (const [field, value] of Object.entries(message))

@@ -1,11 +1,9 @@
 import { abortReason, fromErrorRecord, RequestError, throwIfAborted } from "../both/errors.js";
+import { MAX_INPUTS } from "../both/format.js";
 import type { AnswerEvent, EmbeddingInputs } from "../both/messages.js";
 import type { EmbeddingRequest, EmbeddingResponse } from "../both/openai.js";
 import type { Channel } from "./channel.js";
 import { check, type Kind, SIGNAL, TEXT } from "./requests.js";
-
-/** Inputs of a request, as OpenAI has it. */
-const MOST = 2048;
 
 const isTokens = (value: unknown): boolean =>
   Array.isArray(value) && value.length > 0 && value.every((token) => Number.isInteger(token));
@@ -47,8 +45,8 @@ export async function createEmbeddings(
   if (input == null) throw new RequestError("input is missing: give a text", "input");
   throwIfAborted(signal);
   const inputs = inputsOf(input);
-  if (inputs.length > MOST)
-    throw new RequestError(`input has ${inputs.length} texts; at most ${MOST} go at once`, "input");
+  if (inputs.length > MAX_INPUTS)
+    throw new RequestError(`input has ${inputs.length} texts; at most ${MAX_INPUTS} go at once`, "input");
   const { events, abort } = source.embed(inputs);
   const event = await new Promise<AnswerEvent>((resolve, reject) => {
     const onAbort = (): void => {

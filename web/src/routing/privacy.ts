@@ -82,20 +82,20 @@ export class PrivateTexts {
   marks({ messages, ...params }: Pick<HybridRequest, "messages"> & object): Marks {
     const begun: string[] = [];
     const whole: string[] = [];
-    const own: string[] = [];
-    const all = this.#marksWithin(params);
+    const own = new Set<string>();
+    const all = new Set(this.#marksWithin(params));
     let chain = "";
     for (const message of messages) {
       const found = this.#marksWithin(message);
-      all.push(...found);
+      for (const mark of found) all.add(mark);
       if (message.role === "system" || message.role === "developer") continue;
-      own.push(...found);
+      for (const mark of found) own.add(mark);
       const text = saidBy(message).trim().replace(/\s+/g, " ");
       if (text.length >= LONG) whole.push(this.#mark(text));
       chain = this.#mark(`${chain}\0${message.role}\0${text}`);
       begun.push(chain);
     }
-    return { begun, whole, windows: new Set(all), own: new Set(own) };
+    return { begun, whole, windows: all, own };
   }
 
   /** Whether a request carries a text of a private one again, or quotes one. */

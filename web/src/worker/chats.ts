@@ -6,6 +6,7 @@ import type { Grammar } from "../both/grammar.js";
 import type { Prompt } from "../both/messages.js";
 import type { AnswerFormat } from "./answers/format.js";
 import type { PieceReader } from "./answers/pieces.js";
+import { checkRoles } from "./roles.js";
 import type { TextCodec, Told } from "./text/types.js";
 
 export type Chat = Extract<Prompt, { kind: "chat" }>;
@@ -64,6 +65,7 @@ export class Chats {
       );
     const tools = calling?.tools ?? [];
     const template = this.codec.templateFor(tools.length > 0);
+    checkRoles(messages, template ?? "");
     const told =
       this.#answers && template !== null && (calling || messages.some(isOfTools))
         ? this.#answers.prompting(messages, tools, calls, template)

@@ -121,6 +121,7 @@ export class Grammars {
     const { size, bytesOf, ends: known } = this.vocabulary;
     let line: Line | null = null;
     try {
+      await null; // `#line` is this promise before anything can fail
       // Without an end token a grammar that may be empty would be at its end before the first token.
       const silent = Array.from({ length: known.length > 0 ? 0 : size }, (_, token) =>
         bytesOf(token),

@@ -10,6 +10,21 @@ type Schema = Readonly<Record<string, unknown>>;
 /** Times that references are followed. */
 const MOST_STEPS = 64;
 const ANY_OBJECT: Schema = { type: "object" };
+/** Keys beside a reference that demand nothing: with others, what is referred to is not all. */
+const BESIDE: readonly string[] = [
+  ...[
+    "$ref",
+    "$defs",
+    "definitions",
+    "title",
+    "description",
+    "default",
+    "examples",
+    "$comment",
+    "$schema",
+    "$id",
+  ],
+];
 
 /** What the arguments of a function must match: its parameters, as far as they are an object. */
 export function argumentSchema(parameters: object | null | undefined): object {
@@ -25,7 +40,8 @@ export function argumentSchema(parameters: object | null | undefined): object {
     const target = targetOf(schema, root);
     if (target) {
       followed += 1;
-      if (followed > MOST_STEPS) return schema;
+      if (followed > MOST_STEPS || Object.keys(schema).some((key) => !BESIDE.includes(key)))
+        return { ...schema, type: "object" };
       const defined = Object.entries(schema).filter(([key]) => key === "$defs" || key === "definitions");
       return { ...(objects(target) as Schema), ...Object.fromEntries(defined) };
     }

@@ -1,7 +1,5 @@
 /** Tools and calls in what a chat template gets (tests/vectors/tools holds it). */
 
-import { RequestError } from "../../both/errors.js";
-import { ROLES } from "../../both/format.js";
 import type { ChatMessage, FunctionTool } from "../../both/openai.js";
 import { Exact, type ExactValue, writeExact } from "../exact.js";
 import type { Told } from "../text/types.js";
@@ -29,15 +27,6 @@ export function prompting(
   form: CallFormat | null,
   template: string,
 ): Prompting {
-  const strange = messages.find(
-    ({ role }) => !(ROLES as readonly string[]).includes(role) && !template.includes(role),
-  );
-  if (strange)
-    throw new RequestError(
-      `messages: this model's chat template knows no role "${strange.role}", and would pass over the message; ` +
-        `there are ${ROLES.join(", ")}`,
-      "messages",
-    );
   if (knowsTools(template)) return { messages: messages.map(withParsedArguments), tools };
   const calls = form ?? BY_DEFAULT;
   const plain = messages.map((message) => inWords(message, calls));

@@ -36,7 +36,7 @@ export function attribute(value: Value, name: string, what = "a value"): Value {
 
 /** `value[place]`. */
 export function item(value: Value, place: Value, what = "a value"): Value {
-  if (value === undefined) throw new Fault(`${what} is undefined, and has no places`);
+  if (value === undefined) throw new Fault(`${what} is undefined`);
   if (isDict(value)) {
     const key = keyOf(place);
     if (value.has(key)) return value.get(key);
@@ -98,19 +98,28 @@ export function binary(sign: string, left: Value, right: Value): Value {
   if (sign === "%" && typeof left === "string") return formatted(left, right);
   if (sign === "+") {
     if (typeof left === "string" && typeof right === "string") return left + right;
-    if (isList(left) && isList(right)) return [...left, ...right];
-    if (left instanceof Tuple && right instanceof Tuple) return new Tuple([...left.items, ...right.items]);
+    if (isList(left) && isList(right)) return joined(left, right);
+    if (left instanceof Tuple && right instanceof Tuple) return new Tuple(joined(left.items, right.items));
   }
   if (sign === "*" && typeof b === "bigint") return repeated(left, Number(b));
   if (sign === "*" && typeof a === "bigint") return repeated(right, Number(a));
   throw new Fault(`${typeName(left)} ${sign} ${typeName(right)} cannot be calculated`);
 }
 
+function joined(left: readonly Value[], right: readonly Value[]): Value[] {
+  bounded(left.length + right.length);
+  return [...left, ...right];
+}
+
+function bounded(parts: number): void {
+  if (parts > MOST_PARTS) throw new Fault("it makes too many parts");
+}
+
 function repeated(value: Value, times: number): Value {
   const items = typeof value === "string" ? value : value instanceof Tuple ? value.items : value;
   if (typeof items !== "string" && !isList(items)) unfit(value, "cannot be multiplied");
-  const count = Math.max(times, 0);
-  if (items.length * count > MOST_PARTS) throw new Fault(`it makes more than ${MOST_PARTS} parts`);
+  const count = items.length && Math.max(times, 0);
+  bounded(items.length * count);
   if (typeof items === "string") return items.repeat(count);
   const made = Array.from({ length: count }, () => items).flat();
   return value instanceof Tuple ? new Tuple(made) : made;
@@ -132,7 +141,7 @@ function ofWhole(sign: string, a: bigint, b: bigint): bigint {
   }
   const bits = (number: bigint): bigint => BigInt(number.toString(2).length);
   if ((sign === "*" ? bits(a) + bits(b) : bits(a) * b) > MOST_BITS)
-    throw new Fault(`it makes a number of more than ${MOST_BITS} bits`);
+    throw new Fault("it makes too large a number");
   return sign === "*" ? a * b : a ** b;
 }
 

@@ -16,7 +16,7 @@ export function formatted(form: string, values: Value): string {
       if (type === "s") return shown(value);
       if (type === "r") return represented(value);
       const number = numeric(value);
-      if (number === null) throw new Fault(`the format ${all} takes a number, not ${typeName(value)}`);
+      if (number === null) throw new Fault(`the format ${all} takes no ${typeName(value)}`);
       return type.endsWith("f") ? fixed(number, Number(digits ?? 6)) : String(truncated(number));
     },
   );
@@ -27,7 +27,7 @@ export function formatted(form: string, values: Value): string {
 /** The whole number before the point. */
 export function truncated(number: bigint | number): bigint {
   if (typeof number === "bigint") return number;
-  if (!Number.isFinite(number)) throw new Fault("an infinite number has no whole part");
+  if (!Number.isFinite(number)) throw new Fault("a number is infinite");
   return BigInt(Math.trunc(number));
 }
 
@@ -68,11 +68,11 @@ export function filled(form: string, args: readonly Value[], named: ReadonlyMap<
     if (all === "{{") return "{";
     if (all === "}}") return "}";
     const isPlain = name !== undefined && /^(?:\d+|[\p{L}_][\p{L}\p{N}_]*)?$/u.test(name);
-    if (!isPlain) throw new Fault(`the field ${all} of a format is not supported in the browser`);
+    if (!isPlain) throw new Fault(`the format ${all} is not supported in the browser`);
     const value = name === "" ? args[used++] : /^\d/.test(name) ? args[Number(name)] : named.get(name);
     const isThere =
       name === "" ? used <= args.length : /^\d/.test(name) ? Number(name) < args.length : named.has(name);
-    if (!isThere) throw new Fault(`the field ${all} of a format has no value`);
+    if (!isThere) throw new Fault(`the format ${all} has no value`);
     return shown(value);
   });
 }

@@ -40,6 +40,9 @@ class Lexer {
   #at = 0;
   /** The last thing read ended with a line break, or nothing has been read. */
   #lineStarts = true;
+  #line = 1;
+  /** Up to where its line breaks are counted. */
+  #counted = 0;
 
   constructor(template: string) {
     const lines = template.split(/\r\n|\r|\n/);
@@ -54,11 +57,17 @@ class Lexer {
   }
 
   #push(kind: Kind, text: string): void {
-    this.#tokens.push({ kind, text, line: this.#source.slice(0, this.#at).split("\n").length });
+    this.#tokens.push({ kind, text, line: this.#lineHere() });
+  }
+
+  #lineHere(): number {
+    this.#line += this.#source.slice(this.#counted, this.#at).split("\n").length - 1;
+    this.#counted = this.#at;
+    return this.#line;
   }
 
   #fail(what: string): never {
-    throw new TemplateError(`${what} in line ${this.#source.slice(0, this.#at).split("\n").length}`);
+    throw new TemplateError(`${what} in line ${this.#lineHere()}`);
   }
 
   /** What an expression finds here, which is then behind. */

@@ -51,7 +51,7 @@ function range(args: readonly Value[]): Value {
   const [start, stop] = second === undefined ? [0, first] : [first, second];
   if (args.length === 0 || args.length > 3 || by === 0) misfit();
   const count = Math.max(Math.ceil((stop - start) / by), 0);
-  if (count > MOST_RANGE) throw new Fault(`range is longer than ${MOST_RANGE}`);
+  if (count > MOST_RANGE) throw new Fault("range is too long");
   const items = Array.from({ length: count }, (_, at) => BigInt(start + at * by));
   return new Sequence("range", items, `range(${start}, ${stop}${by === 1 ? "" : `, ${by}`})`);
 }
@@ -92,7 +92,7 @@ export const GLOBALS: Readonly<Record<string, Func>> = {
     throw new Fault(shown(message));
   },
   strftime_now: ([form]) => {
-    if (typeof form !== "string") throw new Fault(`strftime_now takes a text, not ${typeName(form)}`);
+    if (typeof form !== "string") throw new Fault("strftime_now takes a text");
     return strftime(new Date(), form);
   },
 };

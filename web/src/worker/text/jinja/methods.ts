@@ -114,7 +114,7 @@ export const TEXT: Readonly<Record<string, Method<string>>> = {
     "",
     (value) => {
       // Python counts some of these as digits, such as ²: no property of Unicode that JavaScript has says which.
-      if (/\p{No}/u.test(value)) throw new Fault("isdigit of such a number is not supported in the browser");
+      if (/\p{No}/u.test(value)) throw new Fault("isdigit of this text is not supported in the browser");
       return /^\p{Nd}+$/u.test(value);
     },
   ],
@@ -144,10 +144,9 @@ export function pairsOf(value: Pairs): Tuple[] {
 /** Arguments in order of a function's names. Those that are not given are undefined. */
 export function inOrder(what: string, names: string, args: Args, named: ReadonlyMap<string, Value>): Value[] {
   const order = names === "" ? [] : names.split(" ");
-  if (args.length > order.length)
-    throw new Fault(`${what} takes at most ${order.length} arguments in the browser`);
+  if (args.length > order.length) throw new Fault(`${what} takes at most ${order.length} arguments`);
   for (const name of named.keys())
-    if (order.indexOf(name) < args.length) throw new Fault(`${what} has no argument ${name} in the browser`);
+    if (order.indexOf(name) < args.length) throw new Fault(`${what} has no argument ${name}`);
   return order.map((name, at) => (at < args.length ? args[at] : named.get(name)));
 }
 

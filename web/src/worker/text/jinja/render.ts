@@ -27,6 +27,7 @@ import {
 
 /** Turns of loops, and calls: a template takes a few for each message. As in Python's text/templates.py. */
 const MOST_STEPS = 1_000_000;
+const MOST_MS = 10_000;
 /** Of a rendered conversation. */
 const MOST_CHARACTERS = 16 << 20;
 /** Of calls of macros: V8's stack has room for about ten times as many. */
@@ -69,6 +70,7 @@ export function render(body: Body, variables: ReadonlyMap<string, Value>): strin
 
 class Renderer {
   #steps = 0;
+  readonly #end = performance.now() + MOST_MS;
   #depth = 0;
   #characters = 0;
 
@@ -79,13 +81,13 @@ class Renderer {
   }
 
   #step(): void {
-    if (++this.#steps > MOST_STEPS) throw new Fault(`it takes more than ${MOST_STEPS} steps`);
+    if (++this.#steps > MOST_STEPS || (this.#steps % 64 === 0 && performance.now() > this.#end))
+      throw new Fault("it takes too long");
   }
 
   #put(text: string, out: string[]): void {
     this.#characters += text.length;
-    if (this.#characters > MOST_CHARACTERS)
-      throw new Fault(`it makes a text of more than ${MOST_CHARACTERS} characters`);
+    bound(this.#characters);
     out.push(text);
   }
 
@@ -186,8 +188,7 @@ class Renderer {
       space.values.set(target.name, value);
     } else {
       const values = [...through(value)];
-      if (values.length !== target.targets.length)
-        throw new Fault(`${values.length} values for ${target.targets.length} names`);
+      if (values.length !== target.targets.length) throw new Fault("a wrong number of values");
       for (const [at, one] of target.targets.entries()) this.#set(one, values[at], scope);
     }
   }
@@ -219,8 +220,7 @@ class Renderer {
   }
 
   #deeper<T>(run: () => T): T {
-    if (++this.#depth > MOST_DEPTH)
-      throw new Fault(`its macros call each other more than ${MOST_DEPTH} deep`);
+    if (++this.#depth > MOST_DEPTH) throw new Fault("its macros are too deep");
     try {
       return run();
     } finally {
@@ -325,9 +325,12 @@ function holds(sign: string, left: Value, right: Value): boolean {
 }
 
 function bounded(text: string): string {
-  if (text.length > MOST_CHARACTERS)
-    throw new Fault(`it makes a text of more than ${MOST_CHARACTERS} characters`);
+  bound(text.length);
   return text;
+}
+
+function bound(characters: number): void {
+  if (characters > MOST_CHARACTERS) throw new Fault("it makes too long a text");
 }
 
 /** How a template names a value, for messages. */

@@ -51,18 +51,20 @@ const BLANK_RUNS = new RegExp(`${BLANK}+`, "g");
 
 /** `str.split(None, most)` and `rsplit`: at runs of white space. */
 export function words(text: string, most = -1, fromEnd = false): string[] {
+  const rest = stripped(text, null, fromEnd ? "end" : "start");
+  const runs = [...rest.matchAll(BLANK_RUNS)];
   const made: string[] = [];
-  let rest = stripped(text, null, fromEnd ? "end" : "start");
-  while (rest !== "" && (most < 0 || made.length < most)) {
-    const runs = [...rest.matchAll(BLANK_RUNS)];
-    const run = fromEnd ? runs.at(-1) : runs[0];
-    if (!run) break;
-    const [before, after] = [rest.slice(0, run.index), rest.slice(run.index + run[0].length)];
-    made.push(fromEnd ? after : before);
-    rest = fromEnd ? before : after;
+  let at = 0;
+  for (const run of most < 0
+    ? runs
+    : fromEnd
+      ? runs.slice(Math.max(runs.length - most, 0))
+      : runs.slice(0, most)) {
+    made.push(rest.slice(at, run.index));
+    at = run.index + run[0].length;
   }
-  if (rest !== "") made.push(rest);
-  return fromEnd ? made.reverse() : made;
+  // Blanks at an end that was not stripped are no words.
+  return [...made, rest.slice(at)].filter((word) => word !== "");
 }
 
 /** `str.split(separator, most)` and `rsplit`. */
