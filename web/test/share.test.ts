@@ -91,6 +91,20 @@ describe("a shared engine", () => {
   beforeEach(() => void vi.useFakeTimers());
   afterEach(() => void vi.useRealTimers());
 
+  test("after a loss is not the engine of a page that has not loaded what another page has loaded since", async () => {
+    const workers: ReturnType<typeof worker>[] = [];
+    const share = new Share(() => {
+      workers.push(worker());
+      return workers.at(-1) as unknown as WorkerPort;
+    });
+    const [first, second] = [await join(share), await join(share)];
+    workers[0]?.say({ type: "lost", error: toErrorRecord(new DeviceError("the GPU is gone")) } as FromWorker);
+    await second.load(new URL("http://x/other/"), { patience: 4 });
+    expect(workers).toHaveLength(2);
+    await expect(first.stats()).rejects.toThrow("disposed");
+    expect(workers[1]?.heard.some(({ type }) => type === "stats")).toBe(false);
+  });
+
   test("whose worker dies ends every question, refuses later ones at once, and is loaded anew", async () => {
     const workers = [worker(), worker()] as const;
     const started = [...workers];

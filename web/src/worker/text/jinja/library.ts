@@ -16,7 +16,6 @@ import {
   shown,
   Tuple,
   through,
-  typeName,
   type Value,
   whole,
 } from "./values.js";
