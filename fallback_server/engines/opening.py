@@ -85,16 +85,16 @@ async def open_engine(
         return await UpstreamEngine.connect(models, options.upstream, options.names)
     if len(models) != 1:
         raise RequestError(f"the engine {kind} serves one model, not {len(models)}")
+    place = models[0]
     if kind == "torch":
         require_system()
-    if kind == "torch":
-        if Path(models[0]).is_dir():
-            _check(Path(models[0]))
+        if Path(place).is_dir():
+            _check(Path(place))
         else:
-            await _download(models[0], telling)
-    source = text_source(models[0], kind, options)
+            place = str(await _download(place, telling))
+    source = text_source(place, kind, options)
     telling("starting")
-    backend = await open_backend(models[0], kind, options, tell)
+    backend = await open_backend(place, kind, options, tell)
     telling("starting")
     engine = LocalEngine(
         backend, source.directory, source.bos, options.text, options.names, here=True, answers=source.answers
@@ -109,13 +109,13 @@ def _check(checkpoint: Path) -> None:
     check_templates(checkpoint)
 
 
-async def _download(repository: str, telling: Teller) -> None:
+async def _download(repository: str, telling: Teller) -> Path:
     telling("downloading")
     stop = threading.Event()
     watched.set(lambda progress: telling("downloading", progress.all_done, progress.all_total))
     try:
         _check(await asyncio.to_thread(snapshot, repository, LOOKED_AT, stop))
-        await asyncio.to_thread(_fetched, repository, stop)
+        return await asyncio.to_thread(_fetched, repository, stop)
     finally:  # a server that is told to end does not wait for it
         stop.set()
 

@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 
 from nearfar.edge_runtime.openai.embeddings import check_dimensions, unit
+from nearfar.errors import EngineError
 from nearfar.fallback_server.engines.base import Embeddings, EngineRequest
 from nearfar.fallback_server.http import convert
 from nearfar.fallback_server.http.schemas import EmbeddingRequest
 from nearfar.fallback_server.http.shapes import embeddings
+
+NOT_FINITE = "a vector has values that are no numbers: the model overflows, run it in a wider dtype (float32)"
 
 
 def embedding(body: EmbeddingRequest) -> EngineRequest:
@@ -37,6 +40,8 @@ class EmbeddingShape:
     def whole(self, found: Embeddings) -> dict[str, Any]:
         """All vectors."""
         vectors = [np.asarray(vector, "<f4") for vector in found.vectors]
+        if not all(np.isfinite(vector).all() for vector in vectors):
+            raise EngineError(NOT_FINITE)
         width = len(vectors[0]) if vectors else 0
         if vectors:
             check_dimensions(self.dimensions, width)

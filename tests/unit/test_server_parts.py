@@ -31,11 +31,12 @@ from nearfar.fallback_server.backend import (
     TokenRequest,
 )
 from nearfar.fallback_server.engines.artifact import ArtifactBackend
-from nearfar.fallback_server.engines.base import EngineRequest, Piece
+from nearfar.fallback_server.engines.base import Embeddings, EngineRequest, Piece
 from nearfar.fallback_server.engines.local import LocalEngine, TextOptions
 from nearfar.fallback_server.engines.opening import guess
 from nearfar.fallback_server.grammars import TokenConstraint
 from nearfar.fallback_server.http.app import AppOptions, create_app
+from nearfar.fallback_server.http.embedding import EmbeddingShape
 from nearfar.fallback_server.http.logs import AuditLog
 from nearfar.fallback_server.http.metrics import Metrics
 from nearfar.fallback_server.http.tracing import Tracer
@@ -411,3 +412,12 @@ async def test_traces_and_the_audit_log_with_text(tmp_path: Path) -> None:
     assert '"answer": ["fine"]' in line
     audit.close()
     await engine.close()
+
+
+def test_vectors_that_are_no_numbers_are_an_error_and_not_half_an_answer() -> None:
+    """They were counted as a success, and then could not be written as JSON."""
+    shape = EmbeddingShape("m")
+    assert shape.whole(Embeddings([[3.0, 4.0]], 1))["data"][0]["embedding"] == pytest.approx([0.6, 0.8])
+    for value in (float("nan"), float("inf")):
+        with pytest.raises(EngineError, match="no numbers: the model overflows"):
+            shape.whole(Embeddings([[1.0, 2.0], [value, 1.0]], 2))
