@@ -213,7 +213,12 @@ def test_in_node_by_the_engine_the_ai_sdk_and_the_openai_package(tmp_path: Path)
         assert np.abs(np.array(again) - vectors[: len(again)]).max() < 1e-6
     cut = vectors[:, :8] / np.linalg.norm(vectors[:, :8], axis=1, keepdims=True)
     assert np.abs(np.array(told["short"]) - cut).max() < 1e-6
-    says = ("161 tokens; it may have 1 to 160", "from 1 to 48, not 49", "pooling", "embeddings and no text")
+    says = (
+        "maximum context length is 160 tokens, but input 0 has 161",
+        "from 1 to 48, not 49",
+        "pooling",
+        "embeddings and no text",
+    )
     for message, said in zip(told["refused"], says, strict=True):
         assert said in str(message)
 

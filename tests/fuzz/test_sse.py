@@ -134,7 +134,8 @@ class Rig:
     async def listed(self) -> None:
         await self.engine.ready()
         try:
-            await self.engine.embed("m", ["a", "b"], "mean")
+            wanted = EngineRequest("2", "m", prompts=("a", "b"), max_tokens=0, pooling="mean")
+            await self.engine.embed(await self.engine.prepare(wanted))
         except NearfarError:
             return
 
