@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.build.embedding import gives_embeddings, longest_text
-from nearfar.build.options import GROUP_SIZE, QUALITIES, QUANT, BuildOptions, Quality
+from nearfar.build.options import GROUP_SIZE, QUANT, BuildOptions
 from nearfar.build.tensors import check_model, right_head
 from nearfar.build.unread import check_unread, foreign_code
 from nearfar.build.weights.choice import choose_matrices
@@ -33,8 +33,6 @@ from nearfar.step.model import Model
 from nearfar.step.params import Param
 from nearfar.step.reading import Reading, read_model, without_prefix
 from nearfar.step.rope import longer_than
-
-__all__ = ["GROUP_SIZE", "QUALITIES", "QUANT", "BuildOptions", "Quality", "Source", "open_source"]
 
 
 @dataclass(frozen=True)
@@ -119,7 +117,7 @@ def open_source(options: BuildOptions) -> Source:
 
 
 def _surprises(reading: Reading) -> Iterator[str | None]:
-    """What of a config is followed otherwise than its user may think."""
+    """Notes for the user: settings of config.json that a build follows in an unexpected way."""
     yield foreign_code(reading.config, reading.model_type)
     if (original := longer_than(reading.config, reading.model.context_length)) is not None:
         yield (

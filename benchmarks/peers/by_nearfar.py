@@ -7,7 +7,8 @@ from pathlib import Path
 
 from nearfar.build.calibration.quality import refined
 from nearfar.build.calibration.text import calibration_text
-from nearfar.build.source import BuildOptions, Quality, open_source
+from nearfar.build.options import BuildOptions, Quality
+from nearfar.build.source import open_source
 from nearfar.build.weights.quantize import Scheme, dequantize, quantize
 from peers.quantized import Quantized
 

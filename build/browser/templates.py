@@ -43,7 +43,7 @@ def known() -> dict[str, Any]:
 
 
 def unknown_in(template: str) -> list[str]:
-    """What of a template the web engine does not do as transformers does: each with its line."""
+    """Names the parts of a template that the web engine renders otherwise than transformers, with lines."""
     found = [f"{what} in line {line}" for what, line in _found(template)]
     return list(dict.fromkeys(found))
 
@@ -165,7 +165,7 @@ def _call(node: nodes.Call) -> Iterator[str]:
 
 
 def _fields(receiver: nodes.Expr) -> Iterator[str]:
-    """What of `text.format()` is not a plain field."""
+    """Yields what a call of `text.format()` has beside plain fields such as `{}` and `{name}`."""
     if not isinstance(receiver, nodes.Const):
         yield "format() of a text that is computed"
     elif "{" in (rest := _PLAIN_FIELD.sub("", str(receiver.value))) or "}" in rest:

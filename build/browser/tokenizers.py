@@ -13,7 +13,7 @@ Told = Iterator[str]
 
 
 def unknown_in(tokenizer: Step) -> list[str]:
-    """What of a tokenizer the web engine does not follow, each once."""
+    """Names the steps of a tokenizer.json that the web engine does not follow, each once."""
     found = [
         *_steps("normalizer", tokenizer.get("normalizer"), "normalizers", _NORMALIZERS),
         *_steps("pre_tokenizer", tokenizer.get("pre_tokenizer"), "pretokenizers", _PRE_TOKENIZERS),

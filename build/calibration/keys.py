@@ -12,7 +12,8 @@ from nearfar.build.calibration.arithmetic import Array
 from nearfar.build.calibration.forward import Forward, stretches
 from nearfar.build.calibration.solve import FloatWeights
 from nearfar.build.calibration.text import CalibrationText
-from nearfar.build.source import BuildOptions, Source
+from nearfar.build.options import BuildOptions
+from nearfar.build.source import Source
 from nearfar.build.weights.quantize import F32
 from nearfar.build.weights.solved import Solved
 from nearfar.format.kv import group_size

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from nearfar.build.calibration.allocation import allocated
 from nearfar.build.calibration.solve import solve
 from nearfar.build.calibration.text import MOST_WINDOWS, CalibrationText
-from nearfar.build.source import QUALITIES, BuildOptions, Quality, Source
+from nearfar.build.options import QUALITIES, BuildOptions, Quality
+from nearfar.build.source import Source
 from nearfar.build.weights.quantize import METHOD
 from nearfar.build.weights.solved import Solved
 from nearfar.edge_runtime.artifact.budget import show_size

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from nearfar.build.calibration.arithmetic import Array
 from nearfar.build.calibration.forward import Forward, Stretch, Watch, stretches
 from nearfar.build.calibration.text import CalibrationText
-from nearfar.build.source import Quality, Source
+from nearfar.build.options import Quality
+from nearfar.build.source import Source
 from nearfar.build.weights.quantize import F32, Scheme, dequantize, quantize, stack, to_float32
 from nearfar.build.weights.second_order import F64, Curvature, quantize_second_order
 from nearfar.build.weights.solved import Solved

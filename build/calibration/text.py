@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.build.source import BuildOptions, Source
+from nearfar.build.options import BuildOptions
+from nearfar.build.source import Source
 from nearfar.build.weights.container import Checkpoint
 from nearfar.edge_runtime.text.tokenizer import tokenizer_of
 from nearfar.errors import BuildError

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.build import manifest
-from nearfar.build.source import BuildOptions, Source
+from nearfar.build.options import BuildOptions
+from nearfar.build.source import Source
 from nearfar.build.targets.target import Made, Programs, Tell
 from nearfar.build.weights.safetensors import SafetensorsWriter, TensorSpec
 from nearfar.build.weights.stream import Piece, to_float16

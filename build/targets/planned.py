@@ -19,12 +19,13 @@ import tvm
 
 from nearfar.build import manifest
 from nearfar.build.browser.check import check_text
+from nearfar.build.options import BuildOptions
 from nearfar.build.program.beside import Share, beside, shares
 from nearfar.build.program.compile import Job, compiled
 from nearfar.build.program.compiled import Compiled
 from nearfar.build.program.fingerprint import fingerprint
 from nearfar.build.program.kept import KernelCache
-from nearfar.build.source import BuildOptions, Source
+from nearfar.build.source import Source
 from nearfar.build.targets.target import KernelCounts, Made, Programs, Tell, check_kv_bits
 from nearfar.build.weights.shards import SHARD_BYTES, ShardWriter
 from nearfar.build.weights.stream import Piece

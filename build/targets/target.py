@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from nearfar.build.options import BuildOptions
 from nearfar.build.program.compiled import Compiled
-from nearfar.build.source import BuildOptions, Source
+from nearfar.build.source import Source
 from nearfar.build.weights.stream import WeightWriter
 from nearfar.errors import BuildError
 from nearfar.format.kv import OF_TARGET

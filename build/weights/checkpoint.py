@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from nearfar import strict_json
+from nearfar.build.embedding import EMBEDDING_FILES
 from nearfar.build.weights.checks import some
 from nearfar.build.weights.foreign import folder_is
 from nearfar.build.weights.headers import Entry, read_header
@@ -30,11 +31,10 @@ TOKENIZER = "tokenizer.json"
 CALLS = ("truncation", "padding")
 """Keys of a tokenizer.json that say how its saver called it, and nothing of the model."""
 CONFIG_FILES = ("config.json", "generation_config.json")
-BESIDE = (
-    "generation_config.json", "special_tokens_map.json", "LICENSE*", "modules.json",
-    "sentence_bert_config.json", "config_sentence_transformers.json", "*/config.json",
-)  # fmt: skip
-"""Files that say how texts are made: sampling, ends, and of embedding models what their modules do."""
+BESIDE = ("generation_config.json", "special_tokens_map.json", "LICENSE*", *EMBEDDING_FILES, "*/config.json")
+"""Files that a build reads beside config, tokenizer and weights: how texts are drawn and end, the licence,
+and what the modules of embedding models do.
+"""
 LICENSE_NAMES = ("LICENSE", "LICENSE.txt", "LICENSE.md")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 READ_BYTES = 8 << 20

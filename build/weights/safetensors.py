@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, Self
 
 import numpy as np
 
+from nearfar.checkpoint_files import INDEX
 from nearfar.errors import BuildError
 from nearfar.format.manifest import File
 from nearfar.kernels.quantized import Array
@@ -97,7 +98,7 @@ class SafetensorsWriter:
             weight_map = {spec.name: record.file for group, record in files for spec in group}
             index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
             text = json.dumps(index, indent=1) + "\n"
-            (self._root / "model.safetensors.index.json").write_text(text, encoding="utf-8")
+            (self._root / INDEX).write_text(text, encoding="utf-8")
         return tuple(self._files)
 
     def __enter__(self) -> Self:

@@ -189,7 +189,7 @@ async def merge(answers: Seq[Source[P]]) -> AsyncGenerator[P, None]:
             async for piece in pieces:
                 yield piece
         return
-    # Of a reader that is behind pieces wait here no more than for a moment: what waits long waits as tokens.
+    # The queue is short: for a slow reader, answers wait as tokens, which take less memory than pieces.
     queue: asyncio.Queue[P | Exception | None] = asyncio.Queue(BEHIND)
 
     async def pump(answer: Source[P]) -> None:

@@ -36,12 +36,12 @@ class ChatTemplates:
 
     @property
     def all(self) -> tuple[str, ...]:
-        """Those that there are, that of tools first."""
+        """All templates of the model, the template for tools first."""
         return tuple(dict.fromkeys(text for text in (self.tools, self.plain) if text))
 
     @property
     def files(self) -> dict[str, str]:
-        """Those that there are, by the names of their files."""
+        """All templates of the model, by the names of their files."""
         found = {TEMPLATE: self.plain, TOOL_TEMPLATE: self.tools}
         return {name: text for name, text in found.items() if text is not None}
 

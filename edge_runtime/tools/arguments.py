@@ -16,10 +16,11 @@ def arguments_of(text: str) -> dict[str, Any]:
     """The object that a text of JSON is. Of one that was cut: what came of it, with open texts and brackets
     closed, or else without its last part. Of a text that is no such thing: an object without members.
     """
-    if (found := _read(text)) is None:
-        whole, cut = _completed(text)
-        found = _read(whole) or _read(cut)
-    return found or {}
+    if (found := _read(text)) is not None:
+        return found
+    whole, cut = _completed(text)
+    found = _read(whole)
+    return (_read(cut) if found is None else found) or {}
 
 
 def _read(text: str) -> dict[str, Any] | None:

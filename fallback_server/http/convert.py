@@ -149,11 +149,6 @@ def prompts(given: str | list[int] | list[str] | list[list[int]]) -> tuple[Promp
     return tuple(tuple(item) if isinstance(item, list) else str(item) for item in given)
 
 
-def inputs(body: EmbeddingRequest) -> tuple[Prompt, ...]:
-    """What is to be embedded."""
-    return prompts(body.input)
-
-
 def _dumped(body: Common, *without: str) -> dict[str, Any]:
     """The body as an upstream server gets it: without fields that change nothing, which it may not know."""
     return body.model_dump(exclude_none=True, by_alias=True, exclude={*body.idle(), *without})

@@ -22,7 +22,9 @@ NOT_FINITE = "a vector has values that are no numbers: the model overflows, run 
 def embedding(body: EmbeddingRequest) -> EngineRequest:
     """Vectors of one or several texts; they have no answers, so they cost their inputs."""
     name = f"embd-{secrets.token_hex(12)}"
-    return EngineRequest(name, body.model, prompts=convert.inputs(body), max_tokens=0, pooling=body.pooling)
+    return EngineRequest(
+        name, body.model, prompts=convert.prompts(body.input), max_tokens=0, pooling=body.pooling
+    )
 
 
 @dataclass(frozen=True)

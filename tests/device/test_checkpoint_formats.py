@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nearfar.build.source import BuildOptions, open_source
+from nearfar.build.options import BuildOptions
+from nearfar.build.source import open_source
 from nearfar.build.weights.containers import open_checkpoint
 from nearfar.build.weights.packed import find_packed
 from nearfar.errors import BuildError, CheckpointError

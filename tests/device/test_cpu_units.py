@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("tvm")
 
 from nearfar import Engine
+from nearfar.build.options import BuildOptions
 from nearfar.build.pipeline import build
-from nearfar.build.source import BuildOptions
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import Found
 from nearfar.errors import BuildError, DeviceError

@@ -19,8 +19,8 @@ from typer.testing import CliRunner
 
 pytest.importorskip("tvm")
 
+from nearfar.build.options import BuildOptions
 from nearfar.build.pipeline import build
-from nearfar.build.source import BuildOptions
 from nearfar.cli import typer_app
 from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.artifact.reader import Artifact

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from nearfar.build.source import BuildOptions, open_source
+from nearfar.build.options import BuildOptions
+from nearfar.build.source import open_source
 from nearfar.build.weights.containers import open_checkpoint
 from nearfar.cli.inspect import read_tensors
 from tests.shared_data import shared_data

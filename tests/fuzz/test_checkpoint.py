@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors import SafetensorError, deserialize
 
-from nearfar.build.source import BuildOptions, open_source
+from nearfar.build.options import BuildOptions
+from nearfar.build.source import open_source
 from nearfar.build.weights.headers import read_header
 from nearfar.errors import CheckpointError, NearfarError
 from nearfar.step.model import op_of, op_record

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearfar.build.source import BuildOptions, open_source
+from nearfar.build.options import BuildOptions
+from nearfar.build.source import open_source
 from nearfar.build.weights.gguf.container import GgufCheckpoint
 from nearfar.build.weights.gguf.header import read_header
 from nearfar.errors import CheckpointError, NearfarError

@@ -14,7 +14,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nearfar.build.source import BuildOptions, open_source
+from nearfar.build.options import BuildOptions
+from nearfar.build.source import open_source
 from nearfar.build.weights.mlc_directory import listed_entries
 from nearfar.errors import NearfarError
 from tests.fuzz.effort import effort

@@ -14,7 +14,8 @@ from nearfar.build.calibration.allocation import ANSWERS, PROBE, WINDOWS, Costs,
 from nearfar.build.calibration.forward import Forward, stretches
 from nearfar.build.calibration.solve import FloatWeights, rows_of
 from nearfar.build.calibration.text import CalibrationText
-from nearfar.build.source import BuildOptions, open_source
+from nearfar.build.options import BuildOptions
+from nearfar.build.source import open_source
 from nearfar.build.weights.quantize import Scheme, dequantize, quantize
 from nearfar.errors import BuildError
 from tests.support.architectures import CASES, Case, checkpoint

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.build.source import BuildOptions, open_source
+from nearfar.build.options import BuildOptions
+from nearfar.build.source import open_source
 from nearfar.build.targets import target_of
 from tests.support.commands import nearfar
 

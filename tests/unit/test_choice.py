@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nearfar.build.source import BuildOptions, Source, open_source
+from nearfar.build.options import BuildOptions
+from nearfar.build.source import Source, open_source
 from nearfar.build.targets import target_names, target_of
 from nearfar.build.weights.packed.gguf import Gguf
 from nearfar.build.weights.packed.gguf_blocks import BLOCKS

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.build.source import BuildOptions
+from nearfar.build.options import BuildOptions
 from nearfar.edge_runtime.executors.cpu.library import ffi_library
 from nearfar.errors import BuildError
 from nearfar.format.machines import KNOWN

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from nearfar.build.options import BuildOptions
 from nearfar.build.pipeline import build
-from nearfar.build.source import BuildOptions, Source, open_source
+from nearfar.build.source import Source, open_source
 from nearfar.errors import CheckpointError
 from tests.support import packed, speaking
 from tests.support.architectures import CASES, Case, checkpoint

@@ -83,7 +83,8 @@ def test_a_terminal_needs_no_server() -> None:
 def test_a_checkpoint_is_opened_and_checked_without_tvm(checkpoint: Path, tmp_path: Path) -> None:
     code = """
 from pathlib import Path
-from nearfar.build.source import BuildOptions, open_source
+from nearfar.build.options import BuildOptions
+from nearfar.build.source import open_source
 source = open_source(BuildOptions(sys.argv[2], Path(sys.argv[3])))
 assert source.matrices and source.scheme.bits == 4
 """

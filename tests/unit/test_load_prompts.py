@@ -36,6 +36,18 @@ def prompt(length: int, first: int) -> tuple[int, ...]:
     return tuple(range(first, first + length))
 
 
+def computed(s: Scheduler) -> list[Request]:
+    """Runs one step with made-up tokens; the requests that got one."""
+    step = s.schedule(None)
+    assert step is not None
+    s.queue(step)
+    s.publish(step)
+    for request in step.sampled:
+        request.accept(7)
+        s.record(request)
+    return list(step.sampled)
+
+
 def edge(attack: list[int], word: int, pages: int = 400) -> int:
     """Steps of the engine of artifacts until a prompt of `word` tokens behind those of the attack is read."""
     s = Scheduler(SequenceTable(pages, 16, 16), Limits((1, 4, 16, 64, 256), 16, 4096))
@@ -43,14 +55,7 @@ def edge(attack: list[int], word: int, pages: int = 400) -> int:
         s.add(Request(prompt(length, 10_000 * number), SamplingParams(temperature=0), 100, 0))
     last = s.waiting[-1]
     for steps in range(1, 200):
-        step = s.schedule(None)
-        assert step is not None
-        s.queue(step)
-        s.publish(step)
-        for request in step.sampled:
-            request.accept(7)
-            s.record(request)
-        if last in step.sampled:
+        if last in computed(s):
             return steps
     raise AssertionError("never")
 
@@ -96,14 +101,7 @@ def test_who_finds_no_room_is_overtaken_a_bounded_number_of_times() -> None:
     for number in range(2 * OVERTAKEN):
         word = Request(prompt(3, 20_000 + 10 * number), SamplingParams(temperature=0), 1, 0)
         s.add(word)
-        step = s.schedule(None)
-        assert step is not None
-        s.queue(step)
-        s.publish(step)
-        for request in step.sampled:
-            request.accept(7)
-            s.record(request)
-        if word in step.sampled:
+        if word in computed(s):
             s.remove(word)
     assert large.overtaken == OVERTAKEN
     s.remove(holder)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from nearfar.build.calibration.solve import FloatWeights
-from nearfar.build.source import BuildOptions, open_source
+from nearfar.build.options import BuildOptions
+from nearfar.build.source import open_source
 from nearfar.build.targets import target_of
 from nearfar.build.weights.stream import WeightStream
 from nearfar.step import decoder

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from nearfar.build.source import BuildOptions, open_source
+from nearfar.build.options import BuildOptions
+from nearfar.build.source import open_source
 from nearfar.build.unread import check_unread
 from nearfar.errors import CheckpointError
 from nearfar.step.reading import read_model

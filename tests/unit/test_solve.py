@@ -11,7 +11,8 @@ import pytest
 from nearfar.build.calibration.forward import Forward, stretches
 from nearfar.build.calibration.solve import FloatWeights, rows_of, solve
 from nearfar.build.calibration.text import CalibrationText
-from nearfar.build.source import BuildOptions, open_source
+from nearfar.build.options import BuildOptions
+from nearfar.build.source import open_source
 from nearfar.build.weights.quantize import Scheme, dequantize, quantize
 from tests.support.architectures import CASES, Case, checkpoint
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from nearfar.build.calibration.text import read_text
-from nearfar.build.source import BuildOptions, open_source
+from nearfar.build.options import BuildOptions
+from nearfar.build.source import open_source
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.edge_runtime.text.tokenizer import tokenizer_of
 from tests.support import speaking, tiny

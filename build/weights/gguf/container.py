@@ -122,7 +122,7 @@ class GgufCheckpoint(DirectoryCheckpoint):
 
     @cached_property
     def chat_templates(self) -> ChatTemplates:
-        """Those of the metadata."""
+        """The chat templates that the metadata of the file has."""
         return self._tokenizer.templates
 
     def write_tokenizer(self, folder: Path) -> list[Path]:

@@ -102,7 +102,9 @@ for await (const line of createInterface({ input: process.stdin })) {
   const answer = {
     encode: job.encode.map(({ text, addSpecialTokens }) => codec.encode(text, { addSpecialTokens })),
     decode: job.decode.map((ids) => decode(codec, ids).pieces),
-    chat: job.chat.map(({ messages, ...options }) => attempt(() => codec.chat(messages, options))),
+    chat: job.chat.map(({ messages, ...options }) =>
+      attempt(() => codec.encode(codec.render(messages, options), { addSpecialTokens: false })),
+    ),
     streams: job.streams.map(({ ids, stop, context }) => decode(codec, ids, stop, context)),
   };
   process.stdout.write(`${JSON.stringify(answer)}\n`);

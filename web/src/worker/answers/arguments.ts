@@ -12,22 +12,27 @@ const CLOSING: Readonly<Record<string, string>> = { "{": "}", "[": "]" };
  * else without its last part. Of a text that is no such thing: an object without members.
  */
 export function argumentsOf(text: string): ExactMap {
-  for (const candidate of [text, ...completed(text)]) {
-    try {
-      const { value } = readExact(candidate);
-      return value instanceof Map ? (value as ExactMap) : new Map();
-    } catch {
-      // The next candidate.
-    }
+  const found = objectIn(text);
+  if (found) return found;
+  const [whole, cut] = completed(text);
+  return objectIn(whole) ?? objectIn(cut) ?? new Map();
+}
+
+/** The object of a text of JSON, empty for other values; null where it is no JSON. */
+function objectIn(text: string): ExactMap | null {
+  try {
+    const { value } = readExact(text);
+    return value instanceof Map ? (value as ExactMap) : new Map();
+  } catch {
+    return null;
   }
-  return new Map();
 }
 
 /**
  * The text with control characters in strings escaped and everything open closed; and the same of the text before
  * its last comma, or up to its last open bracket.
  */
-function completed(text: string): string[] {
+function completed(text: string): [whole: string, cut: string] {
   const made: string[] = [];
   /** Of what is open. */
   const closing: string[] = [];

@@ -70,11 +70,6 @@ class ModelTextCodec implements TextCodec {
     return (tools ? this.#toolTemplate : this.#template)?.source ?? null;
   }
 
-  chat(messages: readonly Told[], options: ChatOptions = {}): number[] {
-    // The template writes BOS and all other special tokens itself.
-    return this.encode(this.render(messages, options), { addSpecialTokens: false });
-  }
-
   render(messages: readonly Told[], options: ChatOptions = {}): string {
     const template = options.tools?.length ? this.#toolTemplate : this.#template;
     if (template === null) {

@@ -63,8 +63,6 @@ export interface TextCodec {
    * message. Throws RequestError where the model has no template.
    */
   render(messages: readonly Told[], options?: ChatOptions): string;
-  /** Token ids of that. */
-  chat(messages: readonly Told[], options?: ChatOptions): number[];
   /**
    * A decoder for one answer that ends at any of the `stop` strings. `context` are the tokens that the
    * answer's text continues: some tokenizers drop the space at the start of a text, but not in its middle.
