@@ -20,7 +20,6 @@ from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.local import LocalEngine
 from nearfar.fallback_server.engines.opening import EngineOptions, Kind, text_source
 from nearfar.fallback_server.http.app import AppOptions, create_app
-from nearfar.fallback_server.http.ignoring import UnknownFields
 from nearfar.fallback_server.http.keys import KeyStore
 from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.fallback_server.http.tracing import Tracer
@@ -49,7 +48,7 @@ class RayAppOptions:
     keys: Path | None = None
     no_auth: bool = False
     max_requests: int = ServerLimits.requests
-    unknown_fields: UnknownFields = AppOptions.unknown_fields
+    strict_fields: bool = AppOptions.strict_fields
     fronts: int = 1
     replicas: str = "1"
     cpus_per_replica: float = RayOptions.cpus
@@ -125,9 +124,7 @@ class Front:
         await self._engine.start()
         keys = KeyStore(options.keys) if options.keys is not None else None
         limits = ServerLimits(requests=options.max_requests, fronts=options.fronts)
-        made = AppOptions(
-            limits, keys, tracer=Tracer.from_environment(), unknown_fields=options.unknown_fields
-        )
+        made = AppOptions(limits, keys, tracer=Tracer.from_environment(), strict_fields=options.strict_fields)
         self._app = create_app(self._engine, made)
 
     def __serve_build_asgi_app__(self) -> Any:

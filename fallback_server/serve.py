@@ -28,7 +28,6 @@ from nearfar.fallback_server.http.app import AppOptions, create_app
 from nearfar.fallback_server.http.calls import Service
 from nearfar.fallback_server.http.connections import protocol
 from nearfar.fallback_server.http.counts import OwnCounts
-from nearfar.fallback_server.http.ignoring import UnknownFields
 from nearfar.fallback_server.http.keys import KeyStore
 from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.fallback_server.http.logs import AuditLog, set_up
@@ -70,7 +69,7 @@ class ServeOptions:
     log_format: Literal["text", "json"] = "text"
     log_level: str = "info"
     limits: ServerLimits = field(default_factory=ServerLimits)
-    unknown_fields: UnknownFields = AppOptions.unknown_fields
+    strict_fields: bool = AppOptions.strict_fields
     limits_store: str | None = field(default=None, repr=False)  # its address may have a password in it
     engines: EngineOptions = field(default_factory=EngineOptions)
     ray: RayOptions | None = None
@@ -282,7 +281,7 @@ async def _run(
             hosts,
             Tracer.from_environment(),
             counts,
-            options.unknown_fields,
+            options.strict_fields,
         )
         app = create_app(engine, made)
         async with app.router.lifespan_context(app):

@@ -320,6 +320,11 @@ class TextStream:
         """Whether a stop string was found."""
         return self._matcher.matched is not None
 
+    @property
+    def stopped_by(self) -> str | None:
+        """The stop string that was found."""
+        return self._matcher.matched
+
     def push(self, token: int) -> str:
         """The text that this token makes certain."""
         text = self._detokenizer.push(token)

@@ -90,7 +90,10 @@ class Choice:
         if self._stream.stopped:
             finish = "stop"
         offsets = (offset,) if logprobs else ()
-        piece = Piece(self.index, logprobs=logprobs, finish=finish, tokens=1, offsets=offsets)
+        piece = Piece(
+            self.index, logprobs=logprobs, finish=finish, tokens=1, offsets=offsets,
+            stopped_by=self._stream.stopped_by,
+        )  # fmt: skip
         return self._taken_apart(text, piece)
 
     def _taken_apart(self, text: str, piece: Piece) -> list[Piece]:
@@ -105,7 +108,7 @@ class Choice:
             finish = "tool_calls" if finish == "stop" and reader.called else finish
         made = [self._of(part) for part in parts or [Part()]]
         made[0] = replace(made[0], logprobs=piece.logprobs, tokens=piece.tokens, offsets=piece.offsets)
-        made[-1] = replace(made[-1], finish=finish)
+        made[-1] = replace(made[-1], finish=finish, stopped_by=piece.stopped_by)
         return made
 
     def _of(self, part: Part) -> Piece:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -10,6 +10,7 @@ from nearfar.edge_runtime.grammars import Grammar
 from nearfar.edge_runtime.openai.records import TokenLogprob
 from nearfar.edge_runtime.tools.asking import AUTO, ToolChoice
 from nearfar.fallback_server.backend import BackendStats, Pooling
+from nearfar.fallback_server.engines.hints import Hint
 from nearfar.fallback_server.tenants import ANONYMOUS, Tenant
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "abort"]
@@ -24,7 +25,7 @@ class EngineRequest:
     `sampling`: fields of Sampling, those that the caller gave; the model says the others. `max_tokens` None:
     until the context is full. `body` is the call as it came, for engines that pass it on.
     `tenant` is for whom it is answered: its salt keeps its prefixes apart from those of others. `pooling`:
-    vectors of the prompts are wanted (Engine.embed), no answers. `hints` are reasoning_effort and verbosity,
+    vectors of the prompts are wanted (Engine.embed), no answers. `hints` say how much to think and to write,
     which a chat template follows or not.
     """
 
@@ -48,7 +49,7 @@ class EngineRequest:
     tenant: Tenant = ANONYMOUS
     pooling: Pooling | None = None
     template: Mapping[str, Any] = field(default_factory=dict)
-    hints: Mapping[str, str] = field(default_factory=dict)
+    hints: tuple[Hint, ...] = ()
     continue_last: bool = False
     split_reasoning: bool = True
     body: Mapping[str, Any] = field(default_factory=dict)
@@ -89,6 +90,8 @@ class Piece:
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: FinishReason | None = None
     tokens: int = 0
+    stopped_by: str | None = None
+    """The stop string that ended the answer; None also where an upstream does not say."""
     offsets: tuple[int, ...] = ()
     """Characters of the whole text before each token of `logprobs`."""
 
@@ -120,6 +123,8 @@ class Prepared:
     prompt_tokens: int
     grammar: Grammar | None = None
     reasoning_open: bool = False
+    ignored: tuple[str, ...] = ()
+    """Fields of the request that would have changed nothing: hints that the chat template does not follow."""
 
 
 class Answers(Protocol):
@@ -195,6 +200,10 @@ class Engine(Protocol):
 
     async def embed(self, prepared: Prepared) -> Embeddings:
         """One vector for each prompt of a request with `pooling`. Cancelling the call ends the work."""
+        ...
+
+    async def texts_of(self, tokens: Sequence[Sequence[int]]) -> list[str]:
+        """The text of each list of tokens. RequestError where the model's tokenizer is not here."""
         ...
 
     def stats(self) -> BackendStats:

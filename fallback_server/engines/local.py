@@ -27,6 +27,7 @@ from nearfar.fallback_server.engines.base import (
     Prompt,
     Unready,
 )
+from nearfar.fallback_server.engines.hints import followed
 from nearfar.fallback_server.sandbox import ChildPool, ChildSpec
 from nearfar.fallback_server.tenants import Shares
 from nearfar.format.answers import AnswerFormat, Marks
@@ -101,7 +102,7 @@ class LocalEngine:
 
     async def prepare(self, request: EngineRequest) -> Prepared:
         """Render, tokenize, check."""
-        prompts, tail = await self._prompts(request)
+        prompts, tail, ignored = await self._prompts(request)
         context = self.backend.info.context_length
         longest = max(len(prompt) for prompt in prompts)
         total = sum(len(prompt) for prompt in prompts)
@@ -117,7 +118,7 @@ class LocalEngine:
             if request.chat
             else request.grammar
         )
-        return Prepared(request, prompts, total, grammar, opened)
+        return Prepared(request, prompts, total, grammar, opened, ignored)
 
     async def submit(self, prepared: Prepared) -> LocalAnswers:
         """Start the request: one sequence an answer."""
@@ -190,6 +191,16 @@ class LocalEngine:
         """What is asked for; "model": what the checkpoint says, else as its engine does by itself."""
         return self._pooling or asked if asked == "model" else asked
 
+    async def texts_of(self, tokens: Seq[Seq[int]]) -> list[str]:
+        """The text of each list of tokens."""
+        vocab = self.backend.info.vocab_size
+        for each in tokens:
+            if (wrong := outside(each, vocab)) is not None:
+                raise RequestError(
+                    f"token id {each[wrong]} is outside the vocabulary of {vocab} tokens", "tokens"
+                )
+        return await asyncio.to_thread(lambda: [self.codec.decode(list(each)) for each in tokens])
+
     def stats(self) -> BackendStats:
         """The backend's figures."""
         return self.backend.stats()
@@ -207,45 +218,34 @@ class LocalEngine:
         await self.backend.close(drain)
         await self._text.close()
 
-    async def _prompts(self, request: EngineRequest) -> tuple[tuple[tuple[int, ...], ...], str]:
-        """Token ids of each prompt, and the end of the rendered text of a chat."""
+    async def _prompts(
+        self, request: EngineRequest
+    ) -> tuple[tuple[tuple[int, ...], ...], str, tuple[str, ...]]:
+        """Token ids of each prompt; of a chat also the rendered text's end, and fields that it ignores."""
         if not request.chat:
             param = "prompt" if request.pooling is None else "input"
-            return tuple([await self._tokens(prompt, param) for prompt in request.prompts]), ""
-        answer = await self._text.run({**self._chat_job(request), "most": self.backend.info.context_length})
+            return tuple([await self._tokens(prompt, param) for prompt in request.prompts]), "", ()
+        job, ignored = self._chat_job(request)
+        answer = await self._text.run({**job, "most": self.backend.info.context_length})
         if not answer["tokens"]:
             raise RequestError("the chat template makes an empty prompt of these messages", "messages")
-        return (_counted(answer["tokens"]),), answer["tail"]
+        return (_counted(answer["tokens"]),), answer["tail"], ignored
 
-    def _chat_job(self, request: EngineRequest) -> dict[str, Any]:
+    def _chat_job(self, request: EngineRequest) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """The job of a text process, and the hints that the chat template does not follow."""
         may = offered(request.tools, request.tool_choice)
         source = self.codec.template_source(bool(may))
         if source is None:
             raise RequestError("this model has no chat template; use /v1/completions", "messages")
-        variables = {**request.template, **self._hints(request, source)}
+        hinted, left = followed(request.hints, source, self._form.reasoning is not None)
         messages, given = prepared(request.messages, may, self._form, source)
-        return {
+        job = {
             "op": "chat",
             "messages": messages,
-            "variables": {**variables, **given},
+            "variables": {**hinted, **request.template, **given},
             "continue_last": request.continue_last,
         }
-
-    def _hints(self, request: EngineRequest, source: str) -> dict[str, str]:
-        """The hints that the chat template follows. Others are refused, but for the values that change
-        nothing.
-        """
-        for name, value in request.hints.items():
-            idle = value == "medium" or (
-                name == "reasoning_effort" and value == "none" and self._form.reasoning is None
-            )
-            if name not in source and not idle:
-                raise RequestError(
-                    f"this model's chat template knows no {name}, so {value!r:.40} would change nothing; "
-                    "leave it out",
-                    name,
-                )
-        return {name: value for name, value in request.hints.items() if name in source}
+        return job, left
 
     async def _tokens(self, prompt: Prompt, param: str) -> tuple[int, ...]:
         if isinstance(prompt, str):

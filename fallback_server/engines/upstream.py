@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from nearfar.errors import EngineError
+from nearfar.errors import EngineError, RequestError
 from nearfar.fallback_server.backend import BackendStats
 from nearfar.fallback_server.engines.addresses import AddressBook
 from nearfar.fallback_server.engines.base import (
@@ -154,6 +154,10 @@ class UpstreamEngine:
                 log.warning("upstream failed: %s", error)
                 failures.append(error)
         raise unavailable(EMBEDDINGS, failures)
+
+    async def texts_of(self, tokens: Seq[Seq[int]]) -> list[str]:
+        """Refused: the tokenizer is where the model is."""
+        raise RequestError("this server has no tokenizer: ask the server that computes the model")
 
     def stats(self) -> BackendStats:
         """What was seen from here."""

@@ -17,11 +17,14 @@ from starlette.middleware.cors import CORSMiddleware
 from nearfar import __version__
 from nearfar.fallback_server.engines.base import Engine
 from nearfar.fallback_server.http import admin, convert, errors
+from nearfar.fallback_server.http.apis import messages_routes, ollama_routes, responses_routes, tokens_routes
+from nearfar.fallback_server.http.apis.asking import asked
+from nearfar.fallback_server.http.apis.kept import KeptResponses
 from nearfar.fallback_server.http.calls import Call, Service, tenant_of
 from nearfar.fallback_server.http.counts import Counts
 from nearfar.fallback_server.http.embedding import EmbeddingShape, embedding
 from nearfar.fallback_server.http.errors import ApiError
-from nearfar.fallback_server.http.ignoring import HEADER, Ignored, Teller, UnknownFields, ignored, passes_on
+from nearfar.fallback_server.http.ignoring import HEADER, Ignored, Teller, ignored, passes_on
 from nearfar.fallback_server.http.keys import KeyStore
 from nearfar.fallback_server.http.limits import Admission, ServerLimits
 from nearfar.fallback_server.http.logs import AuditLog
@@ -31,6 +34,7 @@ from nearfar.fallback_server.http.middleware import (
     Door,
     Heads,
     Hosts,
+    Paths,
     RequestIds,
     Sizes,
     Targets,
@@ -47,7 +51,7 @@ READY_SECONDS = 7.0
 @dataclass(frozen=True)
 class AppOptions:
     """What an app needs beside its engine. `hosts`: the names that it answers for; none: all. `counts`:
-    its own, if not shared. `unknown_fields`: of requests.
+    its own, if not shared. `strict_fields`: unknown fields of requests are refused.
     """
 
     limits: ServerLimits = field(default_factory=ServerLimits)
@@ -57,7 +61,9 @@ class AppOptions:
     hosts: tuple[str, ...] = ()
     tracer: Tracer = field(default_factory=Tracer)
     counts: Counts | None = None
-    unknown_fields: UnknownFields = "refuse"
+    strict_fields: bool = False
+    store: bool = True
+    """Whether responses are kept in memory, to be asked for and followed by their ids."""
 
 
 class JsonRoute(APIRoute):
@@ -118,6 +124,7 @@ def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
     app.state.service = service
     errors.install(app)
     app.include_router(_api(service, options))
+    app.include_router(_ollama(service, options))
     app.include_router(_probes(service, options.keys))
     app.include_router(admin.router(service, options.keys))
     app.add_middleware(Heads)
@@ -137,20 +144,31 @@ def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
         )
     if options.hosts:
         app.add_middleware(Hosts, allowed=options.hosts)
+    app.add_middleware(Paths, paths=errors.PATHS)
     app.add_middleware(RequestIds)
     app.add_middleware(Targets)
     return app
 
 
-def _api(service: Service, options: AppOptions) -> APIRouter:
-    """OpenAI's endpoints."""
-    teller = Teller() if options.unknown_fields == "ignore" else None
+def _router(prefix: str, service: Service, options: AppOptions) -> APIRouter:
+    """A router whose requests are read strictly, as bounded and as tolerantly as the options say."""
+    teller = None if options.strict_fields or service.engine.passes_on else Teller()
     settings = {
         "max_depth": options.limits.json_depth, "teller": teller, "passes_on": service.engine.passes_on,
     }  # fmt: skip
-    passes_all = service.engine.passes_on and teller is None
-    route = type("LimitedJsonRoute", (JsonRoute,), settings)
-    api = APIRouter(prefix="/v1", route_class=route)
+    return APIRouter(prefix=prefix, route_class=type("LimitedJsonRoute", (JsonRoute,), settings))
+
+
+def _ollama(service: Service, options: AppOptions) -> APIRouter:
+    """Ollama's endpoints."""
+    api = _router("/api", service, options)
+    ollama_routes.add(api, service)
+    return api
+
+
+def _api(service: Service, options: AppOptions) -> APIRouter:
+    """OpenAI's endpoints and Anthropic's."""
+    api, passes_all = _router("/v1", service, options), service.engine.passes_on
     started = int(time.time())
 
     @api.post("/chat/completions", response_model=None)
@@ -167,6 +185,11 @@ def _api(service: Service, options: AppOptions) -> APIRouter:
     async def embed(body: EmbeddingRequest, request: Request) -> Response:
         """Vectors of texts."""
         return await _embed(service, request, body, passes_all)
+
+    responses_routes.add(api, service, KeptResponses() if options.store else None)
+
+    messages_routes.add(api, service)
+    tokens_routes.add(api, service)
 
     @api.get("/models", response_model=None)
     async def models(request: Request) -> dict[str, Any]:
@@ -188,6 +211,11 @@ def _api(service: Service, options: AppOptions) -> APIRouter:
 def _probes(service: Service, keys: KeyStore | None) -> APIRouter:
     """What balancers and Prometheus ask. Where there are keys, only an admin's is told addresses."""
     router = APIRouter()
+
+    @router.get("/", response_model=None)
+    async def root() -> dict[str, Any]:
+        """Something answers here: clients ask before they ask for more."""
+        return {"status": "ok", "server": "nearfar"}
 
     @router.get("/health", response_model=None)
     async def health() -> dict[str, Any]:
@@ -224,27 +252,25 @@ async def _complete(
     service: Service, request: Request, body: ChatRequest | CompletionRequest, passes_all: bool
 ) -> Response:
     """`passes_all`: an upstream gets the body as it came."""
-    asked = convert.chat(body) if isinstance(body, ChatRequest) else convert.completion(body)
-    tenant = tenant_of(request)
-    priority = max(0, tenant.priority) if body.priority is None else body.priority
+    wanted = asked(service, request, body)
     if passes_all and isinstance(request, convert.JsonRequest):
-        asked = replace(asked, body=convert.as_it_came(request.read, body))
-    wanted = replace(asked, tenant=tenant.within(body.cache_salt), priority=priority)
+        wanted = replace(wanted, body=convert.as_it_came(request.read, body))
     options = body.stream_options
     continuous = bool(options and options.continuous_usage_stats)
     include_usage = continuous or bool(options and options.include_usage)
     head = Head(wanted.id, wanted.model, include_usage, continuous)
-    shape = ChatShape(head) if wanted.chat else CompletionShape(head)
-    return await Call(service, request, wanted).respond(shape, bool(body.stream), include_usage)
+    kind = ChatShape if wanted.chat else CompletionShape
+    return await Call(service, request, wanted).respond(kind(head, wanted.choices), bool(body.stream))
 
 
 async def _embed(service: Service, request: Request, body: EmbeddingRequest, passes_all: bool) -> Response:
     tenant = tenant_of(request)
+    body = body.model_copy(update={"model": service.named(body.model, tenant)})
     wanted = replace(embedding(body), tenant=tenant, priority=max(0, tenant.priority))
     if passes_all and isinstance(request, convert.JsonRequest):
         wanted = replace(wanted, body=convert.as_it_came(request.read, body))
     coded, passed = body.encoding_format == "base64", service.engine.passes_on
-    shape = EmbeddingShape(body.model, coded, body.dimensions, normalize=not passed)
+    shape = EmbeddingShape(wanted.model, coded, body.dimensions, normalize=not passed)
     return await Call(service, request, wanted).embed(shape)
 
 

@@ -27,11 +27,12 @@ from nearfar.fallback_server.engines.base import (
 )
 from nearfar.fallback_server.http.embedding import EmbeddingShape
 from nearfar.fallback_server.http.errors import ApiError, Problem, problem_of
+from nearfar.fallback_server.http.ignoring import ignore
 from nearfar.fallback_server.http.limits import Admission, Ticket, answer_weight
 from nearfar.fallback_server.http.logs import AuditEntry, AuditLog
 from nearfar.fallback_server.http.metrics import CallMetrics, Metrics
 from nearfar.fallback_server.http.shapes import Shape, merged
-from nearfar.fallback_server.http.streams import DONE, ClientGoneError, EventStream, event, unless_gone
+from nearfar.fallback_server.http.streams import EVENTS, ClientGoneError, EventStream, unless_gone
 from nearfar.fallback_server.http.tracing import Span, Tracer
 from nearfar.fallback_server.tenants import ANONYMOUS, Tenant
 
@@ -68,6 +69,16 @@ class Service:
                 0.0,
             )
             self.audit.write(entry)
+
+    def named(self, model: str | None, tenant: Tenant) -> str:
+        """The model that a request asks for; where it names none, the only one that its tenant may use."""
+        if model:
+            return model
+        there = [info.id for info in self.engine.models() if tenant.allows(info.id)]
+        if len(there) == 1:
+            return there[0]
+        known = ", ".join(there) or "none for this key"
+        raise ApiError(400, f"the field model is missing, and this server has {known}: name one", "model")
 
 
 def tenant_of(request: Request) -> Tenant:
@@ -130,17 +141,34 @@ class Call:
         operation = "chat" if wanted.chat else "text_completion" if wanted.pooling is None else "embeddings"
         self._span: Span = service.tracer.span(operation, wanted.model, request.headers)
 
-    async def respond(self, shape: Shape, stream: bool, include_usage: bool) -> Response:
+    async def respond(self, shape: Shape, stream: bool) -> Response:
         """Answer. For a stream, the status is that of what happens up to the first piece, or within
         `keep_alive` seconds.
         """
         if stream:
-            return await self._run(lambda: self._stream(shape, include_usage))
+            return await self._run(lambda: self._stream(shape))
         return await self._run(lambda: self._at_once(self._whole(shape)))
 
-    async def embed(self, shape: EmbeddingShape) -> Response:
-        """Give vectors."""
-        return await self._run(lambda: self._at_once(self._vectors(shape)))
+    async def embed(
+        self, shape: EmbeddingShape, told: Callable[[dict[str, Any]], dict[str, Any]] = lambda record: record
+    ) -> Response:
+        """Give vectors. `told`: makes another API's record of OpenAI's."""
+
+        async def vectors() -> dict[str, object]:
+            return told(await self._vectors(shape))
+
+        return await self._run(lambda: self._at_once(vectors()))
+
+    async def count(self, record: Callable[[Prepared], Awaitable[dict[str, object]]]) -> Response:
+        """Tell what the prompt is as tokens; `record` makes the answer of it. Nothing is computed, so this
+        costs no tokens.
+        """
+
+        async def counted() -> dict[str, object]:
+            self._prepared = await self.service.engine.prepare(self.wanted)
+            return await record(self._prepared)
+
+        return await self._run(lambda: self._at_once(counted()))
 
     async def _run(self, answer: Callable[[], Awaitable[Response]]) -> Response:
         """The call, once it is let in, and its end where that is not a stream's."""
@@ -161,7 +189,7 @@ class Call:
         except Exception as error:
             problem = problem_of(error)
             await self._end(problem.status, _outcome(problem))
-            return problem.response()
+            return problem.response(self.request.url.path)
 
     async def cancel(self) -> None:
         """End the call from outside; its client gets what there is."""
@@ -193,18 +221,20 @@ class Call:
         await self._end(200, "ok")
         return JSONResponse(made)
 
-    async def _stream(self, shape: Shape, include_usage: bool) -> Response:
-        keep_alive = self.service.admission.limits.keep_alive
+    async def _stream(self, shape: Shape) -> Response:
+        keep_alive = self.service.admission.limits.keep_alive if shape.media_type == EVENTS else 0.0
         rest = self._rest = self._pieces()
         first = self._first = asyncio.ensure_future(anext(rest, Piece(0)))
         await unless_gone(self.request.receive, asyncio.wait((first,), timeout=keep_alive or None))
         if first.done():
             first.result()
-        return EventStream(self._events(shape, first, rest, include_usage), self._finish, keep_alive)
+        return EventStream(self._events(shape, first, rest), self._finish, keep_alive, shape.media_type)
 
     async def _prepare(self) -> Prepared:
         """The request as tokens, paid for."""
         prepared = self._prepared = await self.service.engine.prepare(self.wanted)
+        if prepared.ignored:
+            ignore(prepared.ignored)
         await self._ticket.charge(prepared)
         self.metrics.prompt_length.observe(prepared.prompt_tokens)
         return prepared
@@ -228,37 +258,34 @@ class Call:
             async for piece in pieces:
                 made.append(piece)
                 self._ticket.hold(piece.tokens * weight)
-        return shape.whole(made, self.wanted.choices, self.usage)
+        return shape.whole(made, self.usage)
 
     async def _events(
-        self,
-        shape: Shape,
-        first: asyncio.Future[Piece],
-        rest: AsyncGenerator[Piece, None],
-        include_usage: bool,
+        self, shape: Shape, first: asyncio.Future[Piece], rest: AsyncGenerator[Piece, None]
     ) -> AsyncGenerator[bytes, None]:
-        """The stream. An error after its beginning is an event of its own, and the last."""
+        """The stream. An error after its beginning is told in the stream, at its end."""
         try:
             async with aclosing(rest):
                 piece = await first
-                for index in range(self.wanted.choices):
-                    if (opening := shape.opening(index, self.usage)) is not None:
-                        yield event(opening)
-                if (chunk := shape.chunk(piece, self.usage)) is not None:
-                    yield event(chunk)
+                for data in shape.begin(self.usage):
+                    yield data
+                for data in shape.piece(piece, self.usage):
+                    yield data
                 async for piece in rest:
-                    if (chunk := shape.chunk(piece, self.usage)) is not None:
-                        yield event(chunk)
-            if include_usage:
-                yield event(shape.final(self.usage))
+                    for data in shape.piece(piece, self.usage):
+                        yield data
+            *events, last = shape.end(self.usage)
+            for data in events:
+                yield data
             self._status, self._outcome = 200, "ok"
             await self._finish()
-            yield DONE
+            yield last
         except Exception as error:
             problem = problem_of(error)
             self._status, self._outcome = problem.status, _outcome(problem)
             await self._finish()
-            yield event(problem.body)
+            for data in shape.failed(problem):
+                yield data
 
     async def _finish(self) -> None:
         """The end of a stream, whether its events were ever asked for or not."""

@@ -19,6 +19,7 @@ from nearfar.edge_runtime.tools.messages import canonical
 from nearfar.edge_runtime.tools.parameters import check_parameters
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import EngineRequest, Prompt
+from nearfar.fallback_server.engines.hints import Hint
 from nearfar.fallback_server.http.errors import ApiError
 from nearfar.fallback_server.http.fields import MAX_SCHEMA_BYTES, Only
 from nearfar.fallback_server.http.forms import ResponseFormat
@@ -28,10 +29,9 @@ from nearfar.fallback_server.http.schemas import (
     CompletionRequest,
     EmbeddingRequest,
     NamedTool,
+    Thinking,
 )
 
-HINTS = ("reasoning_effort", "verbosity")
-"""Fields of OpenAI's that only a chat template can follow."""
 _LOOKED_INTO = (dict, list, float)
 LARGE = 64 << 10
 """Bytes of a body from which on it is parsed in a thread, for others wait meanwhile."""
@@ -121,11 +121,27 @@ def chat(body: ChatRequest) -> EngineRequest:
         max_tokens=limit,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         template=body.chat_template_kwargs or {},
-        hints={name: value for name in HINTS if (value := getattr(body, name)) is not None},
+        hints=_hints(body),
         continue_last=bool(body.continue_final_message),
         split_reasoning=body.include_reasoning is not False,
         **_common(body, f"chatcmpl-{secrets.token_hex(12)}", dumped),
     )
+
+
+def _hints(body: ChatRequest) -> tuple[Hint, ...]:
+    """How much to think and to write, in the words of all APIs."""
+    found: list[Hint] = []
+    if body.reasoning_effort is not None:
+        found.append(Hint("reasoning_effort", "reasoning_effort", body.reasoning_effort))
+    if body.verbosity is not None:
+        found.append(Hint("verbosity", "verbosity", body.verbosity))
+    for name in ("enable_thinking", "thinking", "think"):
+        value = getattr(body, name)
+        if isinstance(value, str):
+            found.append(Hint(name, "reasoning_effort", value))
+        elif value is not None:
+            found.append(Hint(name, "thinking", value.on if isinstance(value, Thinking) else value))
+    return tuple(found)
 
 
 def completion(body: CompletionRequest) -> EngineRequest:
@@ -174,7 +190,7 @@ def _common(body: Common, name: str, dumped: dict[str, Any]) -> dict[str, Any]:
     stop = body.stop
     return {
         "id": name,
-        "model": body.model,
+        "model": body.model or "",
         "n": body.n or 1,
         "min_tokens": body.min_tokens or 0,
         "sampling": _sampling(body),

@@ -23,7 +23,7 @@ def embedding(body: EmbeddingRequest) -> EngineRequest:
     """Vectors of one or several texts; they have no answers, so they cost their inputs."""
     name = f"embd-{secrets.token_hex(12)}"
     return EngineRequest(
-        name, body.model, prompts=convert.prompts(body.input), max_tokens=0, pooling=body.pooling
+        name, body.model or "", prompts=convert.prompts(body.input), max_tokens=0, pooling=body.pooling
     )
 
 

@@ -1,4 +1,8 @@
-"""Errors as OpenAI's clients expect them: message, type, param, code, and the HTTP status."""
+"""Errors as clients expect them: the HTTP status, and the shape of the API that was asked.
+
+OpenAI's shape has message, type, param and code; Anthropic's (below /v1/messages) a type of its own list;
+Ollama's (below /api) one text.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException as StarletteException
 
-from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
+from nearfar.errors import CONTEXT_CODE, EngineError, NearfarError, OverloadError, RequestError
 from nearfar.fallback_server.http.fields import models_at
 from nearfar.fallback_server.http.words import IDLE, words_of
 from nearfar.suggestions import suggested
@@ -22,6 +26,14 @@ log = logging.getLogger(__name__)
 
 _UNREAD = (408, 413, 431)
 """After these there may be more of the request to come, which nobody will read."""
+OLLAMA = "/api/"
+"""Where the paths of Ollama's API begin."""
+MESSAGES = "/v1/messages"
+"""Where the paths of Anthropic's API begin."""
+_ANTHROPIC = {
+    401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
+    429: "rate_limit_error", 503: "overloaded_error",
+}  # fmt: skip
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -41,8 +53,26 @@ class Problem:
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
-        """As an HTTP response."""
+    def told(self, path: str = "") -> dict[str, Any]:
+        """The error in the shape of the API that `path` belongs to."""
+        if path.startswith(OLLAMA):
+            return {"error": self.message}
+        if path.startswith(MESSAGES):
+            return {"type": "error", "error": {"type": self._anthropic, "message": self._words}}
+        return self.body
+
+    @property
+    def _anthropic(self) -> str:
+        """Anthropic's type of error for the status."""
+        return _ANTHROPIC.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
+
+    @property
+    def _words(self) -> str:
+        """The message as Anthropic's clients know it: they compact a conversation by its first words."""
+        return f"prompt is too long: {self.message}" if self.code == CONTEXT_CODE else self.message
+
+    def response(self, path: str = "") -> JSONResponse:
+        """An HTTP response in the shape of the API that `path` belongs to."""
         headers = (
             {} if self.retry_after is None else {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
         )
@@ -50,7 +80,7 @@ class Problem:
             headers["WWW-Authenticate"] = "Bearer"
         if self.status in _UNREAD:
             headers["Connection"] = "close"
-        return JSONResponse(self.body, self.status, headers)
+        return JSONResponse(self.told(path), self.status, headers)
 
 
 class ApiError(HTTPException):
@@ -85,8 +115,8 @@ def problem_of(error: Exception) -> Problem:
 def install(app: FastAPI) -> None:
     """Make the app answer every error in this shape."""
 
-    async def known(_: Request, error: Exception) -> Response:
-        return problem_of(error).response()
+    async def known(request: Request, error: Exception) -> Response:
+        return problem_of(error).response(request.url.path)
 
     async def plain(request: Request, error: Exception) -> Response:
         assert isinstance(error, StarletteException)
@@ -97,7 +127,7 @@ def install(app: FastAPI) -> None:
             ways = (error.headers or {}).get("Allow", "another method")
             text = f"{request.url.path[:80]} takes {ways}, not {request.method}"
         problem = Problem(error.status_code, text, None, _CODES.get(error.status_code))
-        response = problem.response()
+        response = problem.response(request.url.path)
         response.headers.update(error.headers or {})
         return response
 
@@ -105,8 +135,8 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         errors = error.errors()
         if any(tuple(each["loc"]) == ("body",) and each["type"] in _NO_OBJECT for each in errors):
-            return _no_object(request.headers.get("content-type")).response()
-        return _validation(errors, _fields(request)).response()
+            return _no_object(request.headers.get("content-type")).response(request.url.path)
+        return validation(errors, _fields(request)).response(request.url.path)
 
     app.add_exception_handler(NearfarError, known)
     app.add_exception_handler(ApiError, known)
@@ -130,7 +160,10 @@ def _no_object(content_type: str | None) -> Problem:
     return Problem(400, text, None, "invalid_request")
 
 
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models")
+PATHS = (
+    "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings",
+    "/v1/models", "/v1/tokenize", "/v1/detokenize",
+)  # fmt: skip
 """What there is, for who asks for what there is not. (Of the app itself it is known only with its schema.)"""
 
 
@@ -152,7 +185,7 @@ def _fields(request: Request) -> Iterable[str]:
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
-def _validation(errors: Sequence[Mapping[str, Any]], fields: Iterable[str] = ()) -> Problem:
+def validation(errors: Sequence[Mapping[str, Any]], fields: Iterable[str] = ()) -> Problem:
     """What is wrong, with its place and value. Of a union's errors: our own, else the one that lies
     deepest. `fields`: those that there are, for one that is none.
     """

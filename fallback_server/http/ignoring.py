@@ -1,17 +1,20 @@
-"""Unknown fields where the server ignores them (`--unknown-fields ignore`): which they were, for the client
-and the log. And where an upstream may know them: then they are passed on.
+"""Fields that the server ignores: which they were, for the client (`x-nearfar-ignored`) and the log.
+
+Unknown fields are ignored, unless the server is strict (`--strict-fields`). Where an upstream may know them,
+they are passed on.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Sequence
 from contextvars import ContextVar
-from typing import Literal
+
+from nearfar.errors import RequestError
 
 log = logging.getLogger(__name__)
 
-UnknownFields = Literal["refuse", "ignore"]
 HEADER = "x-nearfar-ignored"
 NAMED = 16
 """Fields that an answer's header names; the rest is counted."""
@@ -54,6 +57,18 @@ passes_on: ContextVar[bool] = ContextVar("passes_on", default=False)
 """Whether what this server does not know itself is for the engine of the request that is validated now: an
 upstream gets the request as it came.
 """
+
+
+def ignore(names: Sequence[str]) -> None:
+    """Note fields that change nothing of the request under way; RequestError where the server is strict."""
+    found = ignored.get()
+    if found is None:
+        raise RequestError(
+            f"this model's chat template knows no {names[0]}, so it would change nothing; leave it out",
+            names[0],
+        )
+    for name in names:
+        found.add(name)
 
 
 class Teller:

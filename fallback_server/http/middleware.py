@@ -25,7 +25,9 @@ log = logging.getLogger(__name__)
 
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _ABSOLUTE = re.compile(r"https?://([^/?#]*)(/.*)?", re.IGNORECASE | re.DOTALL)
-_PROBES = ("/health", "/ready", "/metrics")
+ASKED = ("/v1/", "/api/")
+"""Where the paths of requests for an engine begin."""
+_PROBES = ("/", "/health", "/ready", "/metrics")
 
 
 class Targets:
@@ -49,6 +51,29 @@ class Targets:
                 "headers": [(b"host", host.encode("latin-1", errors="replace")), *others],
             }
         await self._app(scope, receive, send)
+
+
+class Paths:
+    """Reads a path of OpenAI's API without /v1 as the path with it: clients differ in what they take for the
+    base of an address.
+
+    `paths`: the paths with /v1.
+    """
+
+    def __init__(self, app: ASGIApp, paths: Collection[str]) -> None:
+        self._app = app
+        self._known = tuple(path.removeprefix("/v1") for path in paths)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] == "http" and self._lacks(scope["path"]):
+            raw = scope.get("raw_path") or scope["path"].encode()
+            scope = {**scope, "path": f"/v1{scope['path']}", "raw_path": b"/v1" + raw}
+        await self._app(scope, receive, send)
+
+    def _lacks(self, path: str) -> bool:
+        """Whether a path is one of these but for its beginning."""
+        return any(path == known or path.startswith(f"{known}/") for known in self._known)
 
 
 class Heads:
@@ -116,7 +141,7 @@ class Hosts:
             None,
             "wrong_host",
         )
-        await refused.problem.response()(scope, receive, send)
+        await refused.problem.response(scope["path"])(scope, receive, send)
 
 
 class Authentication:
@@ -134,7 +159,7 @@ class Authentication:
             try:
                 scope.setdefault("state", {})["tenant"] = self._tenant(scope)
             except ApiError as error:
-                await error.problem.response()(scope, receive, send)
+                await error.problem.response(scope["path"])(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -151,11 +176,13 @@ class Authentication:
                     403, "the admin endpoints need a server with keys (--keys)", None, "no_admin_key"
                 )
             return ANONYMOUS
-        key = self._keys.bearer(Headers(scope=scope).get("authorization", ""))
+        headers = Headers(scope=scope)
+        brought = headers.get("authorization") or f"Bearer {headers.get('x-api-key', '')}"
+        key = self._keys.bearer(brought)
         if key is None:
             raise ApiError(
                 401,
-                "the API key is missing or wrong; send it as 'Authorization: Bearer …'",
+                "the API key is missing or wrong; send it as 'Authorization: Bearer …' or 'x-api-key: …'",
                 None,
                 "invalid_api_key",
             )
@@ -179,14 +206,14 @@ class Door:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
-        if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].startswith("/v1/"):
+        if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].startswith(ASKED):
             await self._app(scope, receive, send)
             return
         try:
             ticket = await self._admission.enter(scope["state"]["tenant"])
         except ApiError as error:
             self._turned_away(scope, error)
-            await error.problem.response()(scope, receive, send)
+            await error.problem.response(scope["path"])(scope, receive, send)
             return
         scope["state"]["ticket"] = ticket
         try:
@@ -219,12 +246,12 @@ class Sizes:
                 None,
                 "headers_too_large",
             )
-            await refused.problem.response()(scope, receive, send)
+            await refused.problem.response(scope["path"])(scope, receive, send)
             return
         limit = self._limits.body_bytes
         length = Headers(scope=scope).get("content-length", "")
         if length.isdigit() and int(length[:20]) > limit:
-            await _too_large(limit).problem.response()(scope, receive, send)
+            await _too_large(limit).problem.response(scope["path"])(scope, receive, send)
             return
         deadline = asyncio.get_running_loop().time() + self._limits.body_timeout
         size, complete = 0, False

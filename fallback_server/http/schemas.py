@@ -218,10 +218,14 @@ def _concerning(param: str, message: LiteralString) -> PydanticCustomError:
     return PydanticCustomError("value_error", message, {"param": param})
 
 
+ModelName = Annotated[str | None, Field(min_length=1, max_length=256)]
+"""The model that is asked for; null where the server has only one."""
+
+
 class Common(Strict):
     """What both kinds of completion take; null stands for the default."""
 
-    model: str = Field(min_length=1, max_length=256)
+    model: ModelName = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -303,6 +307,19 @@ class Common(Strict):
         return self
 
 
+class Thinking(Strict):
+    """Whether a model thinks before it answers, as Anthropic's clients and DeepSeek's say it."""
+
+    place = "thinking."
+    type: Literal["enabled", "adaptive", "disabled"]
+    budget_tokens: Annotated[int | None, SILENT] = None
+
+    @property
+    def on(self) -> bool:
+        """Whether thinking is asked for."""
+        return self.type != "disabled"
+
+
 Scalar = bool | int | float | str
 TemplateValue = Scalar | Annotated[list[Scalar], many(MAX_LISTED), few(MAX_LISTED)]
 
@@ -326,6 +343,9 @@ class ChatRequest(Common):
     ) = None
     reasoning_effort: str | None = Field(None, max_length=32)
     verbosity: str | None = Field(None, max_length=32)
+    enable_thinking: bool | None = None
+    think: bool | Annotated[str, Field(max_length=32)] | None = None
+    thinking: bool | Thinking | None = None
     best_of: Annotated[Any, Only((1,))] = None
     add_special_tokens: Annotated[Any, Only((False,))] = None
     chat_template: Annotated[Any, Only()] = None
@@ -385,7 +405,7 @@ class CompletionRequest(Common):
 class EmbeddingRequest(Strict):
     """/v1/embeddings. `pooling` is ours; "model": as the engine does by itself."""
 
-    model: str = Field(min_length=1, max_length=256)
+    model: ModelName = None
     input: Inputs
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = Field(None, ge=1, le=65536)

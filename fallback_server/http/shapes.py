@@ -4,33 +4,46 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from nearfar.edge_runtime.openai.records import TokenLogprob, TopLogprob
 from nearfar.fallback_server.engines.base import Piece, TokenUsage, ToolCall
+from nearfar.fallback_server.http.errors import Problem
+from nearfar.fallback_server.http.streams import DONE, EVENTS, event
 
 Record = dict[str, Any]
 
 
 class Shape(Protocol):
-    """How one kind of response is written."""
+    """How one kind of response is written: as one record, or as a stream of bytes.
 
-    def opening(self, index: int, usage: TokenUsage) -> Record | None:
-        """The first chunk of an answer, if there is one before its text."""
+    A shape belongs to one response, and is told of its pieces in order.
+    """
+
+    media_type: str
+
+    def begin(self, usage: TokenUsage) -> Iterable[bytes]:
+        """What a stream begins with, before its first piece."""
         ...
 
-    def chunk(self, piece: Piece, usage: TokenUsage) -> Record | None:
-        """A piece as a chunk, with the tokens so far; None if it has nothing to say."""
+    def piece(self, piece: Piece, usage: TokenUsage) -> Iterable[bytes]:
+        """A piece as events, with the tokens so far; none if the piece has nothing to say."""
         ...
 
-    def whole(self, pieces: Seq[Piece], choices: int, usage: TokenUsage) -> Record:
+    def end(self, usage: TokenUsage) -> Sequence[bytes]:
+        """The last events of a stream that came to its end: at least one."""
+        ...
+
+    def failed(self, problem: Problem) -> Iterable[bytes]:
+        """The last events of a stream that failed after its beginning."""
+        ...
+
+    def whole(self, pieces: Seq[Piece], usage: TokenUsage) -> Record:
         """All pieces as one response."""
-        ...
-
-    def final(self, usage: TokenUsage) -> Record:
-        """The chunk with the usage that ends a stream."""
         ...
 
 
@@ -63,11 +76,48 @@ class Head:
         return {**made, "usage": _usage(usage) if self.continuous and usage is not None else None}
 
 
-class ChatShape:
-    """Chat completions."""
+class ChunkShape(ABC):
+    """OpenAI's completions: chunks of one kind, then the usage if it was asked for, then [DONE]."""
 
-    def __init__(self, head: Head) -> None:
-        self._head = head
+    media_type = EVENTS
+
+    def __init__(self, head: Head, choices: int) -> None:
+        self._head, self._choices = head, choices
+
+    @abstractmethod
+    def opening(self, index: int, usage: TokenUsage) -> Record | None:
+        """The first chunk of an answer, if there is one before its text."""
+
+    @abstractmethod
+    def chunk(self, piece: Piece, usage: TokenUsage) -> Record | None:
+        """A piece as a chunk, with the tokens so far; None if it has nothing to say."""
+
+    @abstractmethod
+    def final(self, usage: TokenUsage) -> Record:
+        """The chunk with the usage that ends a stream."""
+
+    def begin(self, usage: TokenUsage) -> Iterable[bytes]:
+        """See Shape."""
+        for index in range(self._choices):
+            if (record := self.opening(index, usage)) is not None:
+                yield event(record)
+
+    def piece(self, piece: Piece, usage: TokenUsage) -> Iterable[bytes]:
+        """See Shape."""
+        if (record := self.chunk(piece, usage)) is not None:
+            yield event(record)
+
+    def end(self, usage: TokenUsage) -> Sequence[bytes]:
+        """See Shape."""
+        return (event(self.final(usage)), DONE) if self._head.usage else (DONE,)
+
+    def failed(self, problem: Problem) -> Iterable[bytes]:
+        """See Shape."""
+        yield event(problem.body)
+
+
+class ChatShape(ChunkShape):
+    """Chat completions."""
 
     def opening(self, index: int, usage: TokenUsage) -> Record | None:
         """The role."""
@@ -88,12 +138,12 @@ class ChatShape:
             delta["tool_calls"] = [_call_delta(call) for call in piece.tool_calls]
         choice = {"index": piece.index, "delta": delta, "finish_reason": piece.finish}
         if piece.logprobs:
-            choice["logprobs"] = _content_logprobs(piece.logprobs)
+            choice["logprobs"] = content_logprobs(piece.logprobs)
         return self._chunk(choice, usage)
 
-    def whole(self, pieces: Seq[Piece], choices: int, usage: TokenUsage) -> Record:
-        """All answers."""
-        made = [self._choice(index, of) for index, of in enumerate(_by_index(pieces, choices))]
+    def whole(self, pieces: Seq[Piece], usage: TokenUsage) -> Record:
+        """All answers as one response."""
+        made = [self._choice(index, of) for index, of in enumerate(_by_index(pieces, self._choices))]
         return {**self._head.record("chat.completion", made, False), "usage": _usage(usage)}
 
     def final(self, usage: TokenUsage) -> Record:
@@ -117,18 +167,15 @@ class ChatShape:
             "index": index,
             "message": message,
             "finish_reason": pieces[-1].finish if pieces else "abort",
-            "logprobs": _content_logprobs(logprobs) if logprobs else None,
+            "logprobs": content_logprobs(logprobs) if logprobs else None,
         }
 
     def _chunk(self, choice: Record, usage: TokenUsage) -> Record:
         return self._head.record("chat.completion.chunk", [choice], True, usage)
 
 
-class CompletionShape:
+class CompletionShape(ChunkShape):
     """Plain completions."""
-
-    def __init__(self, head: Head) -> None:
-        self._head = head
 
     def opening(self, index: int, usage: TokenUsage) -> Record | None:
         """There is none."""
@@ -140,9 +187,9 @@ class CompletionShape:
             return None
         return self._head.record("text_completion", [self._choice(piece.index, [piece])], True, usage)
 
-    def whole(self, pieces: Seq[Piece], choices: int, usage: TokenUsage) -> Record:
-        """All texts."""
-        made = [self._choice(index, of) for index, of in enumerate(_by_index(pieces, choices))]
+    def whole(self, pieces: Seq[Piece], usage: TokenUsage) -> Record:
+        """All texts as one response."""
+        made = [self._choice(index, of) for index, of in enumerate(_by_index(pieces, self._choices))]
         return {**self._head.record("text_completion", made, False), "usage": _usage(usage)}
 
     def final(self, usage: TokenUsage) -> Record:
@@ -219,7 +266,7 @@ def merged(deltas: Seq[ToolCall]) -> list[Record]:
     return [whole[index] for index in sorted(whole)]
 
 
-def _content_logprobs(logprobs: Seq[TokenLogprob]) -> Record:
+def content_logprobs(logprobs: Seq[TokenLogprob]) -> Record:
     content = [asdict(item) for item in logprobs]
     for item in content:
         item["logprob"] = _finite(item["logprob"])

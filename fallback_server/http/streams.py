@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -14,6 +14,8 @@ from starlette.types import Receive, Scope, Send
 
 T = TypeVar("T")
 
+EVENTS = "text/event-stream"
+"""The media type of server-sent events."""
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": nothing yet\n\n"
 """What readers of server-sent events skip. To what lies between (nginx, load balancers) it shows that the
@@ -25,9 +27,14 @@ class ClientGoneError(Exception):
     """The client has closed its connection, or was cut off because it reads too slowly."""
 
 
-def event(record: dict[str, Any]) -> bytes:
-    """One server-sent event."""
-    return b"data: " + json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n\n"
+def line(record: Mapping[str, Any]) -> bytes:
+    """A record as one line of JSON, without the line's end."""
+    return json.dumps(record, ensure_ascii=False, allow_nan=False).encode()
+
+
+def event(record: Mapping[str, Any], name: str = "") -> bytes:
+    """One server-sent event; `name`: its type, for APIs that name their events."""
+    return (f"event: {name}\n".encode() if name else b"") + b"data: " + line(record) + b"\n\n"
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -60,12 +67,15 @@ class EventStream(Response):
     How long a client may take nothing is the connection's affair (connections.py).
     """
 
-    media_type = "text/event-stream"
-
     def __init__(
-        self, events: AsyncGenerator[bytes, None], end: Callable[[], Awaitable[None]], keep_alive: float = 0.0
+        self,
+        events: AsyncGenerator[bytes, None],
+        end: Callable[[], Awaitable[None]],
+        keep_alive: float = 0.0,
+        media_type: str = EVENTS,
     ) -> None:
-        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+        super().__init__(media_type=media_type, headers=headers)
         del self.headers["content-length"]
         self._events, self._end, self._keep_alive = events, end, keep_alive
         self._sent = 0.0

@@ -6,7 +6,7 @@ import logging
 from dataclasses import replace
 from inspect import cleandoc
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -19,7 +19,6 @@ from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.local import TextOptions
 from nearfar.fallback_server.engines.opening import KINDS, EngineOptions, check_program
 from nearfar.fallback_server.engines.upstream import KEY_VARIABLE, UpstreamOptions
-from nearfar.fallback_server.http.ignoring import UnknownFields
 from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.fallback_server.ray_engine.options import RayOptions, parse_replicas
 from nearfar.fallback_server.serve import ServeOptions, check_access
@@ -183,15 +182,15 @@ def serve(
         ),
     ] = DEFAULTS.limits_store,
     max_body: Annotated[int, _option("Limits", "--max-body", "Bytes of a request.")] = LIMITS.body_bytes,
-    unknown_fields: Annotated[
-        str,
+    strict_fields: Annotated[
+        bool,
         _option(
             "Limits",
-            "--unknown-fields",
-            "refuse or ignore fields of requests that are not known here; what is ignored is named in the "
-            "header x-nearfar-ignored and in the log.",
+            "--strict-fields",
+            "Refuse unknown fields of requests. Without this they are ignored, and named in the header "
+            "x-nearfar-ignored and in the log.",
         ),
-    ] = DEFAULTS.unknown_fields,
+    ] = DEFAULTS.strict_fields,
     log_format: Annotated[str, _option("Logs", "--log-format", "text or json.")] = DEFAULTS.log_format,
     log_level: Annotated[
         str, _option("Logs", "--log-level", "debug, info, warning, error.")
@@ -204,9 +203,6 @@ def serve(
     """
     if log_format not in ("text", "json"):
         raise RequestError(f"--log-format must be text or json, not {log_format!r}")
-    unknown = next((way for way in get_args(UnknownFields) if way == unknown_fields), None)
-    if unknown is None:
-        raise RequestError(f"--unknown-fields must be refuse or ignore, not {unknown_fields!r}")
     chosen = next((kind for kind in KINDS if kind == engine), None)
     if chosen is None:
         raise RequestError(f"--engine must be one of {', '.join(KINDS)}, not {engine!r}")
@@ -265,7 +261,7 @@ def serve(
         log_level=log_level,
         limits=limits,
         limits_store=limits_store,
-        unknown_fields=unknown,
+        strict_fields=strict_fields,
         engines=engines,
         ray=on_ray if ray else None,
     )

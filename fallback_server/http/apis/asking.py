@@ -1,0 +1,80 @@
+"""What the APIs share: a request of another API becomes a chat completion, and is answered like one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from fastapi import Request
+from pydantic import ValidationError
+
+from nearfar.errors import RequestError
+from nearfar.fallback_server.engines.base import EngineRequest
+from nearfar.fallback_server.http import convert
+from nearfar.fallback_server.http.calls import Service, tenant_of
+from nearfar.fallback_server.http.errors import validation
+from nearfar.fallback_server.http.ignoring import ignored, passes_on
+from nearfar.fallback_server.http.schemas import ChatRequest, CompletionRequest
+
+Record = dict[str, Any]
+
+
+def skip(name: str) -> None:
+    """Leave out what this server has no use for: it is named in the answer's header, and refused where the
+    server is strict. To be called while a request is validated.
+    """
+    found = ignored.get()
+    if found is not None:
+        found.add(name)
+    elif not passes_on.get():
+        raise ValueError(f"{name!r:.80} is not known here; leave it out")
+
+
+def known_of(given: Any, field: str, known: Iterable[str]) -> Any:
+    """A list of objects without those whose `type` is not known here, which are skipped by that name."""
+    if not isinstance(given, list):
+        return given
+    kept = []
+    for item in given:
+        kind = item.get("type") if isinstance(item, dict) else None
+        if isinstance(kind, str) and kind not in known:
+            skip(f"{field}.{kind}")
+        else:
+            kept.append(item)
+    return kept
+
+
+def as_chat(
+    service: Service, request: Request, model: str | None, fields: Mapping[str, Any]
+) -> EngineRequest:
+    """The engine's request for a chat completion with these fields; None stands for what is not given.
+
+    Raises RequestError with the words of a chat completion's field where they do not fit together.
+    """
+    given = {name: value for name, value in fields.items() if value is not None}
+    try:
+        body = ChatRequest.model_validate({**given, "model": model})
+    except ValidationError as error:
+        problem = validation(error.errors())
+        raise RequestError(problem.message, problem.param) from error
+    return asked(service, request, body)
+
+
+def asked(service: Service, request: Request, body: ChatRequest | CompletionRequest) -> EngineRequest:
+    """The engine's request for a completion, of the tenant who asks."""
+    tenant = tenant_of(request)
+    body = body.model_copy(update={"model": service.named(body.model, tenant)})
+    made = convert.chat(body) if isinstance(body, ChatRequest) else convert.completion(body)
+    priority = max(0, tenant.priority) if body.priority is None else body.priority
+    return replace(made, tenant=tenant.within(body.cache_salt), priority=priority)
+
+
+def with_one_system(messages: list[Record]) -> list[Record]:
+    """The messages with their first instructions as one: chat templates take one system message, in front."""
+    spoken = (at for at, m in enumerate(messages) if m["role"] not in ("system", "developer"))
+    count = next(spoken, len(messages))
+    if count < 2 or not all(isinstance(message["content"], str) for message in messages[:count]):
+        return messages
+    text = "\n\n".join(message["content"] for message in messages[:count])
+    return [{"role": "system", "content": text}, *messages[count:]]

@@ -1,0 +1,270 @@
+"""Anthropic's Messages API: what may be asked, as a chat completion.
+
+A message's blocks become messages of a chat: results of tools come before the user's words beside them; what
+the model thought and its calls stand in the model's message. Tools that only
+Anthropic's servers run are skipped.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from nearfar.fallback_server.http.apis.asking import Record, known_of, with_one_system
+from nearfar.fallback_server.http.fields import (
+    MAX_PARTS,
+    SILENT,
+    AnyJson,
+    JsonObject,
+    Name,
+    Stop,
+    Strict,
+    few,
+    many,
+)
+from nearfar.fallback_server.http.schemas import MAX_MESSAGES, ModelName, Thinking
+from nearfar.format.requests import MAX_STOPS, MAX_TOOLS
+
+BLOCKS = ("text", "image", "document", "tool_use", "tool_result", "thinking", "redacted_thinking")
+
+
+class Block(Strict):
+    """A block of a message. Which fields there must be depends on its type."""
+
+    place = "messages.content."
+    type: Annotated[str, Field(max_length=64)]
+    text: str | None = None
+    thinking: str | None = None
+    signature: Annotated[str | None, SILENT] = None
+    data: Annotated[str | None, SILENT] = None
+    id: Annotated[str, Field(max_length=128)] | None = None
+    name: Name | None = None
+    input: AnyJson = None
+    tool_use_id: Annotated[str, Field(max_length=128)] | None = None
+    content: str | Annotated[list[Block], many(MAX_PARTS), few(MAX_PARTS)] | None = None
+    is_error: bool | None = None
+    source: Any = None
+    citations: Annotated[Any, SILENT] = None
+    cache_control: Annotated[Any, SILENT] = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _readable(cls, given: Any) -> Any:
+        return known_of(given, "messages.content", BLOCKS)
+
+    @model_validator(mode="after")
+    def _complete(self) -> Block:
+        needs = {
+            "text": ("text",), "tool_use": ("id", "name", "input"), "tool_result": ("tool_use_id",),
+            "image": ("source",),
+        }.get(self.type, ())  # fmt: skip
+        for name in needs:
+            if getattr(self, name) is None:
+                raise ValueError(f"a block of type {self.type!r} needs the field {name!r}")
+        if self.type == "document":
+            raise ValueError("documents are not read here: send their text")
+        return self
+
+    @property
+    def chat(self) -> Record:
+        """The block as a part of a chat's message; a chat's own checks refuse images."""
+        if self.type == "text":
+            return {"type": "text", "text": self.text}
+        source = self.source if isinstance(self.source, dict) else {}
+        url = source.get("url") or f"data:{source.get('media_type')};base64,{source.get('data')}"
+        return {"type": "image_url", "image_url": {"url": url}}
+
+
+Blocks = Annotated[list[Block], many(MAX_PARTS), few(MAX_PARTS)]
+
+
+class InputMessage(Strict):
+    """A turn of the conversation."""
+
+    place = "messages."
+    role: Literal["user", "assistant", "system"]
+    content: str | Blocks
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _readable(cls, given: Any) -> Any:
+        return known_of(given, "messages.content", BLOCKS)
+
+
+class SystemBlock(Strict):
+    """A part of the system prompt."""
+
+    place = "system."
+    type: Literal["text"]
+    text: str
+    citations: Annotated[Any, SILENT] = None
+    cache_control: Annotated[Any, SILENT] = None
+
+
+class CustomTool(Strict):
+    """A function that may be called."""
+
+    place = "tools."
+    type: Literal["custom"] | None = None
+    name: Name
+    description: str | None = None
+    input_schema: JsonObject
+    strict: bool | None = None
+    cache_control: Annotated[Any, SILENT] = None
+
+    @property
+    def chat(self) -> Record:
+        """The tool as a chat completion has it."""
+        given = {"description": self.description, "strict": self.strict}
+        set_ = {name: value for name, value in given.items() if value is not None}
+        return {"type": "function", "function": {"name": self.name, "parameters": self.input_schema, **set_}}
+
+
+class Choice(Strict):
+    """Whether tools may, must or must not be called."""
+
+    place = "tool_choice."
+    type: Literal["auto", "any", "tool", "none"]
+    name: Name | None = None
+    disable_parallel_tool_use: bool | None = None
+
+    @model_validator(mode="after")
+    def _named(self) -> Choice:
+        if self.type == "tool" and self.name is None:
+            raise ValueError("type 'tool' needs the field 'name'")
+        return self
+
+
+class OutputFormat(Strict):
+    """The schema of the answer."""
+
+    place = "output_config.format."
+    type: Literal["json_schema"]
+    schema_: JsonObject = Field(alias="schema")
+    name: Name | None = None
+
+    @property
+    def chat(self) -> Record:
+        """The format as a chat completion has it."""
+        return {
+            "type": "json_schema", "json_schema": {"name": self.name or "answer", "schema": self.schema_}
+        }  # fmt: skip
+
+
+class OutputConfig(Strict):
+    """How much to think, and what the answer must be."""
+
+    place = "output_config."
+    effort: Annotated[str, Field(max_length=32)] | None = None
+    format: OutputFormat | None = None
+
+
+class CountRequest(Strict):
+    """/v1/messages/count_tokens."""
+
+    model: ModelName = None
+    messages: Annotated[list[InputMessage], many(MAX_MESSAGES, 1), few(MAX_MESSAGES)]
+    system: str | Annotated[list[SystemBlock], many(MAX_PARTS), few(MAX_PARTS)] | None = None
+    tools: Annotated[list[CustomTool], many(MAX_TOOLS), few(MAX_TOOLS)] | None = None
+    tool_choice: Choice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    cache_control: Annotated[Any, SILENT] = None
+
+    @field_validator("tools", mode="before")
+    @classmethod
+    def _runnable(cls, given: Any) -> Any:
+        return known_of(given, "tools", ("custom",))
+
+
+class MessageRequest(CountRequest):
+    """/v1/messages."""
+
+    max_tokens: int = Field(ge=1, le=2**31 - 1)
+    stream: bool | None = None
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
+    stop_sequences: Annotated[list[Stop], many(MAX_STOPS), few(MAX_STOPS)] | None = None
+    metadata: Annotated[Any, SILENT] = None
+    service_tier: Annotated[Any, SILENT] = None
+
+
+def chat_of(body: CountRequest) -> Record:
+    """The fields of a chat completion."""
+    choice, config = body.tool_choice, body.output_config or OutputConfig()
+    form = config.format or body.output_format
+    made: Record = {
+        "messages": with_one_system([*_system(body.system), *messages_of(body.messages)]),
+        "tools": [tool.chat for tool in body.tools or ()] or None,
+        "response_format": form.chat if form is not None else None,
+        "thinking": body.thinking.model_dump(exclude_none=True) if body.thinking is not None else None,
+        "reasoning_effort": config.effort,
+    }
+    if choice is not None and body.tools:
+        named = {"type": "function", "function": {"name": choice.name}}
+        made["tool_choice"] = {"any": "required", "tool": named}.get(choice.type, choice.type)
+        made["parallel_tool_calls"] = False if choice.disable_parallel_tool_use else None
+    if isinstance(body, MessageRequest):
+        made |= {name: getattr(body, name) for name in ("temperature", "top_p", "top_k", "stream")}
+        made |= {"max_completion_tokens": body.max_tokens, "stop": body.stop_sequences or None}
+    if body.messages[-1].role == "assistant" and body.messages[-1].content:
+        made["continue_final_message"] = True  # Anthropic's way to begin an answer
+    return made
+
+
+def _system(given: str | list[SystemBlock] | None) -> list[Record]:
+    texts = [given] if isinstance(given, str) else [block.text for block in given or ()]
+    return [{"role": "system", "content": "\n\n".join(texts)}] if any(texts) else []
+
+
+def messages_of(given: list[InputMessage]) -> list[Record]:
+    """The messages of a chat that turns make."""
+    made: list[Record] = []
+    for message in given:
+        blocks = message.content
+        if isinstance(blocks, str):
+            made.append({"role": message.role, "content": blocks})
+        elif message.role == "assistant":
+            made.append(_assistant(blocks))
+        else:
+            made += [_result(block) for block in blocks if block.type == "tool_result"]
+            if said := [block for block in blocks if block.type in ("text", "image")]:
+                made.append({"role": message.role, "content": _content(said)})
+    return made
+
+
+def _content(blocks: list[Block]) -> str | list[Record]:
+    """Text and images as the content of a message: one text where there is nothing else."""
+    if all(block.type == "text" for block in blocks):
+        return "\n".join(block.text or "" for block in blocks)
+    return [block.chat for block in blocks]
+
+
+def _assistant(blocks: list[Block]) -> Record:
+    thoughts = "".join(block.thinking or "" for block in blocks if block.type == "thinking")
+    text = "".join(block.text or "" for block in blocks if block.type == "text")
+    calls = [
+        {
+            "id": block.id, "type": "function",
+            "function": {"name": block.name, "arguments": json.dumps(block.input, ensure_ascii=False)},
+        }
+        for block in blocks if block.type == "tool_use"
+    ]  # fmt: skip
+    given = {"reasoning_content": thoughts or None, "tool_calls": calls or None}
+    return {
+        "role": "assistant", "content": text or (None if calls else ""),
+        **{name: value for name, value in given.items() if value is not None},
+    }  # fmt: skip
+
+
+def _result(block: Block) -> Record:
+    """What a call gave. That it failed stands in front of its text: a chat has no field for it."""
+    inner = block.content
+    content = inner if isinstance(inner, str) else _content(list(inner or ()))
+    if block.is_error and isinstance(content, str):
+        content = content if content.lower().startswith("error") else f"Error: {content}"
+    return {"role": "tool", "tool_call_id": block.tool_use_id, "content": content}

@@ -1,0 +1,32 @@
+"""The routes of Anthropic's Messages API."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from nearfar.fallback_server.engines.base import Prepared
+from nearfar.fallback_server.http.apis.asking import Record, as_chat
+from nearfar.fallback_server.http.apis.messages import CountRequest, MessageRequest, chat_of
+from nearfar.fallback_server.http.apis.messages_shape import MessageShape
+from nearfar.fallback_server.http.calls import Call, Service
+
+
+def add(api: APIRouter, service: Service) -> None:
+    """Add the routes to /v1."""
+
+    @api.post("/messages", response_model=None)
+    async def create(body: MessageRequest, request: Request) -> Response:
+        """Answer a conversation."""
+        wanted = as_chat(service, request, body.model, chat_of(body))
+        return await Call(service, request, wanted).respond(MessageShape(wanted.model), bool(body.stream))
+
+    @api.post("/messages/count_tokens", response_model=None)
+    async def count(body: CountRequest, request: Request) -> Response:
+        """Count the tokens of a conversation."""
+        wanted = as_chat(service, request, body.model, chat_of(body))
+
+        async def told(prepared: Prepared) -> Record:
+            return {"input_tokens": prepared.prompt_tokens}
+
+        return await Call(service, request, wanted).count(told)

@@ -1,0 +1,161 @@
+"""The routes of Ollama's API, for clients that speak nothing else. Models are loaded when the server starts:
+there is nothing to pull, to create or to delete.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from nearfar import __version__
+from nearfar.fallback_server.engines.base import ModelInfo
+from nearfar.fallback_server.http.apis.asking import Record, as_chat, asked
+from nearfar.fallback_server.http.apis.ollama import (
+    ChatBody,
+    EmbedBody,
+    EmbeddingsBody,
+    GenerateBody,
+    NamedBody,
+)
+from nearfar.fallback_server.http.apis.ollama_shape import OllamaShape, now
+from nearfar.fallback_server.http.calls import Call, Service, tenant_of
+from nearfar.fallback_server.http.embedding import EmbeddingShape, embedding
+from nearfar.fallback_server.http.errors import ApiError
+from nearfar.fallback_server.http.schemas import CompletionRequest, EmbeddingRequest
+
+LATEST = ":latest"
+"""The tag that Ollama's clients add to a name without one."""
+
+
+def add(api: APIRouter, service: Service) -> None:
+    """Add the routes to /api."""
+
+    @api.post("/chat", response_model=None)
+    async def chat(body: ChatBody, request: Request) -> Response:
+        """Answer a conversation."""
+        if not body.messages:  # what a client asks to have a model loaded
+            return _loaded(service, request, body.model)
+        wanted = as_chat(service, request, _name(service, request, body.model), body.chat)
+        shape = OllamaShape(wanted.model, chat=True)
+        return await Call(service, request, wanted).respond(shape, body.stream is not False)
+
+    @api.post("/generate", response_model=None)
+    async def generate(body: GenerateBody, request: Request) -> Response:
+        """Answer one question, or continue a text as it is (`raw`)."""
+        model = _name(service, request, body.model)
+        if not body.prompt:
+            return _loaded(service, request, body.model)
+        if body.raw:
+            fields = {name: value for name, value in body.fields().items() if value is not None}
+            limit = fields.pop("max_completion_tokens", 2**31 - 1)
+            fields.pop("think", None)
+            given = {**fields, "prompt": body.prompt, "max_tokens": limit, "model": model}
+            wanted = asked(service, request, CompletionRequest.model_validate(given))
+        else:
+            wanted = as_chat(service, request, model, body.chat)
+        shape = OllamaShape(wanted.model, chat=False)
+        return await Call(service, request, wanted).respond(shape, body.stream is not False)
+
+    @api.post("/embed", response_model=None)
+    async def embed(body: EmbedBody, request: Request) -> Response:
+        """Vectors of one or several texts."""
+        started = time.monotonic_ns()
+        shape = EmbeddingShape("", False, body.dimensions, normalize=not service.engine.passes_on)
+        name = _name(service, request, body.model)
+        given = EmbeddingRequest(model=name, input=body.input, dimensions=body.dimensions)
+        return await _vectors(service, request, given, shape, started)
+
+    @api.post("/embeddings", response_model=None)
+    async def embeddings(body: EmbeddingsBody, request: Request) -> Response:
+        """A vector of one text."""
+        name = _name(service, request, body.model)
+        shape = EmbeddingShape("", normalize=not service.engine.passes_on)
+        given = EmbeddingRequest(model=name, input=body.prompt)
+        return await _vectors(service, request, given, shape, None)
+
+    @api.get("/tags", response_model=None)
+    async def tags(request: Request) -> Record:
+        """The models that can be asked for."""
+        return {"models": [_listed(info) for info in _visible(service, request)]}
+
+    @api.get("/ps", response_model=None)
+    async def running(request: Request) -> Record:
+        """The models that are loaded: all that can be asked for."""
+        listed = [_listed(info) for info in _visible(service, request)]
+        return {"models": [{**each, "size_vram": 0, "expires_at": now()} for each in listed]}
+
+    @api.post("/show", response_model=None)
+    async def show(body: NamedBody, request: Request) -> Record:
+        """What is known of a model."""
+        name = _name(service, request, body.model or body.name)
+        found = next((info for info in _visible(service, request) if info.id == name), None)
+        if found is None:
+            raise ApiError(404, f"there is no model {name!r:.100}", "model", "model_not_found")
+        length = {"nearfar.context_length": found.context_length} if found.context_length else {}
+        return {
+            "modelfile": "", "parameters": "", "template": "", "details": _details(),
+            "model_info": {"general.architecture": "nearfar", **length},
+            "capabilities": ["completion", "tools"],
+        }  # fmt: skip
+
+    @api.get("/version", response_model=None)
+    async def version() -> Record:
+        """The version of this server."""
+        return {"version": __version__}
+
+
+async def _vectors(
+    service: Service, request: Request, body: EmbeddingRequest, shape: EmbeddingShape, started: int | None
+) -> Response:
+    """The vectors in Ollama's shape. `started`: None for the older form with one vector."""
+    tenant = tenant_of(request)
+    wanted = replace(embedding(body), tenant=tenant, priority=max(0, tenant.priority))
+
+    def told(record: Record) -> Record:
+        vectors = [item["embedding"] for item in record["data"]]
+        if started is None:
+            return {"embedding": vectors[0]}
+        return {
+            "model": wanted.model, "embeddings": vectors, "total_duration": time.monotonic_ns() - started,
+            "load_duration": 0, "prompt_eval_count": record["usage"]["prompt_tokens"],
+        }  # fmt: skip
+
+    return await Call(service, request, wanted).embed(shape, told)
+
+
+def _visible(service: Service, request: Request) -> list[ModelInfo]:
+    tenant = tenant_of(request)
+    return [info for info in service.engine.models() if tenant.allows(info.id)]
+
+
+def _name(service: Service, request: Request, given: str | None) -> str:
+    """The model that is meant: by its name, with Ollama's tag or without."""
+    model = service.named(given, tenant_of(request))
+    known = {info.id for info in _visible(service, request)}
+    bare = model.removesuffix(LATEST)
+    return bare if model not in known and bare in known else model
+
+
+def _loaded(service: Service, request: Request, given: str | None) -> Response:
+    """The answer to a request that only asks to have a model loaded."""
+    name = _name(service, request, given)
+    said = {"role": "assistant", "content": ""}
+    record = {"model": name, "created_at": now(), "message": said, "response": "", "done": True}
+    return JSONResponse({**record, "done_reason": "load"})
+
+
+def _listed(info: ModelInfo) -> Record:
+    return {
+        "name": info.id, "model": info.id, "modified_at": now(), "size": 0, "digest": "",
+        "details": _details(),
+    }  # fmt: skip
+
+
+def _details() -> Record:
+    return {
+        "parent_model": "", "format": "nearfar", "family": "", "families": [], "parameter_size": "",
+        "quantization_level": "",
+    }  # fmt: skip

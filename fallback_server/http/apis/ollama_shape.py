@@ -1,0 +1,114 @@
+"""Ollama's API: how an answer is written, as one record and as lines of JSON."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+from nearfar.fallback_server.engines.base import FinishReason, Piece, TokenUsage, ToolCall
+from nearfar.fallback_server.http.errors import OLLAMA, Problem
+from nearfar.fallback_server.http.shapes import Record
+from nearfar.fallback_server.http.streams import line
+
+NDJSON = "application/x-ndjson"
+_DONE: dict[FinishReason, str] = {"length": "length"}
+
+
+class OllamaShape:
+    """An answer of /api/chat, or of /api/generate where `chat` is false.
+
+    Calls are told whole: Ollama's clients read their arguments as an object.
+    """
+
+    media_type = NDJSON
+
+    def __init__(self, model: str, *, chat: bool) -> None:
+        self._model, self._chat = model, chat
+        self._started = time.monotonic_ns()
+        self._first = 0
+        self._calls: dict[int, ToolCall] = {}
+        self._finish: FinishReason = "stop"
+
+    def begin(self, usage: TokenUsage) -> Iterable[bytes]:
+        """See Shape."""
+        return ()
+
+    def piece(self, piece: Piece, usage: TokenUsage) -> Iterable[bytes]:
+        """See Shape."""
+        self._take(piece)
+        if piece.text or piece.reasoning:
+            yield self._line({**self._head(), **self._said(piece.text, piece.reasoning), "done": False})
+
+    def end(self, usage: TokenUsage) -> Sequence[bytes]:
+        """See Shape."""
+        calls = [{**self._head(), **self._said("", "", self._whole_calls()), "done": False}]
+        lines = [self._line(record) for record in (calls if self._calls else ())]
+        return [*lines, self._line({**self._head(), **self._said("", ""), **self._figures(usage)})]
+
+    def failed(self, problem: Problem) -> Iterable[bytes]:
+        """See Shape."""
+        yield self._line(problem.told(OLLAMA))
+
+    def whole(self, pieces: Sequence[Piece], usage: TokenUsage) -> Record:
+        """See Shape."""
+        for piece in pieces:
+            self._take(piece)
+        text, thought = "".join(p.text for p in pieces), "".join(p.reasoning for p in pieces)
+        return {**self._head(), **self._said(text, thought, self._whole_calls()), **self._figures(usage)}
+
+    def _take(self, piece: Piece) -> None:
+        self._first = self._first or time.monotonic_ns()
+        for call in piece.tool_calls:
+            before = self._calls.get(call.index)
+            self._calls[call.index] = (
+                call
+                if before is None
+                else ToolCall(call.index, before.id, before.name, before.arguments + call.arguments)
+            )
+        self._finish = piece.finish or self._finish
+
+    def _whole_calls(self) -> list[Record]:
+        made: list[Record] = []
+        for index, call in sorted(self._calls.items()):
+            try:
+                arguments = json.loads(call.arguments or "{}")
+            except ValueError:  # num_predict cut the call
+                continue
+            function = {"index": index, "name": call.name, "arguments": arguments}
+            made.append({"id": call.id, "function": function})
+        return made
+
+    def _head(self) -> Record:
+        return {"model": self._model, "created_at": now()}
+
+    def _said(self, text: str, thought: str, calls: Sequence[Record] = ()) -> Record:
+        thinking = {"thinking": thought} if thought else {}
+        if not self._chat:
+            return {"response": text, **thinking}
+        called = {"tool_calls": list(calls)} if calls else {}
+        return {"message": {"role": "assistant", "content": text, **thinking, **called}}
+
+    def _figures(self, usage: TokenUsage) -> Record:
+        ended = time.monotonic_ns()
+        first = self._first or ended
+        return {
+            "done": True,
+            "done_reason": _DONE.get(self._finish, "stop"),
+            "total_duration": ended - self._started,
+            "load_duration": 0,
+            "prompt_eval_count": usage.prompt,
+            "prompt_eval_duration": first - self._started,
+            "eval_count": usage.completion,
+            "eval_duration": ended - first,
+        }
+
+    @staticmethod
+    def _line(record: Record) -> bytes:
+        return line(record) + b"\n"
+
+
+def now() -> str:
+    """The time as Ollama writes it."""
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")

@@ -1,0 +1,88 @@
+"""Tokens of a text or a conversation, and back: /tokenize and /detokenize, in vLLM's shapes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import model_validator
+
+from nearfar.errors import RequestError
+from nearfar.fallback_server.engines.base import Prepared
+from nearfar.fallback_server.http.apis.asking import Record, as_chat, asked
+from nearfar.fallback_server.http.calls import Call, Service, tenant_of
+from nearfar.fallback_server.http.errors import ApiError
+from nearfar.fallback_server.http.fields import MAX_PROMPT_TOKENS, Only, Strict, TokenId, few, many
+from nearfar.fallback_server.http.schemas import (
+    MAX_MESSAGES,
+    CompletionRequest,
+    Message,
+    ModelName,
+    TemplateValue,
+    Tool,
+)
+from nearfar.format.requests import MAX_TOOLS
+
+
+class TokenizeRequest(Strict):
+    """/tokenize: a text (`prompt`), or a conversation (`messages`) as the chat template writes it."""
+
+    model: ModelName = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], many(MAX_MESSAGES, 1), few(MAX_MESSAGES)] | None = None
+    tools: Annotated[list[Tool], many(MAX_TOOLS), few(MAX_TOOLS)] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+    add_special_tokens: Annotated[object, Only((True, False))] = None
+    return_token_strs: bool | None = None
+    chat_template_kwargs: dict[str, TemplateValue] | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> TokenizeRequest:
+        if (self.prompt is None) == (self.messages is None):
+            raise ValueError("give one of prompt and messages")
+        return self
+
+
+class DetokenizeRequest(Strict):
+    """/detokenize."""
+
+    model: ModelName = None
+    tokens: Annotated[list[TokenId], many(MAX_PROMPT_TOKENS), few(MAX_PROMPT_TOKENS)]
+
+
+def add(api: APIRouter, service: Service) -> None:
+    """Add the routes to /v1."""
+
+    @api.post("/tokenize", response_model=None)
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
+        """The tokens of a text or of a conversation."""
+        if body.messages is not None:
+            dumped = body.model_dump(exclude_none=True, by_alias=True)
+            names = ("messages", "tools", "continue_final_message", "chat_template_kwargs")
+            wanted = as_chat(service, request, body.model, {name: dumped.get(name) for name in names})
+        else:
+            wanted = asked(service, request, CompletionRequest(model=body.model, prompt=body.prompt or ""))
+        length = next((i.context_length for i in service.engine.models() if i.id == wanted.model), 0)
+
+        async def told(prepared: Prepared) -> Record:
+            if not prepared.prompts:
+                raise RequestError("this server has no tokenizer: ask the server that computes the model")
+            (tokens,) = prepared.prompts
+            each = [[token] for token in tokens]
+            strings = await service.engine.texts_of(each) if body.return_token_strs else None
+            return {
+                "count": len(tokens), "max_model_len": length, "tokens": list(tokens), "token_strs": strings
+            }  # fmt: skip
+
+        return await Call(service, request, wanted).count(told)
+
+    @api.post("/detokenize", response_model=None)
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Record:
+        """The text of tokens."""
+        model = service.named(body.model, tenant_of(request))
+        if model not in {info.id for info in service.engine.models()}:
+            raise ApiError(404, f"there is no model {model!r:.100}", "model", "model_not_found")
+        (text,) = await service.engine.texts_of([body.tokens])
+        return {"prompt": text}
