@@ -9,12 +9,8 @@ from typing import Any, cast
 
 from nearfar.edge_runtime import AsyncEngine
 from nearfar.edge_runtime.grammars.compiler import available
-from nearfar.edge_runtime.openai.parameters import (
-    ChatParams,
-    CommonParams,
-    checked_messages,
-    template_variables,
-)
+from nearfar.edge_runtime.openai.messages import checked_messages
+from nearfar.edge_runtime.openai.parameters import ChatParams, CommonParams, template_variables
 from nearfar.edge_runtime.openai.prompts import ChatEncoder
 from nearfar.edge_runtime.openai.records import ChatCompletionChunk
 from nearfar.edge_runtime.openai.stream import AsyncStream

@@ -6,16 +6,17 @@ from collections.abc import AsyncGenerator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import aclosing
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
 from nearfar.edge_runtime.openai.answers import Piece, merge
 from nearfar.edge_runtime.openai.context import check_policy, fit_context
+from nearfar.edge_runtime.openai.loaded import Loaded
+from nearfar.edge_runtime.openai.messages import checked_messages
 from nearfar.edge_runtime.openai.parameters import (
     ChatParams,
     asked_grammar,
     chat_sampling,
     check_model,
-    checked_messages,
     choices,
     continues_last,
     include_usage,
@@ -42,21 +43,18 @@ from nearfar.edge_runtime.tools.asking import answer_grammar, offered
 from nearfar.edge_runtime.tools.parts import PartReader
 from nearfar.edge_runtime.tools.reading import AnswerReader
 
-if TYPE_CHECKING:
-    from nearfar.edge_runtime.openai.api import AsyncEngine
-
 
 class Chat:
     """`engine.chat`."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: Loaded) -> None:
         self.completions = ChatCompletions(engine)
 
 
 class ChatCompletions:
     """`engine.chat.completions`."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: Loaded) -> None:
         self._engine = engine
 
     @overload

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from collections.abc import Sequence as Seq
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Literal, Unpack, overload
+from typing import Literal, Unpack, overload
 
 from nearfar.edge_runtime.openai.answers import Piece, merge
 from nearfar.edge_runtime.openai.context import Fitted
+from nearfar.edge_runtime.openai.loaded import Loaded
 from nearfar.edge_runtime.openai.parameters import (
     CompletionParams,
     Echo,
@@ -26,14 +27,11 @@ from nearfar.edge_runtime.openai.response import Response
 from nearfar.edge_runtime.openai.stream import AsyncStream
 from nearfar.edge_runtime.text.beside import beside
 
-if TYPE_CHECKING:
-    from nearfar.edge_runtime.openai.api import AsyncEngine
-
 
 class Completions:
     """`engine.completions`."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: Loaded) -> None:
         self._engine = engine
 
     @overload

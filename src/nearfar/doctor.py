@@ -18,7 +18,7 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
-from nearfar import __version__
+from nearfar.version import __version__
 
 State = Literal["ok", "missing", "wrong"]
 
