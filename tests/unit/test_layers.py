@@ -22,18 +22,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "routing": {"edge_runtime", "remote"},
 }
 SHARED = {
+    "checkpoint_files",
+    "children",
     "errors",
     "folders",
     "hosts",
     "hub",
-    "hub_reach",
     "interruptible",
+    "machine",
     "paths",
     "pooling",
+    "processors",
     "room",
     "strict_json",
+    "suggestions",
+    "version",
 }
-SHARED |= {"checkpoint_files", "children", "machine", "pooling", "processors", "suggestions", "version"}
 """Modules of the package itself that every part may import."""
 
 

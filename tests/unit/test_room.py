@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from nearfar import hub_transfer
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.build.weights.hub import download
 from nearfar.errors import BuildError, CheckpointError
 from nearfar.fallback_server.engines.opening import LOOKED_AT, EngineOptions, open_engine
+from nearfar.hub import transfer as hub_transfer
 from nearfar.room import lacking
 from tests.shared_data import shared_data
 from tests.support.hub import hub, talk_to

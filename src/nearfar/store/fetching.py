@@ -22,7 +22,7 @@ from nearfar.edge_runtime.artifact.reader import Artifact, Expected
 from nearfar.errors import ArtifactError, StoreError
 from nearfar.folders import HOME
 from nearfar.format.manifest import LISTING
-from nearfar.hub_reach import cause_of
+from nearfar.hub.reach import cause_of
 from nearfar.interruptible import Stopped, side_by_side
 from nearfar.room import lacking
 
