@@ -24,6 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 SHARED = {
     "checkpoint_files",
     "children",
+    "downloads",
     "errors",
     "folders",
     "hosts",

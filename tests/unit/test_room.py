@@ -13,9 +13,9 @@ import pytest
 
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.build.weights.hub import download
+from nearfar.downloads import Receiver
 from nearfar.errors import BuildError, CheckpointError
 from nearfar.fallback_server.engines.opening import LOOKED_AT, EngineOptions, open_engine
-from nearfar.hub import transfer as hub_transfer
 from nearfar.room import lacking
 from tests.shared_data import shared_data
 from tests.support.hub import hub, talk_to
@@ -70,7 +70,7 @@ def test_a_download_asks_for_what_the_cache_lacks(
         assert at.fetched() <= set(LOOKED_AT)  # by which what cannot be served is refused first
         free(50_000_000)
         with monkeypatch.context() as full:
-            full.setattr(hub_transfer.Transfer, "_receive", no_room)
+            full.setattr(Receiver, "receive", no_room)
             with pytest.raises(
                 CheckpointError,
                 match=r"cannot be written: No space left on device\. Free some space, or let HF_",
