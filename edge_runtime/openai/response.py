@@ -12,9 +12,10 @@ from typing import Any
 
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.grammars import Grammar
-from nearfar.edge_runtime.openai.answers import Answer, Piece, joined, merge
+from nearfar.edge_runtime.openai.answers import Answer, merge
 from nearfar.edge_runtime.openai.context import Fitted
 from nearfar.edge_runtime.openai.loaded import Loaded
+from nearfar.edge_runtime.openai.pieces import Piece, joined
 from nearfar.edge_runtime.openai.records import PromptTokensDetails, Usage
 from nearfar.edge_runtime.tools.parts import PartReader
 

@@ -17,7 +17,6 @@ import pytest
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.addresses import BLOCK, BLOCKS, Address, AddressBook
 from nearfar.fallback_server.engines.base import TokenUsage
-from nearfar.fallback_server.engines.relay import to_piece
 from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
 from nearfar.fallback_server.http.app import AppOptions
 from nearfar.fallback_server.http.errors import problem_of
@@ -168,8 +167,8 @@ def test_tool_calls_that_come_in_parts_are_put_together() -> None:
         {"tool_calls": [{"index": 0, "function": {"arguments": " 1}"}}]},
         {"reasoning_content": "hm"},
     ]
-    pieces = [to_piece(read_part({"index": 0, "delta": delta}, chat=True)) for delta in deltas]
-    pieces.append(to_piece(read_part({"index": 0, "delta": {}, "finish_reason": "tool_calls"}, chat=True)))
+    pieces = [read_part({"index": 0, "delta": delta}, chat=True) for delta in deltas]
+    pieces.append(read_part({"index": 0, "delta": {}, "finish_reason": "tool_calls"}, chat=True))
     shape = ChatShape(Head("id", "m"))
     whole = shape.whole(pieces, 1, TokenUsage(1))["choices"][0]
     assert whole["finish_reason"] == "tool_calls"
@@ -228,7 +227,7 @@ def test_what_an_upstream_says_of_a_wrong_request_is_kept(
 )
 def test_why_an_upstreams_answer_ended_is_kept(finish: str, told: str) -> None:
     choice = {"index": 0, "delta": {"content": "a"}, "finish_reason": finish}
-    assert to_piece(read_part(choice, chat=True)).finish == told
+    assert read_part(choice, chat=True).finish == told
 
 
 def test_leaving_is_passed_on(fleet: Fleet) -> None:
