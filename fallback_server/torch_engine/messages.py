@@ -159,7 +159,7 @@ def receive(source: framing.Source) -> ToWorker | None:
 
 
 async def read(reader: asyncio.StreamReader) -> FromWorker | None:
-    """The same on an event loop."""
+    """Read one message on an event loop; None where the worker is gone."""
     body = await framing.read(reader)
     message: FromWorker | None = None if body is None else pickle.loads(body)
     return message
