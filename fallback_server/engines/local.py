@@ -31,7 +31,7 @@ from nearfar.fallback_server.engines.hints import followed
 from nearfar.fallback_server.sandbox import ChildPool, ChildSpec
 from nearfar.fallback_server.tenants import Shares
 from nearfar.format.answers import AnswerFormat, Marks
-from nearfar.format.manifest import plain
+from nearfar.format.conversion import plain
 from nearfar.pooling import pooling_of
 
 

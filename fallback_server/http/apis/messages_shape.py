@@ -7,7 +7,10 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from nearfar.fallback_server.engines.base import FinishReason, Piece, TokenUsage, ToolCall
+from nearfar.edge_runtime.openai.pieces import Piece
+from nearfar.edge_runtime.openai.records import FinishReason
+from nearfar.edge_runtime.tools.parts import CallPart
+from nearfar.fallback_server.engines.base import TokenUsage
 from nearfar.fallback_server.http.errors import MESSAGES, Problem
 from nearfar.fallback_server.http.shapes import Record
 from nearfar.fallback_server.http.streams import EVENTS, event
@@ -88,7 +91,7 @@ class MessageShape:
         self._blocks[-1][kind] += text
         yield self._delta({"type": f"{kind}_delta", kind: text})
 
-    def _called(self, call: ToolCall) -> Iterator[tuple[str, Record]]:
+    def _called(self, call: CallPart) -> Iterator[tuple[str, Record]]:
         if call.id:
             yield from self._closed()
             yield from self._begun({"type": "tool_use", "id": call.id, "name": call.name, "input": {}})

@@ -7,7 +7,10 @@ import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
-from nearfar.fallback_server.engines.base import FinishReason, Piece, TokenUsage, ToolCall
+from nearfar.edge_runtime.openai.pieces import Piece, whole_calls
+from nearfar.edge_runtime.openai.records import FinishReason
+from nearfar.edge_runtime.tools.parts import CallPart
+from nearfar.fallback_server.engines.base import TokenUsage
 from nearfar.fallback_server.http.errors import OLLAMA, Problem
 from nearfar.fallback_server.http.shapes import Record
 from nearfar.fallback_server.http.streams import line
@@ -28,7 +31,7 @@ class OllamaShape:
         self._model, self._chat = model, chat
         self._started = time.monotonic_ns()
         self._first = 0
-        self._calls: dict[int, ToolCall] = {}
+        self._calls: list[CallPart] = []
         self._finish: FinishReason = "stop"
 
     def begin(self, usage: TokenUsage) -> Iterable[bytes]:
@@ -60,23 +63,17 @@ class OllamaShape:
 
     def _take(self, piece: Piece) -> None:
         self._first = self._first or time.monotonic_ns()
-        for call in piece.tool_calls:
-            before = self._calls.get(call.index)
-            self._calls[call.index] = (
-                call
-                if before is None
-                else ToolCall(call.index, before.id, before.name, before.arguments + call.arguments)
-            )
+        self._calls += piece.tool_calls
         self._finish = piece.finish or self._finish
 
     def _whole_calls(self) -> list[Record]:
         made: list[Record] = []
-        for index, call in sorted(self._calls.items()):
+        for call in whole_calls(self._calls):
             try:
                 arguments = json.loads(call.arguments or "{}")
             except ValueError:  # num_predict cut the call
                 continue
-            function = {"index": index, "name": call.name, "arguments": arguments}
+            function = {"index": call.index, "name": call.name, "arguments": arguments}
             made.append({"id": call.id, "function": function})
         return made
 

@@ -12,7 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from nearfar.fallback_server.engines.base import FinishReason, Piece, TokenUsage, ToolCall
+from nearfar.edge_runtime.openai.pieces import Piece
+from nearfar.edge_runtime.openai.records import FinishReason
+from nearfar.edge_runtime.tools.parts import CallPart
+from nearfar.fallback_server.engines.base import TokenUsage
 from nearfar.fallback_server.http.apis.responses import ResponseRequest
 from nearfar.fallback_server.http.errors import Problem
 from nearfar.fallback_server.http.shapes import Record, content_logprobs
@@ -31,7 +34,7 @@ class _Item:
     id: str
     text: str = ""
     logprobs: list[Any] = field(default_factory=list)
-    call: ToolCall | None = None
+    call: CallPart | None = None
     namespace: str | None = None
     name: str = ""
 
@@ -147,7 +150,7 @@ class ResponseShape:
         else:
             yield "response.reasoning_text.delta", at
 
-    def _called(self, call: ToolCall) -> Iterator[tuple[str, Record]]:
+    def _called(self, call: CallPart) -> Iterator[tuple[str, Record]]:
         if call.id:
             yield from self._closed()
             namespace, name = self._functions.get(call.name, (None, call.name))
