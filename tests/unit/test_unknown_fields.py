@@ -1,4 +1,4 @@
-"""`--unknown-fields ignore`: for whoever cannot change a client. What is not known is dropped and told."""
+"""Unknown fields are dropped and told, unless the server is strict (`--strict-fields`)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def engine() -> Noting:
 
 @pytest.fixture
 def http(engine: Noting) -> TestClient:
-    return TestClient(create_app(engine, AppOptions(unknown_fields="ignore")), raise_server_exceptions=False)
+    return TestClient(create_app(engine), raise_server_exceptions=False)
 
 
 def ask(http: TestClient, agent: str = "tests/1", **more: Any) -> httpx.Response:
@@ -143,15 +143,17 @@ def test_what_only_an_upstream_knows_is_passed_on(engine: Noting, monkeypatch: p
     assert engine.asked[-1].messages[0]["content"] == ["What is it?", {"type": "image_url"}]
 
 
-def test_a_front_that_ignores_passes_on_the_parts_of_messages_alone(
-    http: TestClient, engine: Noting, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("strict", [False, True])
+def test_a_front_passes_on_whether_it_is_strict_or_not(
+    engine: Noting, monkeypatch: pytest.MonkeyPatch, strict: bool
 ) -> None:
     monkeypatch.setattr(Noting, "passes_on", True)
-    http = TestClient(create_app(engine, AppOptions(unknown_fields="ignore")), raise_server_exceptions=False)
-    assert ask(http, **UNKNOWN).json()["error"]["param"] == "bad_words"
+    http = TestClient(create_app(engine, AppOptions(strict_fields=strict)), raise_server_exceptions=False)
+    assert ask(http, **UNKNOWN).status_code == 200
     made = ask(http, messages=[{"role": "user", "content": IMAGE}], mirostat=2)
-    assert (made.status_code, made.headers[HEADER]) == (200, "mirostat")
-    assert upstream_body(engine.asked[-1], "there", salted=False)["messages"][0]["content"] == IMAGE
+    assert (made.status_code, HEADER in made.headers) == (200, False)
+    sent = upstream_body(engine.asked[-1], "there", salted=False)
+    assert (sent["messages"][0]["content"], sent["mirostat"]) == (IMAGE, 2)
 
 
 def test_the_log_names_a_field_once_for_each_kind_of_client(
@@ -189,29 +191,22 @@ def test_strangers_names_can_do_nothing_to_header_and_log(
     assert max(len(str(record.__dict__["fields"])) for record in lines) < 200
 
 
-def test_refused_by_default(engine: Noting) -> None:
-    http = TestClient(create_app(engine), raise_server_exceptions=False)
+def test_a_strict_server_refuses(engine: Noting) -> None:
+    http = TestClient(create_app(engine, AppOptions(strict_fields=True)), raise_server_exceptions=False)
     assert ask(http, repeat_penalty=1).status_code == ask(http, user={"id": 1}).status_code == 400
 
 
-@pytest.mark.parametrize("chosen", [None, "refuse", "ignore"])
-def test_the_command_line_says_which(monkeypatch: pytest.MonkeyPatch, chosen: str | None) -> None:
+@pytest.mark.parametrize("strict", [False, True])
+def test_the_command_line_says_which(monkeypatch: pytest.MonkeyPatch, strict: bool) -> None:
     given: list[Any] = []
     monkeypatch.setattr(command, "run", lambda models, options, tell: given.append(options))
-    more = () if chosen is None else ("--unknown-fields", chosen)
-    done = nearfar("serve", "http://127.0.0.1:9", *more)
+    done = nearfar("serve", "http://127.0.0.1:9", *(("--strict-fields",) if strict else ()))
     assert (done.returncode, done.stderr) == (0, "")
-    assert given[0].unknown_fields == (chosen or "refuse")
-
-
-def test_the_command_line_takes_no_third_way() -> None:
-    done = nearfar("serve", "http://127.0.0.1:9", "--unknown-fields", "drop")
-    assert done.returncode == 1
-    assert "--unknown-fields must be refuse or ignore, not 'drop'" in done.stderr
+    assert given[0].strict_fields is strict
 
 
 def test_pages_of_other_origins_may_read_what_was_ignored(engine: Noting) -> None:
-    options = AppOptions(cors=("https://app.example",), unknown_fields="ignore")
+    options = AppOptions(cors=("https://app.example",))
     http = TestClient(create_app(engine, options))
     body = json.dumps({"model": MODEL, "messages": HELLO, "intent": 1})
     headers = {"Origin": "https://app.example", "Content-Type": "application/json"}
