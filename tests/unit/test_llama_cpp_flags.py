@@ -1,4 +1,4 @@
-"""The flags with which the benchmarks' peer is built name every vector instruction of the processor, and no AMX."""
+"""The flags of the benchmarks' peer name every vector instruction of the processor, and no AMX."""
 
 import platform
 import subprocess
