@@ -39,9 +39,11 @@ class GrammarService:
     """The grammars of one vocabulary; a grammar that several wait for is tried and compiled once."""
 
     PROCESSES = 2
-    """So that one slow grammar does not hold up all others; the second starts when both are needed."""
+    """Compiler processes: with two, one slow grammar does not hold up all others. The second starts when
+    needed.
+    """
     TRIED = 4096
-    """Grammars of which is known what they take."""
+    """Grammars for which the service remembers how many bytes they hold."""
 
     def __init__(
         self,
