@@ -26,12 +26,10 @@ PLACES = [("f32", TARGETS), *(("f16", (target,)) for _, target in paired(("f16",
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sample, of one class, with both kinds of products. Its steps have many rows: with few, both
-    programs have the same kernels.
-    """
+    """The sample, of one class, with both kinds of products."""
     out = tmp_path_factory.mktemp("int8")
     options = BuildOptions(
-        str(ROOT / "examples/sample-model"), out, TARGETS, "q4", buckets=Buckets((64,), (1,)),
+        str(ROOT / "examples/sample-model"), out, TARGETS, "q4", buckets=Buckets((1, 64), (1,)),
         device_classes=("mobile",), products=("float", "int8"),
     )  # fmt: skip
     build(options)
