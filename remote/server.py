@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import httpx
 
+from nearfar.edge_runtime.openai.embeddings import Vector
+from nearfar.edge_runtime.turns import in_turns
 from nearfar.errors import RequestError
 from nearfar.machine import NONCE_HEADER
 from nearfar.remote.chunks import Chunk, ShapeError, read_chunk
@@ -24,6 +26,7 @@ from nearfar.remote.errors import (
     unreachable,
 )
 from nearfar.remote.events import beginning, body, datas
+from nearfar.remote.vectors import read_vectors
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -116,6 +119,13 @@ class Server:
     ) -> Mapping[str, Any]:
         """A whole answer."""
         return await self._whole("POST", path, call, seconds or self.waits.first_token, ANSWER_BYTES)
+
+    async def embeddings(self, call: Mapping[str, Any], count: int) -> tuple[list[Vector], int]:
+        """The vectors of so many inputs, and the tokens of these."""
+        clock = _Clock(self.waits.first_token)
+        async with self._response("POST", EMBEDDINGS, call, clock) as response:
+            data = await clock.wait(body(response, ANSWER_BYTES))
+            return await in_turns(read_vectors(data, count))
 
     async def stream(
         self, path: str, call: Mapping[str, Any], answers: int = 1

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from nearfar.edge_runtime.grammars import Grammar
+from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.edge_runtime.openai.records import TokenLogprob
 from nearfar.edge_runtime.tools.asking import AUTO, ToolChoice
 from nearfar.fallback_server.backend import BackendStats, Pooling
@@ -152,9 +154,9 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class Embeddings:
-    """One vector an input, and the tokens of all inputs."""
+    """One vector an input, as the model makes it (its length need not be 1), and the tokens of all inputs."""
 
-    vectors: list[list[float]]
+    vectors: Seq[Vector]
     tokens: int
 
 

@@ -10,13 +10,20 @@ from typing import Any, Literal
 
 from nearfar.edge_runtime.engine.requests import outside
 from nearfar.edge_runtime.grammars.compiler import ends_of
+from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.edge_runtime.text.codec import TextCodec, TextStream
 from nearfar.edge_runtime.tools.asking import answer_grammar, offered
 from nearfar.edge_runtime.tools.messages import prepared
 from nearfar.edge_runtime.tools.parts import PartReader
 from nearfar.edge_runtime.tools.reading import AnswerReader, reasoning_opened
 from nearfar.errors import ContextError, RequestError
-from nearfar.fallback_server.backend import Backend, BackendStats, EmbedRequest, Sampling, TokenRequest
+from nearfar.fallback_server.backend import (
+    Backend,
+    BackendStats,
+    EmbedRequest,
+    Sampling,
+    TokenRequest,
+)
 from nearfar.fallback_server.engines.answers import Choice, Echo, LocalAnswers
 from nearfar.fallback_server.engines.base import (
     GENERATES_NOTHING,
@@ -152,7 +159,7 @@ class LocalEngine:
         """One vector an input. No more inputs of a request stand in line at once than can run at once, so
         that a long list does not fill the line.
         """
-        vectors: list[list[float]] = [[]] * len(prepared.prompts)
+        vectors = dict[int, Vector]()
         waiting = iter(enumerate(prepared.prompts))
 
         async def work() -> None:
@@ -167,9 +174,9 @@ class LocalEngine:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        return Embeddings(vectors, prepared.prompt_tokens)
+        return Embeddings([vectors[index] for index in sorted(vectors)], prepared.prompt_tokens)
 
-    async def _embed(self, request: EngineRequest, index: int, tokens: tuple[int, ...]) -> list[float]:
+    async def _embed(self, request: EngineRequest, index: int, tokens: tuple[int, ...]) -> Vector:
         assert request.pooling is not None
         late = self._shares.late(request.tenant)
         try:

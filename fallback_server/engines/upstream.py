@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.errors import EngineError
 from nearfar.fallback_server.backend import BackendStats
 from nearfar.fallback_server.engines.addresses import AddressBook
@@ -134,7 +135,7 @@ class UpstreamEngine:
         """One vector an input, pooled as the upstream does it."""
         request, name = prepared.request, self._there(prepared.request.model)
         own = {key: value for key, value in request.body.items() if key not in OURS}
-        vectors, tokens = list[list[float]](), 0
+        vectors, tokens = list[Vector](), 0
         for start in range(0, len(request.prompts), INPUTS_AT_ONCE):
             part = request.prompts[start : start + INPUTS_AT_ONCE]
             found = await self._embedded({**own, "model": name}, part, name)
@@ -149,7 +150,7 @@ class UpstreamEngine:
         for address in self.book.candidates("", EMBEDDINGS, name, self.options.attempts):
             try:
                 with address.calling(EMBEDDINGS):
-                    return _embeddings(await address.server.post(EMBEDDINGS, body), len(inputs))
+                    return Embeddings(*await address.server.embeddings(body, len(inputs)))
             except RemoteError as error:
                 log.warning("upstream failed: %s", error)
                 failures.append(error)
@@ -230,18 +231,3 @@ class UpstreamEngine:
         while True:
             await asyncio.sleep(self.options.probe_seconds)
             await self._list()
-
-
-def _embeddings(answer: Any, count: int) -> Embeddings:
-    """The vectors in order; a RemoteError if they are not what was asked for."""
-    try:
-        vectors = [item["embedding"] for item in sorted(answer["data"], key=lambda item: item["index"])]
-        tokens = int(answer.get("usage", {}).get("prompt_tokens", 0))
-        numbers = all(
-            isinstance(vector, list) and all(type(x) in (int, float) for x in vector) for vector in vectors
-        )
-    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise RemoteError(f"not the shape of embeddings: {error!r}", "shape") from error
-    if not numbers or len(vectors) != count or len({len(vector) for vector in vectors}) > 1:
-        raise RemoteError(f"{len(vectors)} vectors of numbers were not given for {count} inputs", "shape")
-    return Embeddings(vectors, max(tokens, 0))

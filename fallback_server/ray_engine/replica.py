@@ -7,8 +7,15 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
+from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.errors import EngineError, NearfarError
-from nearfar.fallback_server.backend import Backend, BackendInfo, EmbedRequest, TokenEvent, TokenRequest
+from nearfar.fallback_server.backend import (
+    Backend,
+    BackendInfo,
+    EmbedRequest,
+    TokenEvent,
+    TokenRequest,
+)
 from nearfar.fallback_server.engines.opening import EngineOptions, Kind, open_backend
 from nearfar.fallback_server.ray_engine.messages import Events, Refusal
 
@@ -51,7 +58,7 @@ class EngineReplica:
         """What the engine says of itself: no events."""
         return Events((), self._name, self._backend.stats())
 
-    async def embed(self, request: EmbedRequest) -> list[float] | Refusal:
+    async def embed(self, request: EmbedRequest) -> Vector | Refusal:
         """The vector of a sequence."""
         try:
             return await self._backend.embed(request)

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from nearfar.edge_runtime.grammars import Grammar, Kept, key_of
+from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.errors import (
     CheckpointError,
     DeviceError,
@@ -99,7 +100,7 @@ class _EmbedJob:
     """
 
     message: Embed
-    future: asyncio.Future[list[float]]
+    future: asyncio.Future[Vector]
     deaths: int = 0
     started: bool = False
 
@@ -170,8 +171,8 @@ class TorchBackend:
         if stream.message is not None:
             self._send(Cancel(stream.request.id))
 
-    async def embed(self, request: EmbedRequest) -> list[float]:
-        """The mean of the last hidden states of a sequence, or the last one. Not normalized."""
+    async def embed(self, request: EmbedRequest) -> Vector:
+        """The mean of the last hidden states of a sequence, or the last one."""
         check_tokens(request.tokens, self.info, room=0)
         self._check_room(request.id)
         job = _EmbedJob(Embed(request), asyncio.get_running_loop().create_future())

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.fallback_server.backend import BackendInfo, EmbedRequest, TokenEvent, TokenRequest
 from nearfar.fallback_server.torch_engine.options import TorchOptions
 
@@ -134,7 +135,7 @@ class Embedded:
     """The vector of a sequence."""
 
     id: str
-    values: list[float]
+    values: Vector
 
 
 @dataclass(frozen=True)

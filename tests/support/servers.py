@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -129,6 +130,16 @@ class RunningServer:
             return await work()
 
         return asyncio.run_coroutine_threadsafe(call(), self.loop).result(30)
+
+    @property
+    def loop_seconds(self) -> float:
+        """Processor time of its event loop's thread: other threads and processes do not change it."""
+
+        async def now() -> float:
+            return time.thread_time()
+
+        seconds: float = self.run(now)
+        return seconds
 
     def join(self) -> None:
         """Wait until it has stopped."""

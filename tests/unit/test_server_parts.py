@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from nearfar.edge_runtime.artifact.variants import Choice
@@ -40,6 +41,7 @@ from nearfar.fallback_server.http.embedding import EmbeddingShape
 from nearfar.fallback_server.http.logs import AuditLog
 from nearfar.fallback_server.http.metrics import Metrics
 from nearfar.fallback_server.http.tracing import Tracer
+from nearfar.fallback_server.http.writing import written
 from nearfar.fallback_server.sandbox import ChildPool, ChildSpec
 from nearfar.format.sampling import SamplingDefaults
 from tests.support import tiny
@@ -417,7 +419,12 @@ async def test_traces_and_the_audit_log_with_text(tmp_path: Path) -> None:
 def test_vectors_that_are_no_numbers_are_an_error_and_not_half_an_answer() -> None:
     """They were counted as a success, and then could not be written as JSON."""
     shape = EmbeddingShape("m")
-    assert shape.whole(Embeddings([[3.0, 4.0]], 1))["data"][0]["embedding"] == pytest.approx([0.6, 0.8])
+
+    def vectors(*given: list[float]) -> list[list[float]]:
+        found = Embeddings([np.array(vector, np.float32) for vector in given], len(given))
+        return [item["embedding"] for item in json.loads("".join(written(shape.whole(found))))["data"]]
+
+    assert vectors([3.0, 4.0]) == [pytest.approx([0.6, 0.8])]
     for value in (float("nan"), float("inf")):
         with pytest.raises(EngineError, match="no numbers: the model overflows"):
-            shape.whole(Embeddings([[1.0, 2.0], [value, 1.0]], 2))
+            vectors([1.0, 2.0], [value, 1.0])
