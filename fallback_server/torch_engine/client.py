@@ -29,7 +29,7 @@ from nearfar.fallback_server.backend import (
     TokenRequest,
 )
 from nearfar.fallback_server.grammars import GrammarService
-from nearfar.fallback_server.token_stream import EventStream, Unread
+from nearfar.fallback_server.token_stream import EventStream, Unread, check_new, check_room
 from nearfar.fallback_server.torch_engine.messages import (
     Beat,
     Cancel,
@@ -222,11 +222,8 @@ class TorchBackend:
             raise OverloadError("the engine is shutting down", 5.0)
         if self._failed_starts >= STARTS:
             raise OverloadError("the engine does not start; it is tried again", self.options.backoff_last)
-        if request_id in self._streams or request_id in self._embeds:
-            raise RequestError(f"there is a request {request_id!r} under way already", "id")
-        waiting = sum(not job.started for job in self._jobs)
-        if waiting >= self.options.max_waiting:
-            raise OverloadError(f"{waiting} requests wait already, as many as may", 1.0)
+        check_new(request_id, self._streams, self._embeds)
+        check_room(sum(not job.started for job in self._jobs), self.options.max_waiting)
 
     def _silent(self) -> bool:
         return self._worker is None or time.monotonic() - self._worker.heard > SILENCE
