@@ -113,8 +113,8 @@ class TokenUsage:
 class Prepared:
     """A request that an engine will take: its prompts as tokens.
 
-    `prompt_tokens` counts each prompt once. For engines that do not tokenize it is an estimate, and
-    `prompts` is empty.
+    `prompt_tokens` counts each prompt once. For engines that do not tokenize it is an estimate, `prompts` is
+    empty, and `beginning` is how what the prompt says begins.
     """
 
     request: EngineRequest
@@ -122,6 +122,7 @@ class Prepared:
     prompt_tokens: int
     grammar: Grammar | None = None
     reasoning_open: bool = False
+    beginning: str = ""
 
 
 class Answers(Protocol):

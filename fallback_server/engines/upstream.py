@@ -13,12 +13,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-
 from nearfar.edge_runtime.openai.embeddings import Vector
+from nearfar.edge_runtime.text.beside import beside
 from nearfar.errors import EngineError
 from nearfar.fallback_server.backend import BackendStats
-from nearfar.fallback_server.engines.addresses import AddressBook
+from nearfar.fallback_server.engines.addresses import LOOKED_AT, AddressBook
 from nearfar.fallback_server.engines.base import (
     Embeddings,
     EngineRequest,
@@ -27,9 +26,9 @@ from nearfar.fallback_server.engines.base import (
     Prompt,
     Unready,
 )
-from nearfar.fallback_server.engines.relay import Counts, Relay, Route, prompt_text, unavailable
+from nearfar.fallback_server.engines.relay import Counts, Relay, Route, prompt_size, prompt_text, unavailable
 from nearfar.remote.breaker import BreakerOptions
-from nearfar.remote.errors import RemoteError
+from nearfar.remote.errors import RemoteError, briefly
 from nearfar.remote.server import EMBEDDINGS, Server, Waits, client, root_of
 
 log = logging.getLogger(__name__)
@@ -95,7 +94,7 @@ class UpstreamEngine:
         """
         engine = cls(urls, options, names)
         if not await engine._list():
-            roots = ", ".join(address.server.root for address in engine.book.addresses)
+            roots = ", ".join(address.server.name for address in engine.book.addresses)
             log.warning(
                 "none of %s lists a model at /v1/models; asking again every %g s",
                 roots,
@@ -115,8 +114,8 @@ class UpstreamEngine:
 
     async def prepare(self, request: EngineRequest) -> Prepared:
         """Estimate the prompt; the upstream tokenizes and checks."""
-        tokens = max(len(prompt_text(request)) // CHARS_PER_TOKEN, 1)
-        return Prepared(request, (), tokens)
+        text = await beside(lambda: prompt_text(request), prompt_size(request))
+        return Prepared(request, (), max(len(text) // CHARS_PER_TOKEN, 1), beginning=text[:LOOKED_AT])
 
     async def submit(self, prepared: Prepared) -> Relay:
         """Start a request; it goes out when its pieces are asked for."""
@@ -152,7 +151,7 @@ class UpstreamEngine:
                 with address.calling(EMBEDDINGS):
                     return Embeddings(*await address.server.embeddings(body, len(inputs)))
             except RemoteError as error:
-                log.warning("upstream failed: %s", error)
+                log.warning("upstream %s failed: %s", address.server.name, briefly(error))
                 failures.append(error)
         raise unavailable(EMBEDDINGS, failures)
 
@@ -183,10 +182,7 @@ class UpstreamEngine:
 
     def unready(self) -> Unready:
         """Which addresses do not answer, and why."""
-        found = ", ".join(
-            f"{httpx.URL(address.server.root).copy_with(userinfo=b'')} ({address.why})"
-            for address in self.book.addresses
-        )
+        found = ", ".join(f"{address.server.name} ({address.why})" for address in self.book.addresses)
         lists = any(address.models for address in self.book.addresses)
         return Unready("no upstream server answers" if lists else "no upstream server lists a model", found)
 
@@ -222,7 +218,7 @@ class UpstreamEngine:
         for address in addresses:
             if self._named and address.models and all(model.id != self._named for model in address.models):
                 log.warning(
-                    "upstream %s does not serve %s and gets no requests", address.server.root, self._named
+                    "upstream %s does not serve %s and gets no requests", address.server.name, self._named
                 )
         return any(found)
 

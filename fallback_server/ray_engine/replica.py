@@ -16,7 +16,7 @@ from nearfar.fallback_server.backend import (
     TokenEvent,
     TokenRequest,
 )
-from nearfar.fallback_server.engines.opening import EngineOptions, Kind, open_backend
+from nearfar.fallback_server.engines.opening import EngineOptions, Kind, open_backend, text_source
 from nearfar.fallback_server.ray_engine.messages import Events, Refusal
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,8 @@ class EngineReplica:
         # Serve awaits a constructor; type checkers do not know that.
         from ray import serve
 
-        self._backend: Backend = await open_backend(model, kind, options)
+        source = await asyncio.to_thread(text_source, model, kind, options)
+        self._backend: Backend = await open_backend(source, options)
         self._name: str = serve.get_replica_context().replica_id.unique_id
 
     async def generate(self, request: TokenRequest) -> AsyncGenerator[Events | Refusal, None]:

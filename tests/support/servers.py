@@ -21,7 +21,7 @@ from safetensors.numpy import save_file
 from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.fallback_server.engines.artifact import ArtifactBackend
 from nearfar.fallback_server.engines.base import Engine
-from nearfar.fallback_server.engines.local import LocalEngine, TextOptions
+from nearfar.fallback_server.engines.local import LocalEngine, TextOptions, TextSource
 from nearfar.fallback_server.grammars import GrammarService
 from nearfar.fallback_server.http.app import AppOptions, create_app
 from nearfar.fallback_server.http.connections import protocol
@@ -84,8 +84,7 @@ async def tiny_engine(
     backend = ArtifactBackend(made, grammars, max_waiting=max_waiting)
     engine = LocalEngine(
         backend,
-        directory,
-        256,
+        TextSource(directory, 256),
         options or TextOptions(template_timeout=10, text_processes=1),
         names or (MODEL,),
         here=True,

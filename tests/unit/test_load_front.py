@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -12,9 +14,12 @@ from typing import Any
 import httpx
 import pytest
 
+from nearfar.fallback_server.engines import upstream
+from nearfar.fallback_server.engines.base import EngineRequest
+from nearfar.fallback_server.engines.relay import prompt_text
 from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
 from nearfar.remote.vectors import read_vectors
-from tests.support.clouds import DONE, STREAM, Cloud, Json, chatting, listing, said, usage
+from tests.support.clouds import DONE, STREAM, Cloud, Json, chatting, event, listing, reply, said, usage
 from tests.support.servers import RunningServer
 
 CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
@@ -132,6 +137,61 @@ def test_prompts_that_are_asked_for_one_by_one_are_counted_together(fronts: Any)
         found = client.post(COMPLETIONS, json={"model": "m", "prompt": ["a", "b"]}).json()
         assert [choice["text"] for choice in found["choices"]] == ["x", "x"]
         assert found["usage"]["prompt_tokens"] == 1005
+
+
+def test_a_prompt_is_put_together_once_and_a_long_one_beside_the_loop(
+    fronts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    def counted(request: EngineRequest) -> str:
+        threads.append(threading.get_ident())
+        return prompt_text(request)
+
+    monkeypatch.setattr(upstream, "prompt_text", counted)
+    stream = STREAM + said("x") + said(finish="stop") + usage(3, 1) + DONE
+    with Cloud(chatting(completions=lambda _: iter([stream]))) as cloud:
+        server, client = fronts(cloud)
+        loop = server.run(_thread)
+        for words in ("Hello", "Hello " * 10_000):
+            asked = body(messages=[{"role": "user", "content": words}])
+            assert client.post(CHAT, json=asked).status_code == 200
+    assert len(threads) == 2
+    assert threads[0] == loop != threads[1]
+
+
+async def _thread() -> int:
+    return threading.get_ident()
+
+
+PRIVATE = "the treasure lies under the oak"
+
+
+@pytest.mark.parametrize(
+    ("answer", "logged"),
+    [
+        (reply("500 Wrong", {"error": {"message": f"cannot answer {PRIVATE!r}"}}), "status 500"),
+        (reply("503 Busy", PRIVATE), "status 503"),
+        (STREAM + event({"error": {"message": PRIVATE, "type": PRIVATE}}), "it told an error"),
+        (STREAM + event({"error": {"message": PRIVATE, "code": 500}}), "status 500"),
+        (STREAM + event({"choices": PRIVATE}), "its answer has not the right shape"),
+        (STREAM + event([PRIVATE]), "its answer has not the right shape"),
+        (b"HTTP/1.1 200 OK\r\n" + PRIVATE.encode() + b"\r\n\r\n", "the connection was cut"),
+        (STREAM + said("x"), "the connection was cut"),
+        (reply("502 Bad", "<html>" + PRIVATE), "a web page, so another kind of server is there"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_logs_have_no_words_of_a_server_which_may_quote_a_prompt(
+    answer: bytes, logged: str, fronts: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "nearfar")
+    with Cloud(chatting(completions=lambda _: iter([answer]))) as cloud:
+        _, client = fronts(cloud)
+        client.post(CHAT, json=body(stream=True))
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("nearfar.")]
+    assert any(cloud.address in line and logged in line for line in lines), lines
+    assert PRIVATE not in "\n".join(lines)
 
 
 def test_vectors_are_read_and_written_beside_the_event_loop(fronts: Any) -> None:

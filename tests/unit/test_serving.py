@@ -27,9 +27,8 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEARFAR_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(serving, "check_there", lambda repository: None)  # no network is needed
-    asked = serving.check_writes_text
     of_hub = {"someone/model": {"model_type": "llama"}, "someone/gemma-2": GEMMA}
-    monkeypatch.setattr(serving, "check_writes_text", lambda name: of_hub.get(name) or asked(name))
+    monkeypatch.setattr(serving, "config_at", of_hub.get)
     for name, config in {
         "plain": {},
         "mlx": {"quantization": {}},
