@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from nearfar.fallback_server.http.writing import written
+from nearfar.fallback_server.http.writing import SPACED, written
 
 T = TypeVar("T")
 
@@ -28,7 +28,7 @@ class ClientGoneError(Exception):
 
 def event(record: dict[str, Any]) -> bytes:
     """One server-sent event."""
-    return b"data: " + "".join(written(record)).encode() + b"\n\n"
+    return b"data: " + "".join(written(record, SPACED)).encode() + b"\n\n"
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,40 +24,43 @@ NUMBERS = 256
 PART_BYTES = 64 << 10
 """About so many bytes of a body are handed on at once."""
 
-_encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+Encode = Callable[[Any], str]
+SHORT: Encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+SPACED: Encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
+"""With blanks, for lines that people read: events of streams, and what commands print."""
 
 
-def written(record: Any) -> Iterator[str]:
+def written(record: Any, encode: Encode = SHORT) -> Iterator[str]:
     """A record as JSON, in short pieces. An iterator becomes a list, and so does an array of numbers."""
     try:
-        text = _encode(record)
-    except TypeError:  # there is an iterator or an array in it
-        yield from _long(record)
+        text = encode(record)
+    except TypeError:  # there is an iterator or an array in it, for which the encoder stops
+        yield from _long(record, encode)
     else:
         yield text
 
 
-def _long(record: Any) -> Iterator[str]:
+def _long(record: Any, encode: Encode) -> Iterator[str]:
     before = ""
     if isinstance(record, dict):
         yield "{"
         for name, value in record.items():
-            yield f"{before}{_encode(name)}:"
-            yield from written(value)
+            yield f"{before}{encode(name)}:"
+            yield from written(value, encode)
             before = ","
         yield "}"
     elif isinstance(record, np.ndarray):
         yield "["
         for start in range(0, len(record), NUMBERS):
-            yield before + _encode(record[start : start + NUMBERS].tolist())[1:-1]
+            yield before + encode(record[start : start + NUMBERS].tolist())[1:-1]
             before = ","
         yield "]"
-    elif isinstance(record, Iterator):
+    elif isinstance(record, Iterator | list):
         yield "["
         for item in record:
             if before:
                 yield before
-            yield from written(item)
+            yield from written(item, encode)
             before = ","
         yield "]"
     else:
@@ -67,7 +70,7 @@ def _long(record: Any) -> Iterator[str]:
 async def json_response(record: Any, size: int) -> Response:
     """A response with a record that has about `size` numbers or tokens."""
     if size < LARGE:
-        return JsonBody([text.encode() for text in written(record)])
+        return JsonBody(["".join(written(record)).encode()])
     return JsonBody(await in_turns(_parts(record)))
 
 

@@ -28,7 +28,8 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(serving, "check_there", lambda repository: None)  # no network is needed
     of_hub = {"someone/model": {"model_type": "llama"}, "someone/gemma-2": GEMMA}
-    monkeypatch.setattr(serving, "config_at", of_hub.get)
+    asked = serving.config_at
+    monkeypatch.setattr(serving, "config_at", lambda name: of_hub.get(name) or asked(name))
     for name, config in {
         "plain": {},
         "mlx": {"quantization": {}},

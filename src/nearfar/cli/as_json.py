@@ -15,7 +15,7 @@ from nearfar.edge_runtime.openai.records import (
 )
 from nearfar.fallback_server.engines.base import Piece, TokenUsage
 from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Head
-from nearfar.fallback_server.http.writing import written
+from nearfar.fallback_server.http.writing import SPACED, written
 
 Chunk = ChatCompletionChunk | Completion
 
@@ -73,4 +73,4 @@ def _usage(usage: Usage) -> TokenUsage:
 
 
 def _line(record: dict[str, Any]) -> str:
-    return "".join(written(record)) + "\n"
+    return "".join(written(record, SPACED)) + "\n"

@@ -44,19 +44,26 @@ def served(given: str, engine: str, artifacts: Callable[[str], Path]) -> str:
         return str(artifacts(given))
     path = Path(given).expanduser()
     if path.exists():
-        as_it_is = holds_artifacts(path) or _for_transformers(path)
-        return str(path) if as_it_is else str(artifacts(given))
+        if not holds_artifacts(path):
+            if not _for_transformers(path):
+                return str(artifacts(given))
+            _writes_text(str(path))
+        return str(path)
     store = Store()
     wanted = wanted_of(given, store)
     as_it_is = wanted.source == given and wanted.quant is None and store.of(wanted) is None
-    by_torch = as_it_is and _repository(given) and _torch_is_there() and not torch_refuses(_of_text(given))
+    by_torch = (
+        as_it_is and _repository(given) and _torch_is_there() and not torch_refuses(_writes_text(given))
+    )
     return given if by_torch else str(artifacts(given))
 
 
-def _of_text(repository: str) -> Mapping[str, Any]:
-    """The config of a repository; CheckpointError for that of a model that writes no text."""
-    config = config_at(repository) or {}
-    check_writes_text(config, repository)
+def _writes_text(source: str) -> Mapping[str, Any]:
+    """The config of a checkpoint; CheckpointError for that of a model that writes no text, before a server
+    listens for it.
+    """
+    config = config_at(source) or {}
+    check_writes_text(config, source)
     return config
 
 
@@ -76,7 +83,9 @@ def _checkpoint(given: str) -> str:
             f"hub, and {given} is {source if source != given else 'neither'}: leave --engine torch out, and "
             "nearfar builds it"
         )
-    if not Path(source).exists():  # what is in it is looked at where it is opened
+    if Path(source).exists():  # one of the hub is looked at where it is downloaded
+        _writes_text(source)
+    else:
         check_there(source)
     return source
 
