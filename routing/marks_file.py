@@ -97,7 +97,7 @@ class MarksFile:
             log.warning("%s cannot be written: %s", self.path, error)
 
     def _name(self) -> str:
-        """Of the key, without telling it."""
+        """The key's name, which does not tell the key."""
         return blake2b(b"name", key=self.key, digest_size=MARK_BYTES).hexdigest()
 
     def _head(self) -> str:

@@ -105,7 +105,7 @@ class ArtifactBackend:
         await self._streams.cancel(request_id)
 
     async def embed(self, request: EmbedRequest) -> Vector:
-        """Of an embedding model, pooled by the last token. Others give none."""
+        """Return an embedding model's vector, pooled by the last token; others have none."""
         if request.pooling == "mean":
             raise RequestError(
                 "an artifact pools by the last token, not by the mean: leave it out", "pooling"

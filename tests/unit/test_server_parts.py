@@ -421,7 +421,7 @@ async def test_traces_and_the_audit_log_with_text(tmp_path: Path) -> None:
 
 
 def test_vectors_that_are_no_numbers_are_an_error_and_not_half_an_answer() -> None:
-    """They were counted as a success, and then could not be written as JSON."""
+    """NaN and infinity were counted as a success, and then could not be written as JSON."""
     shape = EmbeddingShape("m")
 
     def vectors(*given: list[float]) -> list[list[float]]:
