@@ -1,8 +1,8 @@
-"""Long work in small steps, in one thread beside the event loop that all such works share turn by turn.
+"""Long work in small steps, in one background thread that all such work shares turn by turn.
 
 A thread alone does not keep an event loop free: a thread that computes holds the interpreter's lock for 5 ms
-or more whenever the loop wants to go on. Here nobody holds it for longer than a step, and a short work does
-not wait until a long one has ended.
+or more whenever the loop wants to go on. Here no work holds it for longer than a step, and short work does
+not wait until long work has ended.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
-"""A work: each `yield` ends a step, which should take half a millisecond at most; it returns the result."""
+"""A generator that does long work and returns its result: each `yield` ends a step of half a millisecond at
+most.
+"""
 
 TURN = 0.0005
-"""Seconds of work after which the next work has its turn."""
+"""Seconds after which the next generator has its turn."""
 REST = 0.00005
 """Seconds between two turns, in which other threads get the interpreter's lock."""
 
 
 async def in_turns(work: Steps[T]) -> T:
-    """The result of a work, which is done in the shared thread. Who is cancelled ends the work."""
+    """Return the result of long work, done in the shared thread. Cancelling the call ends the work."""
     future: Future[T] = Future()
     _line().put((work, future))
     return await asyncio.wrap_future(future)
@@ -35,7 +37,7 @@ async def in_turns(work: Steps[T]) -> T:
 
 @cache
 def _line() -> queue.SimpleQueue[tuple[Steps[Any], Future[Any]]]:
-    """The works that wait for their next turn, and the thread that does them."""
+    """Start the shared thread; return the queue of generators that wait for their next turn."""
     line: queue.SimpleQueue[tuple[Steps[Any], Future[Any]]] = queue.SimpleQueue()
     threading.Thread(target=_work_always, args=(line,), name="turns", daemon=True).start()
     return line
@@ -53,7 +55,7 @@ def _work_always(line: queue.SimpleQueue[tuple[Steps[Any], Future[Any]]]) -> Non
 
 
 def _goes_on(work: Steps[Any], future: Future[Any]) -> bool:
-    """Do the steps of one turn; whether there are more."""
+    """Run the steps of one turn; return whether the generator has more."""
     end = time.perf_counter() + TURN
     try:
         while time.perf_counter() < end:

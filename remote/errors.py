@@ -148,7 +148,7 @@ def unreachable(where: str, error: Exception) -> str:
 
 
 def no_tls(error: BaseException) -> str:
-    """That an answer is no TLS, by OpenSSL's name for it; empty where it is not that."""
+    """Say that a server speaks no TLS, by OpenSSL's name for its answer; empty for another error."""
     return "speaks no TLS: is it http:// and not https://?" if "WRONG_VERSION_NUMBER" in str(error) else ""
 
 

@@ -18,7 +18,7 @@ _VECTOR = re.compile(rb'("embedding"\s*:\s*)\[([^\[\]{}"]*)\]')
 so it is a field.
 """
 TEXT_BYTES = 4096
-"""Text of numbers that is read at once."""
+"""Bytes of a list of numbers that are read at once."""
 
 
 def read_vectors(data: bytes, count: int) -> Steps[tuple[list[Vector], int]]:

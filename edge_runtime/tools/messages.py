@@ -23,7 +23,7 @@ TEXTS = ("text", "refusal")
 
 
 def texts_of(role: str) -> tuple[str, ...]:
-    """The types of parts that are text in a message of a role: refusals are answers."""
+    """Return the types of parts that are text in a message of a role; only an assistant refuses."""
     return TEXTS if role == "assistant" else TEXTS[:1]
 
 

@@ -23,7 +23,7 @@ BLOCKS = 256
 not push all others out.
 """
 LOOKED_AT = BLOCK * BLOCKS
-"""Characters of them."""
+"""Characters of a prompt that are looked at."""
 REMEMBERED = 65536
 """Blocks whose address is remembered."""
 Clock = Callable[[], float]

@@ -121,7 +121,7 @@ async def _download(repository: str, telling: Teller) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class ArtifactSource(TextSource):
-    """The same of an artifact: where it is, and what its manifest says of its model."""
+    """An artifact as a text source: where it is, and what its manifest says of its model."""
 
     path: Path
     model: Model

@@ -18,20 +18,20 @@ from starlette.types import Receive, Scope, Send
 from nearfar.edge_runtime.turns import Steps, in_turns
 
 LARGE = 2048
-"""Numbers, or tokens with their alternatives, from which on a record is written beside the event loop."""
+"""Numbers, or tokens with their alternatives, from which on a record is written in the background."""
 NUMBERS = 256
 """Numbers of an array that are written at once."""
 PART_BYTES = 64 << 10
-"""About so many bytes of a body are handed on at once."""
+"""Bytes of a body that are handed on at once, about."""
 
 Encode = Callable[[Any], str]
 SHORT: Encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 SPACED: Encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
-"""With blanks, for lines that people read: events of streams, and what commands print."""
+"""Encoder with blanks, for lines that people read: events of streams, and what commands print."""
 
 
 def written(record: Any, encode: Encode = SHORT) -> Iterator[str]:
-    """A record as JSON, in short pieces. An iterator becomes a list, and so does an array of numbers."""
+    """Yield a record as JSON, in short pieces. Iterators and arrays of numbers become lists."""
     try:
         text = encode(record)
     except TypeError:  # there is an iterator or an array in it, for which the encoder stops
@@ -68,7 +68,9 @@ def _long(record: Any, encode: Encode) -> Iterator[str]:
 
 
 async def json_response(record: Any, size: int) -> Response:
-    """A response with a record that has about `size` numbers or tokens."""
+    """Return a response with a record of about `size` numbers or tokens. A large one is written in the
+    background.
+    """
     if size < LARGE:
         return JsonBody(["".join(written(record)).encode()])
     return JsonBody(await in_turns(_parts(record)))
