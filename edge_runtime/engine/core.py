@@ -182,6 +182,11 @@ class EngineCore:
         Either all of them can be made, or none is begun.
         """
         self.check_embeds(texts)
+        return await self.embed_checked(texts, salt)
+
+    async def embed_checked(self, texts: Seq[Seq[int]], salt: str = "") -> list[npt.NDArray[np.float32]]:
+        """Return the embeddings of texts that `check_embeds` has accepted, as `embed_all` does."""
+        self.check_open()
         # One token that nobody draws: the row that would give it is the embedding.
         begun = [self._start(Request(tuple(tokens), EMBEDDED, 1, 0, salt=salt)) for tokens in texts]
         try:

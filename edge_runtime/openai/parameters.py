@@ -13,7 +13,7 @@ from nearfar.edge_runtime.grammars import Grammar
 from nearfar.edge_runtime.openai.formats import grammar_of
 from nearfar.edge_runtime.openai.tooling import asked_choice, asked_tools, check_calls
 from nearfar.edge_runtime.tools.asking import ToolChoice
-from nearfar.edge_runtime.tools.messages import canonical
+from nearfar.edge_runtime.tools.messages import canonical, texts_of
 from nearfar.errors import RequestError
 from nearfar.format.requests import MAX_CHOICES, MAX_LISTED, MAX_VARIABLES, ROLES
 from nearfar.format.sampling import NOTHING, SamplingDefaults
@@ -269,9 +269,8 @@ def _message(index: int, message: object) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, Seq) and not isinstance(content, str | bytes):
         for part in content:
-            kinds = ("text", "refusal") if message["role"] == "assistant" else ("text",)
             kind = part.get("type") if isinstance(part, Mapping) else None
-            if kind not in kinds or not isinstance(part.get(kind), str):
+            if kind not in texts_of(role) or not isinstance(part.get(kind), str):
                 raise RequestError(f"{where}: only text content is supported, not {part!r:.80}", "messages")
     elif not isinstance(content, str) and (content is not None or message["role"] != "assistant"):
         raise RequestError(f"{where}.content must be text, not {content!r:.80}", "messages")

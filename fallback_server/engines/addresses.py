@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from nearfar.remote.breaker import Breaker, BreakerOptions
-from nearfar.remote.errors import RefusedError, RemoteError, reason_of
+from nearfar.remote.errors import RefusedError, RemoteError, briefly
 from nearfar.remote.server import CHAT, COMPLETIONS, Listed, Server
 
 log = logging.getLogger(__name__)
@@ -22,6 +22,8 @@ BLOCKS = 256
 """Blocks of a prompt that are looked at: a longer common beginning changes nothing, and one long prompt must
 not push all others out.
 """
+LOOKED_AT = BLOCK * BLOCKS
+"""Characters of a prompt that are looked at."""
 REMEMBERED = 65536
 """Blocks whose address is remembered."""
 Clock = Callable[[], float]
@@ -74,14 +76,15 @@ class Address:
         try:
             found = await self.server.models(seconds)
         except (RemoteError, RefusedError) as error:
-            log.log(logging.DEBUG if self.trouble else logging.WARNING, "upstream: %s", error)
-            self.heard, self.trouble = None, _briefly(error)
+            level = logging.DEBUG if self.trouble else logging.WARNING
+            self.heard, self.trouble = None, briefly(error)
+            log.log(level, "upstream %s lists no models: %s", self.server.name, self.trouble)
             return False
         self.trouble = ""
         if found != self.models:
             log.info(
                 "upstream %s serves %s",
-                self.server.root,
+                self.server.name,
                 ", ".join(model.id for model in found) or "no model",
             )
         self.models = found
@@ -170,23 +173,10 @@ class AddressBook:
         return chosen
 
 
-def _briefly(error: RemoteError | RefusedError) -> str:
-    """What is wrong with a server that does not list its models; nothing of what came from there."""
-    if error.status is not None:
-        return f"status {error.status}"
-    if error.code == "connection" and error.__cause__ is not None:
-        return reason_of(error.__cause__)
-    return {
-        "timeout": "no answer in time",
-        "shape": "no list of models",
-        "cut": "the connection was cut",
-    }.get(error.code, "it failed")
-
-
 def _blocks(prompt: str) -> list[bytes]:
     """A hash for each whole block of the beginning, of everything up to its end."""
     running, out = hashlib.blake2b(digest_size=16), []
-    for start in range(0, min(len(prompt), BLOCK * BLOCKS) - BLOCK + 1, BLOCK):
+    for start in range(0, min(len(prompt), LOOKED_AT) - BLOCK + 1, BLOCK):
         running.update(prompt[start : start + BLOCK].encode(errors="replace"))
         out.append(running.digest())
     return out

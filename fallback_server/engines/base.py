@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from nearfar.edge_runtime.grammars import Grammar
+from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.edge_runtime.openai.records import TokenLogprob
 from nearfar.edge_runtime.tools.asking import AUTO, ToolChoice
 from nearfar.fallback_server.backend import BackendStats, Pooling
@@ -111,8 +113,8 @@ class TokenUsage:
 class Prepared:
     """A request that an engine will take: its prompts as tokens.
 
-    `prompt_tokens` counts each prompt once. For engines that do not tokenize it is an estimate, and
-    `prompts` is empty.
+    `prompt_tokens` counts each prompt once. For engines that do not tokenize it is an estimate, `prompts` is
+    empty, and `beginning` is how what the prompt says begins.
     """
 
     request: EngineRequest
@@ -120,6 +122,7 @@ class Prepared:
     prompt_tokens: int
     grammar: Grammar | None = None
     reasoning_open: bool = False
+    beginning: str = ""
 
 
 class Answers(Protocol):
@@ -152,9 +155,9 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class Embeddings:
-    """One vector an input, and the tokens of all inputs."""
+    """One vector an input, as the model makes it (its length need not be 1), and the tokens of all inputs."""
 
-    vectors: list[list[float]]
+    vectors: Seq[Vector]
     tokens: int
 
 

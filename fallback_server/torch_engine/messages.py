@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from nearfar.edge_runtime.grammars import Grammar
+from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.fallback_server.backend import BackendInfo, EmbedRequest, TokenEvent, TokenRequest
 from nearfar.fallback_server.torch_engine.options import TorchOptions
 
@@ -135,7 +136,7 @@ class Embedded:
     """The vector of a sequence."""
 
     id: str
-    values: list[float]
+    values: Vector
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ from nearfar.edge_runtime.openai.records import (
 )
 from nearfar.fallback_server.engines.base import Piece, TokenUsage
 from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Head
+from nearfar.fallback_server.http.writing import SPACED, written
 
 Chunk = ChatCompletionChunk | Completion
 
@@ -73,4 +73,4 @@ def _usage(usage: Usage) -> TokenUsage:
 
 
 def _line(record: dict[str, Any]) -> str:
-    return json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+    return "".join(written(record, SPACED)) + "\n"
