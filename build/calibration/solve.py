@@ -113,9 +113,7 @@ def moments_of(run: Callable[[Watch], None], stretch: Stretch, source: Source, w
     [k, k], or the means of squares alone [k].
     """
     wanted = [
-        op.weight
-        for op in stretch.ops
-        if isinstance(op, ops.Linear | ops.Logits) and source.matrices[op.weight].quantized
+        name for op in stretch.ops for name in ops.multiplied_by(op) if source.matrices[name].quantized
     ]
     sums: dict[str, F64] = {}
     counts: dict[str, int] = {}
