@@ -9,8 +9,8 @@ know no target. Each reader of the list has one table from record to function: t
 manifest. docs/adding-an-operation.md shows what one more operation takes.
 
 A record says with the types of its fields which values, weights, caches and rotations it names, with
-`out_width` how wide its result is, and with `problems` what does not fit. So `reads`, `weights_of`, the builder
-and the check of a manifest need nothing of their own for an operation.
+`out_width` how wide its result is, and with `problems` what does not fit. So `reads`, `weights_of`, the
+builder and the check of a manifest need nothing of their own for an operation.
 
 What does not need an operation is folded at build: partial and interleaved rotation into the order of rows
 (params.RotaryOrder), yarn and the like into the table of frequencies (rope.py), 1 + w norms and logit scales
@@ -107,11 +107,11 @@ class Norm(Op):
     groups: int = 1
 
     def out_width(self, of: Shapes) -> int:
-        """As wide as x."""
+        """The width of x."""
         return of.widths[self.x]
 
     def problems(self, of: Shapes) -> Iterator[str]:
-        """A weight for each column of a group."""
+        """There must be a weight for each column of a group."""
         yield from of.long(self.weight, self.groups, of.widths[self.x])
 
 
@@ -129,7 +129,7 @@ class Linear(Op):
         return of.params[self.weight].n
 
     def problems(self, of: Shapes) -> Iterator[str]:
-        """The matrix takes x; a bias has a value for each of its rows."""
+        """The matrix must take x; a bias must have a value for each row of the matrix."""
         yield from of.product(self.x, self.weight, self.bias)
 
 
@@ -163,11 +163,11 @@ class RopeAppend(Op):
     append: bool = True
 
     def out_width(self, of: Shapes) -> int:
-        """Queries."""
+        """The width of the queries."""
         return self.heads * of.caches[self.cache].head_dim
 
     def problems(self, of: Shapes) -> Iterator[str]:
-        """Heads, their norms and the columns of x are those of the cache."""
+        """Heads, the weights of norms and the columns of x must be as the cache says."""
         cache = of.caches[self.cache]
         yield from of.grouped(self.heads, self.cache)
         heads = self.heads + 2 * cache.kv_heads * self.append
@@ -197,11 +197,11 @@ class Attend(Op):
     sinks: Vector | None = None
 
     def out_width(self, of: Shapes) -> int:
-        """As wide as x."""
+        """The width of x."""
         return of.widths[self.x]
 
     def problems(self, of: Shapes) -> Iterator[str]:
-        """Queries and sinks are those of the heads."""
+        """Queries must be as wide as the heads; there must be one sink for each head."""
         yield from of.grouped(self.heads, self.cache)
         yield from of.wide(self.x, self.heads * of.caches[self.cache].head_dim)
         if self.sinks is not None:
@@ -218,11 +218,11 @@ class Glu(Op):
     activation: Activation
 
     def out_width(self, of: Shapes) -> int:
-        """Half of x."""
+        """Half of the width of x."""
         return of.widths[self.x] // 2
 
     def problems(self, of: Shapes) -> Iterator[str]:
-        """x has two halves."""
+        """The columns of x must have two halves."""
         if of.widths[self.x] % 2:
             yield f"halves {self.x}, which has {of.widths[self.x]} columns"
 
@@ -236,7 +236,7 @@ class Act(Op):
     activation: Activation
 
     def out_width(self, of: Shapes) -> int:
-        """As wide as x."""
+        """The width of x."""
         return of.widths[self.x]
 
 
@@ -250,11 +250,11 @@ class Add(Op):
     scale: float = 1.0
 
     def out_width(self, of: Shapes) -> int:
-        """As wide as each of the two."""
+        """The width of a, which is that of b."""
         return of.widths[self.a]
 
     def problems(self, of: Shapes) -> Iterator[str]:
-        """Both are as wide."""
+        """Both must have the same width."""
         yield from of.wide(self.b, of.widths[self.a])
 
 
@@ -267,11 +267,11 @@ class Mul(Op):
     b: Input
 
     def out_width(self, of: Shapes) -> int:
-        """As wide as each of the two."""
+        """The width of a, which is that of b."""
         return of.widths[self.a]
 
     def problems(self, of: Shapes) -> Iterator[str]:
-        """Both are as wide."""
+        """Both must have the same width."""
         yield from of.wide(self.b, of.widths[self.a])
 
 
@@ -284,11 +284,11 @@ class Scale(Op):
     weight: Vector
 
     def out_width(self, of: Shapes) -> int:
-        """As wide as x."""
+        """The width of x."""
         return of.widths[self.x]
 
     def problems(self, of: Shapes) -> Iterator[str]:
-        """The weight is one number."""
+        """The weight must be one number."""
         yield from of.long(self.weight, 1, 1)
 
 
@@ -306,7 +306,7 @@ class Columns(Op):
         return self.count
 
     def problems(self, of: Shapes) -> Iterator[str]:
-        """x has the columns."""
+        """The columns must be among those of x."""
         if self.start + self.count > of.widths[self.x]:
             yield (
                 f"takes columns {self.start} to {self.start + self.count} of {self.x}, which has "
@@ -332,7 +332,7 @@ class Logits(Op):
         return of.params[self.weight].n
 
     def problems(self, of: Shapes) -> Iterator[str]:
-        """The matrix takes x; a bias has a value for each of its rows."""
+        """The matrix must take x; a bias must have a value for each row of the matrix."""
         yield from of.product(self.x, self.weight, self.bias)
 
 
@@ -354,7 +354,7 @@ class Embedding(Op):
         return self.width
 
     def problems(self, of: Shapes) -> Iterator[str]:
-        """x is as wide."""
+        """`width` must be the width of x."""
         yield from of.wide(self.x, self.width)
 
 

@@ -1,4 +1,6 @@
-"""Shapes of what a list of operations names: the records of ops.py say by them what they make and what fits."""
+"""Shapes of what a list of operations names. The records of ops.py use them to say how wide their results are
+and what does not fit.
+"""
 
 from __future__ import annotations
 

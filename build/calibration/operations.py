@@ -1,7 +1,7 @@
 """The operations of a step in NumPy: one function each, and the table of them. Formulas as in step/ops.py.
 
-The forward of a calibration (forward.py) and the reference of the tests (tests/support/step_reference.py) read
-a list by this table; they differ in where keys and values lie, which is what `Run` asks for.
+The forward of a calibration (forward.py) and the reference of the tests (tests/support/step_reference.py)
+read a list by this table. They differ in where keys and values lie, which is what `Run` asks for.
 """
 
 from __future__ import annotations

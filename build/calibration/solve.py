@@ -112,9 +112,7 @@ def moments_of(run: Callable[[Watch], None], stretch: Stretch, source: Source, w
     """Of the quantized matrices of a stretch, which `run` runs, the second moments of their inputs: E[x·xᵀ]
     [k, k], or the means of squares alone [k].
     """
-    wanted = [
-        name for op in stretch.ops for name in ops.multiplied_by(op) if source.matrices[name].quantized
-    ]
+    wanted = [name for op in stretch.ops for name in ops.multiplied_by(op) if source.matrices[name].quantized]
     sums: dict[str, F64] = {}
     counts: dict[str, int] = {}
 

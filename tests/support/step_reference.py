@@ -1,7 +1,7 @@
 """The list of a step in NumPy, row by row, over any memory of keys and values.
 
-What an operation computes is that of the calibration (nearfar.build.calibration.operations). Every other reader is
-compared with it, and it with transformers (tests/unit/test_models.py).
+What an operation computes stands in nearfar.build.calibration.operations. Every other reader is compared with
+this one, and this one with transformers (tests/unit/test_models.py).
 """
 
 from __future__ import annotations
