@@ -403,7 +403,7 @@ def problems_of(op: Op, of: Shapes) -> list[str]:
         for name in _named(op, Role.ROTATION)
         if name not in of.ropes
     ]
-    return found or [*_misshapen(op, of), *op.problems(of)]
+    return found or list(_misshapen(op, of)) or list(op.problems(of))
 
 
 def _misshapen(op: Op, of: Shapes) -> Iterator[str]:

@@ -41,12 +41,13 @@ class Shapes:
     def wide(self, value: str, columns: int) -> Iterator[str]:
         """A value must have so many columns."""
         if self.widths[value] != columns:
-            yield f"needs {columns} columns of {value}, which has {self.widths[value]}"
+            yield f"reads {value} of {self.widths[value]} columns, and needs {columns}"
 
     def long(self, vector: str, groups: int, columns: int) -> Iterator[str]:
         """`groups` times a vector must be as long as so many columns."""
         if (found := self.params[vector].n) * groups != columns:
-            yield f"needs {columns} values of {vector}, which has {found}" + f" times {groups}" * (groups > 1)
+            needed = f"{columns} / {groups}" if groups > 1 else f"{columns}"
+            yield f"reads {vector} of {found} values, and needs {needed}"
 
     def product(self, x: str, matrix: str, bias: str | None) -> Iterator[str]:
         """A matrix must have as many inputs as x has columns, and a bias as many values as it has rows."""
