@@ -12,7 +12,7 @@ import functools
 import json
 import typing
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from tvm import ir, relax
 
@@ -64,12 +64,12 @@ def _decoded(record: type[Any], fields: dict[str, Any]) -> Any:
     for key, value in fields.items():
         values[key] = tuple(value) if isinstance(value, list) else value
         if isinstance(value, dict):
-            values[key] = _decoded(_inner(record)[key], value)
+            values[key] = _decoded(_inner(cast(type, record))[key], value)
     return record(**values)
 
 
 @functools.cache
-def _inner(record: type[Any]) -> dict[str, type[Any]]:
+def _inner(record: type) -> dict[str, type[Any]]:
     """The records within a record, by their fields."""
     hints = typing.get_type_hints(record).items()
     kinds = ((name, kind) for name, hint in hints for kind in (hint, *typing.get_args(hint)))

@@ -60,7 +60,7 @@ def case_of(name: str) -> Case:
 def test_the_target_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEARFAR_KERNEL_CACHE", str(tmp_path / "kernels"))
     target, device = docs.page("docs/adding-a-target.md").fences("python")
-    assert len(target.splitlines()) <= 45  # the page says that a target can be short
+    assert len([line for line in target.splitlines() if line]) <= 40
     case = case_of("olmo2-plain")  # whose layers ask for norms by themselves
     with (
         installed(nearfar.targets, {"plain/__init__.py": "", "plain/target.py": target}, tmp_path),
