@@ -13,16 +13,14 @@ from nearfar.edge_runtime.executors.mlx.elementwise import Binary, Elementwise
 from nearfar.step.shapes import CacheShape
 
 Product = Callable[[mx.array], Arrays]
-"""Of x [..., K] with a matrix."""
+"""The product of x [..., K] with a matrix."""
 
 
 class Matrix(Protocol):
     """A weight matrix [N, K]."""
 
     @property
-    def k(self) -> int:
-        """K."""
-        ...
+    def k(self) -> int: ...
 
     @property
     def widths(self) -> Sequence[int]:
@@ -41,9 +39,7 @@ class Matrix(Protocol):
 class Weights(Protocol):
     """The parameters of the step, by their names."""
 
-    def matrix(self, name: str) -> Matrix:
-        """A matrix."""
-        ...
+    def matrix(self, name: str) -> Matrix: ...
 
     def vector(self, name: str, dtype: mx.Dtype) -> Arrays:
         """A vector, in pieces that stand side by side."""

@@ -8,7 +8,7 @@ import { BACKENDS, type BackendName, openManifest, type SealedManifest } from ".
 export interface Found {
   readonly base: URL;
   readonly manifest: SealedManifest;
-  /** Of manifest.json. */
+  /** The text of manifest.json. */
   readonly text: string;
 }
 

@@ -25,7 +25,7 @@ export interface Given {
   readonly named: ReadonlyMap<string, Value>;
 }
 
-/** Of a range. Jinja's sandbox has the same. */
+/** The most numbers of a range. Jinja's sandbox has the same bound. */
 const MOST_RANGE = 100_000;
 
 export function filter(name: string, value: Value, given: Given): Value {
