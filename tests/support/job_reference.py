@@ -269,7 +269,7 @@ def random_inputs(
 
 
 def _alone(computed: Callable[[Any, Arrays], Array]) -> Callable[[Any, Arrays], dict[str, Array]]:
-    """Of a job that makes its output alone."""
+    """The reference of a job that makes nothing but its output."""
     return lambda job, arrays: {"out": computed(job, arrays)}
 
 
