@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from nearfar.format import packs
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP
-from nearfar.step.ops import Attend, RopeAppend, reads, weights_of
+from nearfar.step.ops import problems_of
+from nearfar.step.shapes import Shapes
 
 if TYPE_CHECKING:
     from nearfar.format.manifest import Function, Kernel, Manifest, Program, Tensor
@@ -78,24 +79,12 @@ def _step(manifest: Manifest) -> Iterator[str]:
         return
     if (manifest.model.task == "embed") != (manifest.step.embedding is not None):
         yield f"model.task is {manifest.model.task}, and the step ends in {ops[-1].op if ops else 'nothing'}"
-    made: set[str] = set()
+    shapes = Shapes(params, manifest.caches, manifest.ropes)
     for op in ops:
-        if unknown := [name for name in reads(op) if name not in made]:
-            yield f"step: {op.out} reads {unknown[0]}, which nothing before it makes"
-        made.add(op.out)
-        if isinstance(op, RopeAppend | Attend):
-            if not 0 <= op.cache < len(manifest.caches):
-                yield f"step: {op.out} uses cache {op.cache}, there are {len(manifest.caches)}"
-            elif op.heads % manifest.caches[op.cache].kv_heads:
-                yield (
-                    f"step: {op.out} has {op.heads} heads for {manifest.caches[op.cache].kv_heads} heads of "
-                    "keys"
-                )
-        if isinstance(op, RopeAppend) and op.rope is not None and op.rope not in manifest.ropes:
-            yield f"step: {op.out} turns by {op.rope!r}, which is not among ropes"
-        for weight in weights_of(op):
-            if weight not in params:
-                yield f"step: {op.out} names the weight {weight!r}, which is no parameter"
+        if found := problems_of(op, shapes):
+            yield from (f"step: {op.out} {problem}" for problem in found)
+            return  # what later operations read is not known
+        shapes.widths[op.out] = op.out_width(shapes)
 
 
 def _stream(manifest: Manifest) -> Iterator[str]:

@@ -12,7 +12,8 @@ import tvm
 from tvm import tirx
 
 from nearfar.build.program.compiled import Compiled
-from nearfar.build.program.lowering import identifier, lower_step
+from nearfar.build.program.function import identifier
+from nearfar.build.program.lowering import lower_step
 from nearfar.build.program.passes import compile_flow, run_flow
 from nearfar.build.program.plan import plan_of, share_workspace, staged_plan
 from nearfar.format.buffers import SAMPLER_BUFFERS

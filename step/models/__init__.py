@@ -34,8 +34,8 @@ class Architecture(Protocol):
 
 def architectures() -> list[str]:
     """The model types that can be built: those with a file, and those that are like one of them."""
-    files = (path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith("_"))
-    return sorted([*files, *ALIASES])
+    files = (path.stem for folder in __path__ for path in Path(folder).glob("*.py"))
+    return sorted([*(name for name in files if not name.startswith("_")), *ALIASES])
 
 
 def architecture(config: Mapping[str, Any], within: str = "") -> Architecture:

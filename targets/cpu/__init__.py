@@ -19,6 +19,7 @@ from nearfar.kernels.jobs import (
     Norm,
     Project,
     RopeAppend,
+    Rows,
     Sample,
     Split,
 )
@@ -38,6 +39,9 @@ STAGES: dict[type[Job], Callable[[Any, Unit], Staged]] = {
     Sample: sample.sample,
     Logprobs: greedy.logprobs,
 }
+"""The kernels of each job."""
+NOT_ASKED = (Project, Rows)
+"""Jobs that no program for a CPU asks for, since CpuKernels.projects is false."""
 
 
 @lru_cache(maxsize=1024)

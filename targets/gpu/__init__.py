@@ -81,15 +81,26 @@ class GpuKernels:
         return split(attend, linear, self.tuning)
 
 
-_SHAPED: dict[type[Job], Callable[[Any, Tuning], Staged]] = {
-    Linear: linear, Project: project, Attend: attention,
-}  # fmt: skip
-"""Kernels that differ by what a program is made for."""
-_PLAIN: dict[type[Job], Callable[[Any], Staged]] = {
-    Embed: embed, Norm: norm, RopeAppend: rope_append, Rows: rows, Greedy: greedy, Sample: sample,
-    Logprobs: logprobs,
-}  # fmt: skip
-"""Kernels that all programs share."""
+def _alike(make: Callable[[Any], Staged]) -> Callable[[Any, Tuning | None], Staged]:
+    """A kernel that all programs share."""
+    return lambda job, tuning: make(job)
+
+
+STAGES: dict[type[Job], Callable[[Any, Any], Staged]] = {
+    Linear: linear,
+    Project: project,
+    Attend: attention,
+    Embed: _alike(embed),
+    Norm: _alike(norm),
+    RopeAppend: _alike(rope_append),
+    Rows: _alike(rows),
+    Greedy: _alike(greedy),
+    Sample: _alike(sample),
+    Logprobs: _alike(logprobs),
+}
+"""The kernels of each job. `_shaping` says what of a program's tuning they are given."""
+SHAPED = (Linear, Project, Attend)
+"""Jobs whose kernels differ by what a program is made for."""
 
 
 def _shaping(job: Job, tuning: Tuning) -> Tuning | None:
@@ -100,18 +111,16 @@ def _shaping(job: Job, tuning: Tuning) -> Tuning | None:
         tuning = replace(tuning, half=False)  # it looks at the dtypes of its job
     if isinstance(job, Linear):
         return replace(tuning, products=products(job, tuning))
-    return replace(tuning, products="float") if type(job) in _SHAPED else None
+    return replace(tuning, products="float") if isinstance(job, SHAPED) else None
 
 
 @lru_cache(maxsize=1024)
 def _made(job: Job, tuning: Tuning | None) -> Staged:
     """Parsing its script is most of what a kernel takes: what asks for the same shares it."""
-    if tuning is not None:
-        return _SHAPED[type(job)](job, tuning)
-    maker = _PLAIN.get(type(job))
+    maker = STAGES.get(type(job))
     if maker is None:
         raise BuildError(f"the GPU targets have no kernel for {job}")
-    return maker(job)
+    return maker(job, tuning)
 
 
 def variants(
