@@ -7,7 +7,6 @@ from typing import Any
 
 import tvm
 
-import nearfar
 from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.quantize import METHOD
 from nearfar.build.weights.stream import KEPT, Report
@@ -26,6 +25,7 @@ from nearfar.format.manifest import Model as ModelRecord
 from nearfar.format.sizes import MAX_ROWS, PAGE_SIZE
 from nearfar.kernels.quantized import Matrix
 from nearfar.step.model import Model, Step, op_record, param_record
+from nearfar.version import __version__
 
 CACHE = Cache(page_size=PAGE_SIZE, slots=MAX_ROWS)
 
@@ -123,7 +123,7 @@ def provenance(checkpoint: Checkpoint, sha256: str, report: Report, keys: bool) 
     No times or paths: the same input gives the same bytes.
     """
     made = {
-        "nearfar": nearfar.__version__,
+        "nearfar": __version__,
         "tvm": tvm.__version__,
         "checkpoint": checkpoint.name,
         "checkpoint_sha256": sha256,

@@ -7,15 +7,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from nearfar.format import packs
+from nearfar.format.buffers import buffers
+from nearfar.format.manifest import Function, Kernel, Manifest, Program, Tensor
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP
 from nearfar.step.ops import problems_of
 from nearfar.step.shapes import Shapes
-
-if TYPE_CHECKING:
-    from nearfar.format.manifest import Function, Kernel, Manifest, Program, Tensor
 
 DTYPE_BYTES = {
     "float32": 4,
@@ -136,8 +134,6 @@ def _ropes(manifest: Manifest) -> Iterator[str]:
 
 def _buffers(manifest: Manifest) -> Iterator[str]:
     """A buffer that a runtime does not know it could not fill, one of another shape it would fill wrongly."""
-    from nearfar.format.buffers import buffers  # which is made of the manifest's records
-
     tensors = {tensor.name: math.prod(tensor.shape) for tensor in manifest.weights.tensors}
     counts = {
         name: tensors.get(rope.inv_freq, 0) if isinstance(rope.inv_freq, str) else len(rope.inv_freq)

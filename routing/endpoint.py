@@ -13,12 +13,12 @@ from urllib.parse import urlsplit
 from nearfar.edge_runtime.openai.records import Usage
 from nearfar.hosts import is_local
 from nearfar.machine import NONCE_BYTES, proves
-from nearfar.remote.chunks import CallPart, Chunk, Part
+from nearfar.remote.chunks import Chunk
 from nearfar.remote.continuing import continued
 from nearfar.remote.errors import RemoteError
 from nearfar.remote.server import CHAT, Server, Waits, client, root_of
 from nearfar.routing.policy import Timeouts
-from nearfar.routing.shapes import Function, Piece, ToolCall
+from nearfar.routing.shapes import Piece
 from nearfar.routing.sides import Call, SideError, estimate
 from nearfar.routing.speed import Speeds
 from nearfar.routing.types import FEATURES, Feature
@@ -166,10 +166,10 @@ class _Watch:
 
     def saw(self, piece: Piece) -> None:
         """A piece came."""
-        if piece.count:
+        if piece.tokens:
             self._last = time.monotonic()
             self._first = self._first or self._last
-            self._tokens += piece.count
+            self._tokens += piece.tokens
 
     def end(self) -> None:
         """The answer is whole."""
@@ -184,22 +184,7 @@ def _side_error(error: RemoteError) -> SideError:
 
 def _pieces(chunk: Chunk) -> list[Piece]:
     """What a chunk says, in the client's own records."""
-    found = [piece for piece in map(_piece, chunk.parts) if piece.useful]
+    found = [Piece(**vars(part)) for part in chunk.parts]
     if (usage := chunk.usage) is not None:
         found.append(Piece(usage=Usage(usage.prompt, usage.completion, usage.prompt + usage.completion)))
     return found
-
-
-def _piece(part: Part) -> Piece:
-    calls = tuple(map(_call, part.calls))
-    return Piece(part.text, part.tokens, part.logprobs, part.reasoning, calls, part.finish)
-
-
-def _call(part: CallPart) -> ToolCall:
-    """The first part of a call has its id and name."""
-    return ToolCall(
-        Function(part.name or None, part.arguments),
-        part.index,
-        part.id or None,
-        "function" if part.id else None,
-    )

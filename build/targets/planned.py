@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +24,7 @@ from nearfar.build.program.compiled import Compiled
 from nearfar.build.program.fingerprint import fingerprint
 from nearfar.build.program.kept import KernelCache
 from nearfar.build.source import Source
-from nearfar.build.targets.target import KernelCounts, Made, Programs, Tell, check_kv_bits
+from nearfar.build.targets.target import KernelCounts, Made, OverFiles, Programs, Tell, check_kv_bits
 from nearfar.build.weights.shards import SHARD_BYTES, ShardWriter
 from nearfar.build.weights.stream import Piece
 from nearfar.errors import BuildError
@@ -43,13 +41,14 @@ from nearfar.step.params import Param
 _NONE = np.zeros(0, np.float32)
 
 
-class PackedWriter:
+class PackedWriter(OverFiles):
     """Packs whole matrices as a target's kernels want them, and appends them to its weight stream.
 
     At the end come the `bundles`, of vectors that were kept for them.
     """
 
     def __init__(self, packing: Packing, shards: ShardWriter, bundles: Bundles) -> None:
+        super().__init__(shards)
         self._packing, self._shards, self._bundles = packing, shards, bundles
         self._kept: dict[str, npt.NDArray[np.float32]] = dict.fromkeys(chain(*bundles.values()), _NONE)
 
@@ -77,15 +76,6 @@ class PackedWriter:
             self._shards.add(name, np.concatenate([self._kept[each] for each in held]))
         shards, tensors = self._shards.finish()
         return Weights(sum(shard.bytes for shard in shards), SHARD_BYTES, shards, tensors)
-
-    def __enter__(self) -> Self:
-        self._shards.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._shards.__exit__(kind, error, trace)
 
 
 class PlannedTarget(Planned):

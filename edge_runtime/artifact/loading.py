@@ -15,7 +15,6 @@ from nearfar.edge_runtime.artifact.variants import Choice
 from nearfar.edge_runtime.devices import (
     AUTO,
     Device,
-    Found,
     Settings,
     debug_choices,
     device,
@@ -25,6 +24,7 @@ from nearfar.edge_runtime.devices import (
 )
 from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.edge_runtime.executors.base import Executor
+from nearfar.edge_runtime.found import Found
 from nearfar.edge_runtime.progress import Teller
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import ArtifactError, DeviceError, RequestError

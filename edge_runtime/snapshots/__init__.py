@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nearfar.edge_runtime.openai.parameters import checked_messages
+from nearfar.edge_runtime.openai.messages import checked_messages
 from nearfar.edge_runtime.snapshots import file
 from nearfar.edge_runtime.snapshots.file import Progress
 from nearfar.edge_runtime.snapshots.record import Snapshot, key_rounding, origin

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import nearfar
 from nearfar.errors import SnapshotError
 from nearfar.format.kv import OF_BITS, ROUNDED
 from nearfar.format.manifest import Manifest
+from nearfar.version import __version__
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Snapshot:
     keys: str | None = None
     messages: tuple[Mapping[str, Any], ...] | None = None
     prompt: str | None = None
-    nearfar: str = nearfar.__version__
+    nearfar: str = __version__
 
     def metadata(self) -> dict[str, str]:
         """As the file's metadata, which holds only text."""

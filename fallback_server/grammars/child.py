@@ -10,7 +10,7 @@ from nearfar.errors import RequestError
 from nearfar.fallback_server.grammars.compiled import open_compiler
 from nearfar.fallback_server.sandbox.child import Handler, serve
 from nearfar.format.answers import AnswerFormat
-from nearfar.format.manifest import record
+from nearfar.format.conversion import record
 
 
 def open_handler(settings: dict[str, Any]) -> Handler:

@@ -22,7 +22,7 @@ from nearfar.fallback_server.grammars.compiled import CompiledGrammars
 from nearfar.fallback_server.grammars.constraint import follow
 from nearfar.fallback_server.sandbox import ChildPool, ChildSpec
 from nearfar.format.answers import AnswerFormat
-from nearfar.format.manifest import plain
+from nearfar.format.conversion import plain
 
 log = logging.getLogger(__name__)
 

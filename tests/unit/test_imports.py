@@ -51,7 +51,7 @@ def run(barred: str, code: str, *arguments: object, **environment: str) -> str:
         "from nearfar.edge_runtime.engine import scheduler",
         "from nearfar.edge_runtime.artifact.reader import Artifact",
         "from nearfar.edge_runtime import devices\nfor name in devices.device_names(): devices.device(name)",
-        "from nearfar.page_server import Site",
+        "from nearfar.cli.page_server import Site",
     ],
 )
 def test_a_part_is_had_without_what_the_whole_needs(code: str) -> None:
