@@ -116,7 +116,8 @@ class UpstreamEngine:
     async def prepare(self, request: EngineRequest) -> Prepared:
         """Estimate the prompt; the upstream tokenizes and checks."""
         text = await beside(lambda: prompt_text(request), prompt_size(request))
-        return Prepared(request, (), max(len(text) // CHARS_PER_TOKEN, 1), beginning=text[: CHARACTERS * BLOCKS])
+        tokens = max(len(text) // CHARS_PER_TOKEN, 1)
+        return Prepared(request, (), tokens, beginning=text[: CHARACTERS * BLOCKS])
 
     async def submit(self, prepared: Prepared) -> Relay:
         """Start a request; it goes out when its pieces are asked for."""
