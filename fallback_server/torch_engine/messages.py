@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nearfar.edge_runtime.grammars import Grammar
 from nearfar.fallback_server.backend import BackendInfo, EmbedRequest, TokenEvent, TokenRequest
 from nearfar.fallback_server.torch_engine.options import TorchOptions
 
@@ -32,10 +31,10 @@ class Start:
 
 @dataclass(frozen=True)
 class Learn:
-    """A grammar that GrammarService has tried out, for the requests after it that name its key."""
+    """A grammar as GrammarService compiled it, for the requests after it that name its key."""
 
     key: str
-    grammar: Grammar
+    compiled: str
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from nearfar.cli.models import Kept, kept
 from nearfar.cli.options import (
     DEFAULTS,
     LOAD,
+    ContextLength,
     DeviceName,
     KvBits,
     KvMemory,
@@ -73,13 +74,20 @@ def save(
     device: DeviceName = LOAD.device,
     threads: Threads = LOAD.threads,
     kv_memory: KvMemory = None,
+    context: ContextLength = LOAD.context,
     kv_bits: KvBits = LOAD.kv_bits,
     trust: Trust = LOAD.trust,
 ) -> None:
     """Compute the beginning of a prompt and save its keys and values."""
     source = _source(system, file, messages, prompt, raw)
     with load_engine(
-        kept(artifact), device=device, threads=threads, kv_memory=kv_memory, kv_bits=kv_bits, trust=trust
+        kept(artifact),
+        device=device,
+        threads=threads,
+        kv_memory=kv_memory,
+        context=context,
+        kv_bits=kv_bits,
+        trust=trust,
     ) as engine:
         with bytes_bar(f"saving {output.name}") as progress:
             made = engine.save_cache(output, force=force, progress=progress, **source)
@@ -103,6 +111,7 @@ def load(
     device: DeviceName = LOAD.device,
     threads: Threads = LOAD.threads,
     kv_memory: KvMemory = None,
+    context: ContextLength = LOAD.context,
     kv_bits: KvBits = LOAD.kv_bits,
     trust: Trust = LOAD.trust,
 ) -> None:
@@ -111,7 +120,13 @@ def load(
     """
     params = sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
     with load_engine(
-        kept(artifact), device=device, threads=threads, kv_memory=kv_memory, kv_bits=kv_bits, trust=trust
+        kept(artifact),
+        device=device,
+        threads=threads,
+        kv_memory=kv_memory,
+        context=context,
+        kv_bits=kv_bits,
+        trust=trust,
     ) as engine:
         found = load_snapshot(engine, file)
         print(f"{file}: {_facts(found)}", file=sys.stderr)
