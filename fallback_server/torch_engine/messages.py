@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nearfar.edge_runtime.grammars import Grammar
 from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.fallback_server import framing
 from nearfar.fallback_server.backend import BackendInfo, EmbedRequest, TokenEvent, TokenRequest
@@ -31,10 +30,10 @@ class Start:
 
 @dataclass(frozen=True)
 class Learn:
-    """A grammar that GrammarService has tried out, for the requests after it that name its key."""
+    """A grammar as GrammarService compiled it, for the requests after it that name its key."""
 
     key: str
-    grammar: Grammar
+    compiled: str
 
 
 @dataclass(frozen=True)
