@@ -17,6 +17,7 @@ from nearfar.edge_runtime.tools.messages import canonical
 from nearfar.errors import RequestError
 from nearfar.format.requests import MAX_CHOICES, MAX_LISTED, MAX_VARIABLES, ROLES
 from nearfar.format.sampling import NOTHING, SamplingDefaults
+from nearfar.suggestions import advised
 
 if TYPE_CHECKING:
     from nearfar.edge_runtime.openai.context import ContextPolicy
@@ -281,15 +282,17 @@ def _message(index: int, message: object) -> dict[str, Any]:
             raise RequestError(f"{where}.{field} must be a string, not {message[field]!r:.80}", "messages")
     for field, value in message.items():
         if field not in _MESSAGE and value is not None:
-            raise RequestError(f"{where}.{field} is no field of a message", "messages")
+            raise RequestError(
+                f"{where}.{field} is no field of a message{advised([str(field)], _MESSAGE)}", "messages"
+            )
     return canonical(message)
 
 
 def _given(params: dict[str, Any], known: Any) -> dict[str, Any]:
     """The parameters that are set; refuses names that nobody knows."""
-    unknown = sorted(set(params) - set(known.__annotations__) - set(CommonParams.__annotations__))
-    if unknown:
-        raise RequestError(f"unknown parameter {', '.join(unknown)}", unknown[0])
+    names = {*known.__annotations__, *CommonParams.__annotations__}
+    if unknown := sorted(set(params) - names):
+        raise RequestError(f"unknown parameter {', '.join(unknown)}{advised(unknown, names)}", unknown[0])
     if not isinstance(params.get("user"), str | None):
         raise RequestError(f"user must be a string, not {params['user']!r}", "user")
     _flag("ignore_eos", params.get("ignore_eos"))

@@ -522,6 +522,8 @@ test("calls at once cannot exceed a budget together", async () => {
 });
 
 test("a policy with a name that nobody knows is refused", () => {
-  expect(() => client({ policy: { mood: "auto" } as never })).toThrow("the policy has no field mood");
+  expect(() => client({ policy: { mood: "auto" } as never })).toThrow(
+    "the policy has no field mood: did you mean mode?",
+  );
   expect(() => client({ policy: { difficulty_threshold: 2 } })).toThrow("from 0 to 1");
 });
