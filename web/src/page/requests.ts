@@ -3,9 +3,8 @@
  * out.
  */
 
-import { RequestError } from "../both/errors.js";
+import { meant, RequestError } from "../both/errors.js";
 import { MAX_LISTED, MAX_VARIABLES, TOP_LOGPROBS } from "../both/format.js";
-import { meant } from "../both/meant.js";
 import type { ChatCompletionRequest, CompletionRequest } from "../both/openai.js";
 import type { Prepared } from "./completions.js";
 import { checkedMessages } from "./conversation.js";

@@ -3,8 +3,7 @@
  * explains every field.
  */
 
-import { RequestError } from "../both/errors.js";
-import { meant } from "../both/meant.js";
+import { meant, RequestError } from "../both/errors.js";
 import { MODES, type Mode, type Side } from "./types.js";
 
 /**

@@ -3,8 +3,7 @@
  * (routing/request.py).
  */
 
-import { RequestError } from "../both/errors.js";
-import { meant } from "../both/meant.js";
+import { meant, RequestError } from "../both/errors.js";
 import { type HybridRequest, type Message, textOf } from "./openai.js";
 import { type Feature, MODES, type Mode } from "./types.js";
 
