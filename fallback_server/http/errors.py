@@ -173,7 +173,8 @@ def _validation(errors: Sequence[Mapping[str, Any]], fields: Iterable[str] = ())
         meant = _meant(place, fields)
         name = where if where and where.isprintable() else ascii(where)
         return Problem(400, f"unknown field {name:.80}{meant}", place[0], "invalid_request")
-    text = f"{where}: {message}{_not(error['type'], value)}" if where else message
+    given = "" if isinstance(value, dict | list) and _kind(value) in message else _not(error["type"], value)
+    text = f"{where}: {message}{given}" if where else message
     # What concerns several fields has no place, but may name one of them.
     param = place[0] if place else error.get("ctx", {}).get("param")
     return Problem(400, text, param, "invalid_request")
