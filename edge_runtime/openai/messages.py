@@ -10,6 +10,7 @@ from nearfar.edge_runtime.openai.tooling import check_calls
 from nearfar.edge_runtime.tools.messages import canonical, texts_of
 from nearfar.errors import RequestError
 from nearfar.format.requests import ROLES
+from nearfar.suggestions import advised
 
 
 def checked_messages(messages: object) -> list[dict[str, Any]]:
@@ -48,5 +49,7 @@ def _message(index: int, message: object) -> dict[str, Any]:
             raise RequestError(f"{where}.{field} must be a string, not {message[field]!r:.80}", "messages")
     for field, value in message.items():
         if field not in _MESSAGE and value is not None:
-            raise RequestError(f"{where}.{field} is no field of a message", "messages")
+            raise RequestError(
+                f"{where}.{field} is no field of a message{advised([str(field)], _MESSAGE)}", "messages"
+            )
     return canonical(message)
