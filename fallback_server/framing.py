@@ -36,7 +36,7 @@ def receive(source: Source) -> bytes | None:
 
 
 async def read(reader: asyncio.StreamReader) -> bytes | None:
-    """The same on an event loop."""
+    """Read the next message on an event loop; None when the other side is gone."""
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         return await reader.readexactly(length)

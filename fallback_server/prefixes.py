@@ -15,7 +15,7 @@ TOKENS = 16
 affinity.
 """
 CHARACTERS = 256
-"""The same of a prompt that is known as text."""
+"""Characters that are hashed together, of a prompt that is known as text."""
 BLOCKS = 256
 """Blocks of a prompt that are looked at: a longer common beginning changes nothing, and one long prompt must
 not push all others out.
@@ -62,7 +62,7 @@ def token_blocks(tokens: Sequence[int], salt: str = "") -> list[bytes]:
 
 
 def text_blocks(text: str) -> list[bytes]:
-    """The same of a text."""
+    """A hash for each whole block of a text, of everything up to its end."""
     starts = _starts(len(text), CHARACTERS)
     return _hashes(b"", (text[at : at + CHARACTERS].encode(errors="replace") for at in starts))
 

@@ -70,6 +70,14 @@ class KvCache:
 
 
 @dataclass(frozen=True)
+class ShortRope:
+    """LongRoPE: the frequencies of engines whose context is at most `context`, instead of the others."""
+
+    inv_freq: str | tuple[float, ...]
+    context: int
+
+
+@dataclass(frozen=True)
 class Rope:
     """How the runtime makes a buffer `rope.<name>`: frequencies (mlx) or the tensor that holds them, and a
     factor.
@@ -80,6 +88,15 @@ class Rope:
 
     inv_freq: str | tuple[float, ...]
     scale: float
+    short: ShortRope | None = None
+
+    def frequencies(self, context: int) -> str | tuple[float, ...]:
+        """The frequencies of an engine whose sequences have at most `context` positions."""
+        return self.short.inv_freq if self.short and context <= self.short.context else self.inv_freq
+
+    def all_frequencies(self) -> tuple[str | tuple[float, ...], ...]:
+        """Those of every engine."""
+        return (self.inv_freq, *([self.short.inv_freq] if self.short else []))
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,11 @@ class AsyncHybridClient:
         state: str | Path | None = None,
         records: str | Path | None = None,
     ) -> None:
-        policy = policy or Policy()
+        policy = Policy() if policy is None else policy
+        if not isinstance(policy, Policy):
+            raise RequestError(
+                f"policy must be a Policy, such as Policy(mode='auto'), not {policy!r:.80}", "policy"
+            )
         if device is None and cloud is None:
             raise RequestError("give the client a device, a cloud, or both", "device")
         self.router = Router(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
 from nearfar.edge_runtime.openai.records import Usage
+from nearfar.errors import RequestError
 from nearfar.hosts import is_local
 from nearfar.machine import NONCE_BYTES, proves
 from nearfar.remote.chunks import Chunk
@@ -47,6 +48,17 @@ class Endpoint:
     continues: bool = True
     prefill_tps: float | None = None
     cache_seconds: float = 300.0
+
+    def __post_init__(self) -> None:
+        """RequestError for an address that nobody can ask, and for a key that is no text."""
+        parts = urlsplit(self.url) if isinstance(self.url, str) else None
+        if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+            raise RequestError(
+                f"the address of an endpoint must be such as http://127.0.0.1:8000, not {self.url!r:.80}",
+                "url",
+            )
+        if not isinstance(self.key, str | None):
+            raise RequestError(f"key must be a string, not a {type(self.key).__name__}", "key")
 
     @property
     def root(self) -> str:

@@ -41,7 +41,7 @@ class OnnxWriter(OverFiles):
         stem = f"{self._graph_file.relative_to(root).as_posix()}_data"
         self._files = external.ExternalWriter(root, stem, external.PART_BYTES)
         super().__init__(self._files)
-        self._write_matrix, self._lowering = matrices.write_matrix, lowering.Lowering
+        self._write_matrix, self._step_graph = matrices.write_matrix, lowering.step_graph
         self._matrices: dict[str, dict[str, Any]] = {}
         self._single: dict[str, Any] = lowering.write_tables(self._files, source.model)
 
@@ -59,8 +59,8 @@ class OnnxWriter(OverFiles):
         """Write the graph; the manifest's `weights`."""
         files = self._files.finish()
         source = self._source
-        lowered = self._lowering(source.model, source.matrices, self._matrices, self._single, self._int8)
-        lowered.graph().save(self._graph_file)
+        graph = self._step_graph(source.model, source.matrices, self._matrices, self._single, self._int8)
+        graph.save(self._graph_file)
         sizes = [file.bytes for file in files]
         return Weights(sum(sizes), max(sizes), files, (), "onnx")
 
@@ -78,16 +78,8 @@ class OnnxTarget:
         """ONNX Runtime must have operators for the step; writing them needs onnx."""
         check_kv_bits("onnx", options)
         (lowering,) = _modules("lowering")
-        if source.model.embedding is not None:
-            raise BuildError(
-                "target onnx is for models that give logits: build embeddings for another target, or leave "
-                "--embeddings out"
-            )
-        if unknown := lowering.unknown_operations(source.model.step.ops):
-            raise BuildError(
-                f"target onnx cannot express {', '.join(unknown)} of {source.model.architecture}: build for "
-                "another target"
-            )
+        if reason := lowering.refusal(source.model.step.ops):
+            raise BuildError(f"target onnx {reason}")
         lengths = sorted({cache.head_dim for cache in source.model.step.caches if cache.head_dim % HEADS})
         if lengths:
             raise BuildError(

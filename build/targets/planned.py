@@ -19,7 +19,7 @@ from nearfar.build import manifest
 from nearfar.build.browser.check import check_text
 from nearfar.build.options import BuildOptions
 from nearfar.build.program.beside import Share, beside, shares
-from nearfar.build.program.compile import Job, compiled
+from nearfar.build.program.compile import Job, check_supported, compiled
 from nearfar.build.program.compiled import Compiled
 from nearfar.build.program.fingerprint import fingerprint
 from nearfar.build.program.kept import KernelCache
@@ -82,8 +82,8 @@ class PlannedTarget(Planned):
     """What the pipeline does for a target with kernels; see nearfar.build.targets.target.Target."""
 
     def check(self, source: Source, options: BuildOptions) -> None:
-        """Kernels say themselves what they cannot do, when they are made; offsets have 32 bits; browsers read
-        the text themselves.
+        """There are kernels for all that the model computes; offsets have 32 bits; browsers read the text
+        themselves.
         """
         if self.packed:
             check_text(self.name, source.checkpoint)
@@ -96,6 +96,7 @@ class PlannedTarget(Planned):
                     f"{name} [{matrix.n}, {matrix.k}] takes {largest:,} values, more than target "
                     f"{self.name} can address ({LARGEST:,}): quantize it (--quant q4)"
                 )
+        check_supported(self._job(source, options), self._asked(options))
 
     def _check_products(self, source: Source, options: BuildOptions) -> None:
         """There is a program, and what is asked for is what it would do."""
@@ -137,11 +138,15 @@ class PlannedTarget(Planned):
             or (variant.device_class in options.device_classes and variant.products in options.multiplied_as)
         ]
 
+    def _job(self, source: Source, options: BuildOptions) -> Job:
+        """What each variant compiles."""
+        return Job(source.model, source.matrices, manifest.CACHE, options.buckets or self.buckets)
+
     def writer(self, source: Source, root: Path, options: BuildOptions) -> PackedWriter:
         """The weight stream; it begins with the frequencies of the rotations and what keys are rounded by."""
         shards = ShardWriter(root)
-        for name, rope in source.model.step.ropes.items():
-            shards.add(manifest.rope_tensor(name), np.array(rope.inv_freq, np.float32))
+        for name, frequencies in manifest.rope_tensors(source.model.step).items():
+            shards.add(name, np.array(frequencies, np.float32))
         bundles = self.packing.bundles(source.model.step, rounds=bool(source.rounding))
         writer = PackedWriter(self.packing, shards, bundles)
         for cache, weights in source.rounding.items():
@@ -156,7 +161,7 @@ class PlannedTarget(Planned):
             largest_weight=self._largest_weight(source),
             figures=options.kernel_figures,
         )
-        job = Job(source.model, source.matrices, manifest.CACHE, options.buckets or self.buckets)
+        job = self._job(source, options)
         asked = self._asked(options)
         cache = KernelCache() if options.kernel_cache else None
         keys = {variant.name: self._key(job, variant, context) for variant in asked} if cache else {}

@@ -50,6 +50,7 @@ class AsyncEngine(Loaded):
 
         `device`: a kind of device (`nearfar devices` lists them) or "auto"; "KIND:1" or "KIND:radeon" for one
         of several. `kv_memory`: bytes for the KV cache, such as "512MB"; default half of what is free.
+        `context`: no more positions than these; default as many as the model and the memory allow.
         `threads`: cpu threads, default one a core, within the quota of the container. `verify`: check the
         SHA-256 of every file first. `kv_bits`: keep the KV cache in so many bits a value, where the device
         can; default as the program computes. `precision`: "f16" or "f32"; default the best that the device

@@ -7,9 +7,10 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from nearfar.edge_runtime.openai.tooling import check_calls
-from nearfar.edge_runtime.tools.messages import canonical
+from nearfar.edge_runtime.tools.messages import canonical, texts_of
 from nearfar.errors import RequestError
 from nearfar.format.requests import ROLES
+from nearfar.suggestions import advised
 
 
 def checked_messages(messages: object) -> list[dict[str, Any]]:
@@ -37,9 +38,8 @@ def _message(index: int, message: object) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, Seq) and not isinstance(content, str | bytes):
         for part in content:
-            kinds = ("text", "refusal") if message["role"] == "assistant" else ("text",)
             kind = part.get("type") if isinstance(part, Mapping) else None
-            if kind not in kinds or not isinstance(part.get(kind), str):
+            if kind not in texts_of(role) or not isinstance(part.get(kind), str):
                 raise RequestError(f"{where}: only text content is supported, not {part!r:.80}", "messages")
     elif not isinstance(content, str) and (content is not None or message["role"] != "assistant"):
         raise RequestError(f"{where}.content must be text, not {content!r:.80}", "messages")
@@ -49,5 +49,7 @@ def _message(index: int, message: object) -> dict[str, Any]:
             raise RequestError(f"{where}.{field} must be a string, not {message[field]!r:.80}", "messages")
     for field, value in message.items():
         if field not in _MESSAGE and value is not None:
-            raise RequestError(f"{where}.{field} is no field of a message", "messages")
+            raise RequestError(
+                f"{where}.{field} is no field of a message{advised([str(field)], _MESSAGE)}", "messages"
+            )
     return canonical(message)

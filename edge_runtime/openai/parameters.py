@@ -17,6 +17,7 @@ from nearfar.edge_runtime.tools.asking import ToolChoice
 from nearfar.errors import RequestError
 from nearfar.format.requests import MAX_CHOICES, MAX_LISTED, MAX_VARIABLES
 from nearfar.format.sampling import NOTHING, SamplingDefaults
+from nearfar.suggestions import advised
 
 
 class CommonParams(TypedDict, total=False):
@@ -243,9 +244,9 @@ def token_prompt(prompt: object) -> list[int]:
 
 def _given(params: dict[str, Any], known: Any) -> dict[str, Any]:
     """The parameters that are set; refuses names that nobody knows."""
-    unknown = sorted(set(params) - set(known.__annotations__) - set(CommonParams.__annotations__))
-    if unknown:
-        raise RequestError(f"unknown parameter {', '.join(unknown)}", unknown[0])
+    names = {*known.__annotations__, *CommonParams.__annotations__}
+    if unknown := sorted(set(params) - names):
+        raise RequestError(f"unknown parameter {', '.join(unknown)}{advised(unknown, names)}", unknown[0])
     if not isinstance(params.get("user"), str | None):
         raise RequestError(f"user must be a string, not {params['user']!r}", "user")
     _flag("ignore_eos", params.get("ignore_eos"))

@@ -47,7 +47,7 @@ async def save(
         )
     file.check_target(path, force)
     checked = checked_messages(messages) if messages is not None else None
-    model, page_size = origin(core.manifest), core.scheduler.table.page_size
+    model, page_size = origin(core.manifest, core.context), core.scheduler.table.page_size
     if checked is not None:
         tokens = chat_prefix(codec, checked)
     elif prompt is not None:
@@ -74,7 +74,7 @@ async def save(
 async def load(core: EngineCore, path: Path, progress: Progress | None) -> Snapshot:
     """See AsyncEngine.load_cache."""
     snapshot, tensors = await asyncio.to_thread(_read, path, progress)
-    ours = origin(core.manifest)
+    ours = origin(core.manifest, core.context)
     if snapshot.origin.fingerprint != ours.fingerprint:
         raise SnapshotError(
             f"the snapshot {path} was made with {snapshot.origin}, this model is {ours}: "

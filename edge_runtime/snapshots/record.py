@@ -41,9 +41,9 @@ def key_rounding(manifest: Manifest, kv_bits: int | None) -> str | None:
     return str(told) if rounded and told is not None else None
 
 
-def origin(manifest: Manifest) -> Origin:
+def origin(manifest: Manifest, context: int) -> Origin:
     """Identify the model of an artifact: SHA-256 over the checkpoint's hash, the quantization, and the shape
-    of the model.
+    of the model; with LongRoPE, also whether an engine of this `context` turns keys by the short factors.
 
     The checkpoint's hash covers its config.json, and so everything else that keys and values depend on (rope,
     norms, biases).
@@ -64,6 +64,8 @@ def origin(manifest: Manifest) -> Origin:
         ],
         "step": [list(manifest.step.ops), [rope.scale for rope in manifest.ropes.values()]],
     }
+    if any(rope.frequencies(context) != rope.inv_freq for rope in manifest.ropes.values()):
+        facts["rope"] = "short"
     text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
     shown = "not quantized" if quant.scheme == "none" else quant.scheme
     return Origin(hashlib.sha256(text.encode()).hexdigest(), manifest.model.name, shown, str(checkpoint))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from nearfar.fallback_server.prefixes import PrefixMap, text_blocks
 from nearfar.remote.breaker import Breaker, BreakerOptions
-from nearfar.remote.errors import RefusedError, RemoteError, reason_of
+from nearfar.remote.errors import RefusedError, RemoteError, briefly
 from nearfar.remote.server import CHAT, COMPLETIONS, Listed, Server
 
 log = logging.getLogger(__name__)
@@ -65,14 +65,15 @@ class Address:
         try:
             found = await self.server.models(seconds)
         except (RemoteError, RefusedError) as error:
-            log.log(logging.DEBUG if self.trouble else logging.WARNING, "upstream: %s", error)
-            self.heard, self.trouble = None, _briefly(error)
+            level = logging.DEBUG if self.trouble else logging.WARNING
+            self.heard, self.trouble = None, briefly(error)
+            log.log(level, "upstream %s lists no models: %s", self.server.name, self.trouble)
             return False
         self.trouble = ""
         if found != self.models:
             log.info(
                 "upstream %s serves %s",
-                self.server.root,
+                self.server.name,
                 ", ".join(model.id for model in found) or "no model",
             )
         self.models = found
@@ -155,16 +156,3 @@ class AddressBook:
             chosen = known
         self.prefixes.remember(blocks, chosen)
         return chosen
-
-
-def _briefly(error: RemoteError | RefusedError) -> str:
-    """What is wrong with a server that does not list its models; nothing of what came from there."""
-    if error.status is not None:
-        return f"status {error.status}"
-    if error.code == "connection" and error.__cause__ is not None:
-        return reason_of(error.__cause__)
-    return {
-        "timeout": "no answer in time",
-        "shape": "no list of models",
-        "cut": "the connection was cut",
-    }.get(error.code, "it failed")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from nearfar.edge_runtime.grammars import Grammar
+from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.edge_runtime.tools.asking import AUTO, ToolChoice
 from nearfar.fallback_server.backend import BackendStats, Pooling
@@ -77,8 +79,8 @@ class TokenUsage:
 class Prepared:
     """A request that an engine will take: its prompts as tokens.
 
-    `prompt_tokens` counts each prompt once. For engines that do not tokenize it is an estimate, and
-    `prompts` is empty.
+    `prompt_tokens` counts each prompt once. For engines that do not tokenize it is an estimate, `prompts` is
+    empty, and `beginning` is how what the prompt says begins.
     """
 
     request: EngineRequest
@@ -88,6 +90,7 @@ class Prepared:
     reasoning_open: bool = False
     ignored: tuple[str, ...] = ()
     """Fields of the request that would have changed nothing: hints that the chat template does not follow."""
+    beginning: str = ""
 
 
 class Answers(Protocol):
@@ -120,9 +123,9 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class Embeddings:
-    """One vector an input, and the tokens of all inputs."""
+    """One vector an input, as the model makes it (its length need not be 1), and the tokens of all inputs."""
 
-    vectors: list[list[float]]
+    vectors: Seq[Vector]
     tokens: int
 
 
@@ -165,7 +168,7 @@ class Engine(Protocol):
         """One vector for each prompt of a request with `pooling`. Cancelling the call ends the work."""
         ...
 
-    async def texts_of(self, tokens: Sequence[Sequence[int]]) -> list[str]:
+    async def texts_of(self, tokens: Seq[Seq[int]]) -> list[str]:
         """The text of each list of tokens. RequestError where the model's tokenizer is not here."""
         ...
 

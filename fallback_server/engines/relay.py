@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nearfar.edge_runtime.openai.pieces import Piece
+from nearfar.edge_runtime.text.beside import characters
 from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
 from nearfar.fallback_server.engines.addresses import Address, AddressBook
 from nearfar.fallback_server.engines.base import (
@@ -22,7 +23,7 @@ from nearfar.fallback_server.engines.base import (
 )
 from nearfar.remote.chunks import Chunk, Usage
 from nearfar.remote.continuing import continued
-from nearfar.remote.errors import FewerAnswersError, RefusedError, RemoteError
+from nearfar.remote.errors import FewerAnswersError, RefusedError, RemoteError, briefly
 from nearfar.remote.server import CHAT, COMPLETIONS
 
 log = logging.getLogger(__name__)
@@ -78,6 +79,8 @@ class Relay:
 
     def __init__(self, route: Route, prepared: Prepared) -> None:
         self._route, self._request = route, prepared.request
+        # What decides whose cache knows it: its tenant's salt, and its prompt.
+        self._affinity = f"{prepared.request.tenant.salt}{prepared.beginning}"
         self._usage = TokenUsage(prepared.prompt_tokens)
         self._before = 0  # tokens of streams that were cut
         self._seen = 0  # and with them, of the one under way
@@ -108,7 +111,7 @@ class Relay:
     async def _routed(self, path: str) -> AsyncGenerator[Piece, None]:
         """Pieces of one address after the other, until one has brought the answers to their end."""
         route, failures = self._route, list[RemoteError]()
-        for address in route.book.candidates(affinity(self._request), path, route.model, route.attempts):
+        for address in route.book.candidates(self._affinity, path, route.model, route.attempts):
             route.counts.continued += bool(self._seen)
             route.counts.retries += bool(failures) and not self._seen
             answering = False  # this address, and not only one before it
@@ -119,12 +122,14 @@ class Relay:
                         yield piece
                 return
             except RemoteError as error:
-                log.warning("upstream failed: %s", error)
+                log.warning("upstream %s failed: %s", address.server.name, briefly(error))
                 failures.append(error)
             except RefusedError as error:
                 if answering or not self._began:
                     raise
-                log.warning("upstream cannot go on with an answer: %s", error)
+                log.warning(
+                    "upstream %s cannot go on with an answer: %s", address.server.name, briefly(error)
+                )
                 break
             if self._began and not self._can_continue():
                 break
@@ -284,9 +289,9 @@ def one_answer(body: Mapping[str, Any], request: EngineRequest, index: int) -> d
     return made
 
 
-def affinity(request: EngineRequest) -> str:
-    """What decides whose cache knows a request: its tenant's salt, and its prompt."""
-    return f"{request.tenant.salt}{prompt_text(request)}"
+def prompt_size(request: EngineRequest) -> int:
+    """Characters and tokens of what the prompt says, about."""
+    return characters(request.messages) if request.chat else sum(map(len, request.prompts))
 
 
 def prompt_text(request: EngineRequest) -> str:

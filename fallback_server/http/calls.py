@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.types import Scope
 
 from nearfar.edge_runtime.openai.pieces import Piece
@@ -34,6 +34,7 @@ from nearfar.fallback_server.http.metrics import CallMetrics, Metrics
 from nearfar.fallback_server.http.shapes import Shape, merged
 from nearfar.fallback_server.http.streams import EVENTS, ClientGoneError, EventStream, unless_gone
 from nearfar.fallback_server.http.tracing import Span, Tracer
+from nearfar.fallback_server.http.writing import json_response
 from nearfar.fallback_server.tenants import ANONYMOUS, Tenant
 
 GONE = 499
@@ -153,20 +154,16 @@ class Call:
         self, shape: EmbeddingShape, told: Callable[[dict[str, Any]], dict[str, Any]] = lambda record: record
     ) -> Response:
         """Give vectors. `told`: makes another API's record of OpenAI's."""
-
-        async def vectors() -> dict[str, object]:
-            return told(await self._vectors(shape))
-
-        return await self._run(lambda: self._at_once(vectors()))
+        return await self._run(lambda: self._at_once(self._vectors(shape, told)))
 
     async def count(self, record: Callable[[Prepared], Awaitable[dict[str, object]]]) -> Response:
         """Tell what the prompt is as tokens; `record` makes the answer of it. Nothing is computed, so this
         costs no tokens.
         """
 
-        async def counted() -> dict[str, object]:
-            self._prepared = await self.service.engine.prepare(self.wanted)
-            return await record(self._prepared)
+        async def counted() -> Response:
+            prepared = self._prepared = await self.service.engine.prepare(self.wanted)
+            return await json_response(await record(prepared), sum(map(len, prepared.prompts)))
 
         return await self._run(lambda: self._at_once(counted()))
 
@@ -216,10 +213,10 @@ class Call:
             return TokenUsage(self._embedded.tokens)
         return TokenUsage(self._prepared.prompt_tokens if self._prepared else 0)
 
-    async def _at_once(self, record: Coroutine[Any, Any, dict[str, object]]) -> Response:
-        made = await unless_gone(self.request.receive, record)
+    async def _at_once(self, answer: Coroutine[Any, Any, Response]) -> Response:
+        made = await unless_gone(self.request.receive, answer)
         await self._end(200, "ok")
-        return JSONResponse(made)
+        return made
 
     async def _stream(self, shape: Shape) -> Response:
         keep_alive = self.service.admission.limits.keep_alive if shape.media_type == EVENTS else 0.0
@@ -239,9 +236,11 @@ class Call:
         self.metrics.prompt_length.observe(prepared.prompt_tokens)
         return prepared
 
-    async def _vectors(self, shape: EmbeddingShape) -> dict[str, object]:
-        self._embedded = await self.service.engine.embed(await self._prepare())
-        return shape.whole(self._embedded)
+    async def _vectors(
+        self, shape: EmbeddingShape, told: Callable[[dict[str, Any]], dict[str, Any]]
+    ) -> Response:
+        found = self._embedded = await self.service.engine.embed(await self._prepare())
+        return await json_response(told(shape.whole(found)), sum(map(len, found.vectors)))
 
     async def _pieces(self) -> AsyncGenerator[Piece, None]:
         """Prepare, submit, and watch the pieces pass."""
@@ -251,14 +250,15 @@ class Call:
                 self._watch(piece)
                 yield piece
 
-    async def _whole(self, shape: Shape) -> dict[str, object]:
+    async def _whole(self, shape: Shape) -> Response:
         made: list[Piece] = []
-        weight = answer_weight(self.wanted)
+        weight, size = answer_weight(self.wanted), 0
         async with aclosing(self._pieces()) as pieces:
             async for piece in pieces:
                 made.append(piece)
                 self._ticket.hold(piece.tokens * weight)
-        return shape.whole(made, self.usage)
+                size += max(piece.tokens, len(piece.logprobs)) * weight
+        return await json_response(shape.whole(made, self.usage), size)
 
     async def _events(
         self, shape: Shape, first: asyncio.Future[Piece], rest: AsyncGenerator[Piece, None]

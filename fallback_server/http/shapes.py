@@ -1,4 +1,6 @@
-"""OpenAI's response shapes: pieces of answers in, records for JSON out."""
+"""OpenAI's response shapes: pieces of answers in, records for JSON out (`written` makes it: what may be long
+in a record is an iterator).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from nearfar.edge_runtime.openai.pieces import Piece, whole_calls
@@ -63,7 +65,7 @@ class Head:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def record(
-        self, kind: str, choices: list[Record], streamed: bool, usage: TokenUsage | None = None
+        self, kind: str, choices: Iterable[Record], streamed: bool, usage: TokenUsage | None = None
     ) -> Record:
         """A record with these choices."""
         made = {
@@ -83,7 +85,7 @@ class ChunkShape(ABC):
 
     media_type = EVENTS
 
-    def __init__(self, head: Head, choices: int) -> None:
+    def __init__(self, head: Head, choices: int = 1) -> None:
         self._head, self._choices = head, choices
 
     @abstractmethod
@@ -145,7 +147,7 @@ class ChatShape(ChunkShape):
 
     def whole(self, pieces: Seq[Piece], usage: TokenUsage) -> Record:
         """All answers as one response."""
-        made = [self._choice(index, of) for index, of in enumerate(_by_index(pieces, self._choices))]
+        made = (self._choice(index, of) for index, of in enumerate(_by_index(pieces, self._choices)))
         return {**self._head.record("chat.completion", made, False), "usage": _usage(usage)}
 
     def final(self, usage: TokenUsage) -> Record:
@@ -191,7 +193,7 @@ class CompletionShape(ChunkShape):
 
     def whole(self, pieces: Seq[Piece], usage: TokenUsage) -> Record:
         """All texts as one response."""
-        made = [self._choice(index, of) for index, of in enumerate(_by_index(pieces, self._choices))]
+        made = (self._choice(index, of) for index, of in enumerate(_by_index(pieces, self._choices)))
         return {**self._head.record("text_completion", made, False), "usage": _usage(usage)}
 
     def final(self, usage: TokenUsage) -> Record:
@@ -214,9 +216,9 @@ def _parallel(logprobs: Seq[TokenLogprob], offsets: list[int]) -> Record:
     offsets.
     """
     return {
-        "tokens": [_name(item) for item in logprobs],
-        "token_logprobs": [_finite(item.logprob) for item in logprobs],
-        "top_logprobs": [_top(item) for item in logprobs],
+        "tokens": map(_name, logprobs),
+        "token_logprobs": (_finite(item.logprob) for item in logprobs),
+        "top_logprobs": map(_top, logprobs),
         "text_offset": offsets,
     }
 
@@ -229,9 +231,9 @@ def _by_index(pieces: Seq[Piece], choices: int) -> list[list[Piece]]:
     return found
 
 
-def embeddings(model: str, vectors: list[list[float]] | list[str], tokens: int) -> Record:
+def embeddings(model: str, vectors: Iterable[object], tokens: int) -> Record:
     """An embeddings response."""
-    data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)]
+    data = ({"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors))
     return {
         "object": "list",
         "data": data,
@@ -264,12 +266,13 @@ def merged(parts: Seq[CallPart]) -> list[Record]:
 
 
 def content_logprobs(logprobs: Seq[TokenLogprob]) -> Record:
-    content = [asdict(item) for item in logprobs]
-    for item in content:
-        item["logprob"] = _finite(item["logprob"])
-        for other in item["top_logprobs"]:
-            other["logprob"] = _finite(other["logprob"])
+    """The log-probabilities of a chat's answer."""
+    content = ({**_told(item), "top_logprobs": [*map(_told, item.top_logprobs)]} for item in logprobs)
     return {"content": content, "refusal": None}
+
+
+def _told(item: TokenLogprob | TopLogprob) -> Record:
+    return {"token": item.token, "logprob": _finite(item.logprob), "bytes": item.bytes}
 
 
 def _top(item: TokenLogprob) -> Record | None:

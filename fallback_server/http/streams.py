@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
@@ -11,6 +10,8 @@ from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+
+from nearfar.fallback_server.http.writing import SPACED, written
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ class ClientGoneError(Exception):
 
 def line(record: Mapping[str, Any]) -> bytes:
     """A record as one line of JSON, without the line's end."""
-    return json.dumps(record, ensure_ascii=False, allow_nan=False).encode()
+    return "".join(written(dict(record), SPACED)).encode()
 
 
 def event(record: Mapping[str, Any], name: str = "") -> bytes:

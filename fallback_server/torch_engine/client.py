@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from nearfar.edge_runtime.grammars import Grammar, Kept, key_of
+from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.errors import (
     CheckpointError,
     DeviceError,
@@ -28,7 +29,7 @@ from nearfar.fallback_server.backend import (
     TokenRequest,
 )
 from nearfar.fallback_server.grammars import GrammarService
-from nearfar.fallback_server.token_stream import EventStream, Unread
+from nearfar.fallback_server.token_stream import EventStream, Unread, check_new, check_room
 from nearfar.fallback_server.torch_engine.messages import (
     Beat,
     Cancel,
@@ -99,7 +100,7 @@ class _EmbedJob:
     """
 
     message: Embed
-    future: asyncio.Future[list[float]]
+    future: asyncio.Future[Vector]
     deaths: int = 0
     started: bool = False
 
@@ -170,8 +171,8 @@ class TorchBackend:
         if stream.message is not None:
             self._send(Cancel(stream.request.id))
 
-    async def embed(self, request: EmbedRequest) -> list[float]:
-        """The mean of the last hidden states of a sequence, or the last one. Not normalized."""
+    async def embed(self, request: EmbedRequest) -> Vector:
+        """The mean of the last hidden states of a sequence, or the last one."""
         check_tokens(request.tokens, self.info, room=0)
         self._check_room(request.id)
         job = _EmbedJob(Embed(request), asyncio.get_running_loop().create_future())
@@ -221,11 +222,8 @@ class TorchBackend:
             raise OverloadError("the engine is shutting down", 5.0)
         if self._failed_starts >= STARTS:
             raise OverloadError("the engine does not start; it is tried again", self.options.backoff_last)
-        if request_id in self._streams or request_id in self._embeds:
-            raise RequestError(f"there is a request {request_id!r} under way already", "id")
-        waiting = sum(not job.started for job in self._jobs)
-        if waiting >= self.options.max_waiting:
-            raise OverloadError(f"{waiting} requests wait already, as many as may", 1.0)
+        check_new(request_id, self._streams, self._embeds)
+        check_room(sum(not job.started for job in self._jobs), self.options.max_waiting)
 
     def _silent(self) -> bool:
         return self._worker is None or time.monotonic() - self._worker.heard > SILENCE

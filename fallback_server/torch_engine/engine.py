@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from nearfar.edge_runtime.cache import SequenceTable
+from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.errors import RequestError
 from nearfar.fallback_server.backend import (
     BackendInfo,
@@ -83,11 +84,11 @@ class Pooled:
             self.total = self.total + hidden.sum(0)
 
     @property
-    def vector(self) -> list[float]:
+    def vector(self) -> Vector:
         """The embedding, once all rows are in: the last hidden state, or (also for "model") the mean."""
         assert self.total is not None
         count = 1 if self.request.pooling == "last" else len(self.work.tokens)
-        values: list[float] = (self.total / count).tolist()
+        values: Vector = (self.total / count).cpu().numpy()
         return values
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.fallback_server import framing
 from nearfar.fallback_server.backend import BackendInfo, EmbedRequest, TokenEvent, TokenRequest
 from nearfar.fallback_server.torch_engine.options import TorchOptions
@@ -132,7 +133,7 @@ class Embedded:
     """The vector of a sequence."""
 
     id: str
-    values: list[float]
+    values: Vector
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,9 @@ class Receiver:
         have = part.stat().st_size if part.exists() else 0
         if have == size:
             return
+        if have > most:  # the beginning of something else
+            part.unlink()
+            have = 0
         with ask(have) as reply:
             wrong = reply.status == 206 and not reply.range.startswith(f"bytes {have}-")
             if wrong or reply.status == 416:

@@ -73,12 +73,14 @@ def test_another_range_than_was_asked_for_is_not_taken(receiver: Receiver, tmp_p
     assert part.read_bytes() == WHOLE
 
 
-def test_what_is_longer_than_the_hosts_file_is_fetched_anew(receiver: Receiver, tmp_path: Path) -> None:
+def test_what_is_longer_than_the_file_is_fetched_anew(receiver: Receiver, tmp_path: Path) -> None:
     part = tmp_path / "part"
     part.write_bytes(WHOLE + WHOLE)
-    whole = Reply(200, "", "", 10, iter([WHOLE]))
-    assert receive(receiver, part, Reply(416, "Range Not Satisfiable"), whole) == [20, 0]
-    assert part.read_bytes() == WHOLE
+    assert receive(receiver, part, Reply(200, "", "", 10, iter([WHOLE]))) == [0]
+    part.write_bytes(WHOLE[:8])  # of a host whose file is shorter now, as only its answer tells
+    short = Reply(200, "", "", 5, iter([WHOLE[:5]]))
+    assert receive(receiver, part, Reply(416, "Range Not Satisfiable"), short, size=None) == [8, 0]
+    assert part.read_bytes() == WHOLE[:5]
 
 
 def test_more_than_a_file_may_have_is_refused(receiver: Receiver, tmp_path: Path) -> None:

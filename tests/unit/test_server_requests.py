@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import schemathesis
 from fastapi import FastAPI
@@ -93,7 +94,7 @@ class EchoEngine:
 
     async def embed(self, prepared: Prepared) -> Embeddings:
         inputs = prepared.request.prompts
-        return Embeddings([[0.5, float(len(item))] for item in inputs], len(inputs))
+        return Embeddings([np.array([0.5, len(item)], np.float32) for item in inputs], len(inputs))
 
     def stats(self) -> BackendStats:
         return BackendStats(0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0)

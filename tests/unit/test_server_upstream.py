@@ -23,6 +23,7 @@ from nearfar.fallback_server.http.errors import problem_of
 from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed
 from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.fallback_server.http.shapes import ChatShape, Head
+from nearfar.fallback_server.http.writing import written
 from nearfar.fallback_server.prefixes import BLOCKS, CHARACTERS
 from nearfar.remote.breaker import Breaker, BreakerOptions
 from nearfar.remote.chunks import read_part
@@ -171,7 +172,7 @@ def test_tool_calls_that_come_in_parts_are_put_together() -> None:
     pieces = [read_part({"index": 0, "delta": delta}, chat=True) for delta in deltas]
     pieces.append(read_part({"index": 0, "delta": {}, "finish_reason": "tool_calls"}, chat=True))
     shape = ChatShape(Head("id", "m"))
-    whole = shape.whole(pieces, 1, TokenUsage(1))["choices"][0]
+    whole = json.loads("".join(written(shape.whole(pieces, TokenUsage(1)))))["choices"][0]
     assert whole["finish_reason"] == "tool_calls"
     assert whole["message"]["reasoning_content"] == "hm"
     calls = [(call["id"], call["function"]["name"], call["function"]["arguments"])

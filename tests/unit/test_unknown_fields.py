@@ -205,6 +205,21 @@ def test_the_command_line_says_which(monkeypatch: pytest.MonkeyPatch, strict: bo
     assert given[0].strict_fields is strict
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--log-level", "loud", "--log-level must be debug, info, warning, error, not 'loud'"),
+        ("--drain", "-5", "--drain must be 0 or more seconds, not -5"),
+        ("--max-body", "0", "--max-body must be at least 1, not 0"),
+        ("--replicas", "3", "--replicas 3 goes with --ray"),
+    ],
+)
+def test_the_command_line_refuses_what_no_server_can_do(option: str, value: str, said: str) -> None:
+    done = nearfar("serve", "http://127.0.0.1:9", option, value)
+    assert done.returncode == 1
+    assert said in done.stderr
+
+
 def test_pages_of_other_origins_may_read_what_was_ignored(engine: Noting) -> None:
     options = AppOptions(cors=("https://app.example",))
     http = TestClient(create_app(engine, options))

@@ -50,7 +50,7 @@ class KeptResponses:
 
     def find(self, tenant: Tenant, name: str, param: str | None = None) -> KeptResponse:
         """The response of this id; 404 (400 for a field `param`) where there is none."""
-        found = self._of.get(tenant.name, {}).get(name)
+        found = self._of[tenant.name].get(name) if tenant.name in self._of else None
         if found is not None:
             return found
         raise ApiError(

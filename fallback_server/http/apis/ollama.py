@@ -60,6 +60,9 @@ class Options(Strict):
         return {**same, "repetition_penalty": self.repeat_penalty, "max_completion_tokens": limit}
 
 
+NOTHING = Options.model_validate({})
+
+
 class CalledFunction(Strict):
     """A function that the model called; Ollama's arguments are an object."""
 
@@ -125,7 +128,7 @@ class Common(Strict):
             form = {"type": "json_object"}
         elif isinstance(self.format, dict):
             form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": self.format}}
-        return {**(self.options or Options()).chat, "response_format": form, "think": self.think}
+        return {**(self.options or NOTHING).chat, "response_format": form, "think": self.think}
 
 
 class ChatBody(Common):

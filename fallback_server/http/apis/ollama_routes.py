@@ -73,7 +73,7 @@ def add(api: APIRouter, service: Service) -> None:
         """A vector of one text."""
         name = _name(service, request, body.model)
         shape = EmbeddingShape("", normalize=not service.engine.passes_on)
-        given = EmbeddingRequest(model=name, input=body.prompt)
+        given = EmbeddingRequest.model_validate({"model": name, "input": body.prompt})
         return await _vectors(service, request, given, shape, None)
 
     @api.get("/tags", response_model=None)

@@ -244,7 +244,7 @@ class Reasoning(Strict):
 
 
 class StreamOptions(Strict):
-    """Options of a stream."""
+    """What a stream may leave out: nothing is ever added to it here."""
 
     place = "stream_options."
     include_obfuscation: bool | None = None

@@ -130,7 +130,7 @@ class ResponseShape:
             self._reasoned += piece.tokens
             yield from self._grown("reasoning", piece.reasoning)
         if piece.text or piece.logprobs:
-            logprobs = content_logprobs(piece.logprobs)["content"] if piece.logprobs else []
+            logprobs = list(content_logprobs(piece.logprobs)["content"]) if piece.logprobs else []
             yield from self._grown("message", piece.text, logprobs)
         for call in piece.tool_calls:
             yield from self._called(call)

@@ -46,7 +46,7 @@ class TokenizeRequest(Strict):
 
 
 class DetokenizeRequest(Strict):
-    """/detokenize."""
+    """Tokens to be told as text."""
 
     model: ModelName = None
     tokens: Annotated[list[TokenId], many(MAX_PROMPT_TOKENS), few(MAX_PROMPT_TOKENS)]
@@ -63,7 +63,8 @@ def add(api: APIRouter, service: Service) -> None:
             names = ("messages", "tools", "continue_final_message", "chat_template_kwargs")
             wanted = as_chat(service, request, body.model, {name: dumped.get(name) for name in names})
         else:
-            wanted = asked(service, request, CompletionRequest(model=body.model, prompt=body.prompt or ""))
+            given = {"model": body.model, "prompt": body.prompt or ""}
+            wanted = asked(service, request, CompletionRequest.model_validate(given))
         length = next((i.context_length for i in service.engine.models() if i.id == wanted.model), 0)
 
         async def told(prepared: Prepared) -> Record:

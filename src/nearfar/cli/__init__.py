@@ -62,7 +62,6 @@ MACHINE = (
 
 EXTRAS = {
     "tvm": "build",
-    "safetensors": "build",
     "huggingface_hub": "build",
     "torch": "server",
     "ml_dtypes": "build",

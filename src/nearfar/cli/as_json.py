@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -17,6 +16,7 @@ from nearfar.edge_runtime.openai.records import (
 )
 from nearfar.fallback_server.engines.base import TokenUsage
 from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Head
+from nearfar.fallback_server.http.writing import SPACED, written
 
 Chunk = ChatCompletionChunk | Completion
 
@@ -45,7 +45,7 @@ class JsonAnswer:
         """One record, in a line."""
         pieces = [piece for piece in self._pieces() if piece]
         assert self._shape is not None
-        return _line(self._shape.whole(pieces, 1, self._usage))
+        return _line(self._shape.whole(pieces, self._usage))
 
     def _pieces(self) -> Iterator[Piece | None]:
         """What the chunks say, after None for the beginning."""
@@ -74,4 +74,4 @@ def _usage(usage: Usage) -> TokenUsage:
 
 
 def _line(record: dict[str, Any]) -> str:
-    return json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+    return "".join(written(record, SPACED)) + "\n"

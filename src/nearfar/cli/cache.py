@@ -28,6 +28,7 @@ from nearfar.cli.progress import bytes_bar
 from nearfar.cli.run import answer, complete
 from nearfar.edge_runtime import Engine, Snapshot
 from nearfar.edge_runtime.artifact.budget import show_size
+from nearfar.edge_runtime.artifact.options import LoadKeywords
 from nearfar.edge_runtime.engine.requests import RequestStats
 from nearfar.edge_runtime.openai.parameters import CommonParams
 from nearfar.errors import RequestError
@@ -68,7 +69,8 @@ def save(
 ) -> None:
     """Compute the beginning of a prompt and save its keys and values."""
     source = _source(system, file, messages, prompt, raw)
-    with load_engine(kept(artifact), trust=trust, **on_device.keywords()) as engine:
+    loading: LoadKeywords = {**on_device.keywords(), "trust": trust}
+    with load_engine(kept(artifact), **loading) as engine:
         with bytes_bar(f"saving {output.name}") as progress:
             made = engine.save_cache(output, force=force, progress=progress, **source)
         print(f"{output}: {_facts(made)}", file=sys.stderr)
@@ -90,7 +92,8 @@ def load(
     stdout.
     """
     params = sampled.params()
-    with load_engine(kept(artifact), trust=trust, **on_device.keywords()) as engine:
+    loading: LoadKeywords = {**on_device.keywords(), "trust": trust}
+    with load_engine(kept(artifact), **loading) as engine:
         found = load_snapshot(engine, file)
         print(f"{file}: {_facts(found)}", file=sys.stderr)
         print(_beginning(found), file=sys.stderr)

@@ -120,6 +120,15 @@ Threads = Annotated[
 KvMemory = Annotated[
     str | None, typer.Option(help="Memory for the KV cache, such as 512MB. Default: half of what is free.")
 ]
+ContextLength = Annotated[
+    int | None,
+    typer.Option(
+        "--context",
+        min=1,
+        help="No more positions than these (tokens of prompt and answer). Default: what the model and the "
+        "memory allow. With its original context or less, a model with LongRoPE takes its short factors.",
+    ),
+]
 KvBits = Annotated[
     int | None,
     typer.Option(
@@ -169,6 +178,7 @@ class OnDevice:
     device: DeviceName = LOAD.device
     threads: Threads = LOAD.threads
     kv_memory: KvMemory = None
+    context: ContextLength = LOAD.context
     kv_bits: KvBits = LOAD.kv_bits
 
     def keywords(self) -> LoadKeywords:
