@@ -7,15 +7,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from nearfar.format import packs
+from nearfar.format.buffers import buffers
+from nearfar.format.manifest import Function, Kernel, Manifest, Program, Tensor
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP
 from nearfar.step.ops import problems_of
 from nearfar.step.shapes import Shapes
-
-if TYPE_CHECKING:
-    from nearfar.format.manifest import Function, Kernel, Manifest, Program, Tensor
 
 DTYPE_BYTES = {
     "float32": 4,
@@ -123,10 +121,11 @@ def _ropes(manifest: Manifest) -> Iterator[str]:
     """The frequencies of each table are a tensor, half as many as a head of a cache is long."""
     halves = sorted({cache.head_dim // 2 for cache in manifest.caches})
     tensors = {tensor.name: tensor for tensor in manifest.weights.tensors}
-    for name, rope in manifest.ropes.items():
-        tensor = tensors.get(str(rope.inv_freq))
+    named = [(name, each) for name, rope in manifest.ropes.items() for each in rope.all_frequencies()]
+    for name, frequencies in named:
+        tensor = tensors.get(str(frequencies))
         if tensor is None:
-            yield f"ropes.{name}.inv_freq is {str(rope.inv_freq)[:80]!r}, which is no tensor of the weights"
+            yield f"ropes.{name}.inv_freq is {str(frequencies)[:80]!r}, which is no tensor of the weights"
         elif tensor.dtype != "float32" or tensor.shape not in [(half,) for half in halves]:
             yield (
                 f"tensor {tensor.name} is {tensor.dtype} {list(tensor.shape)}, "
@@ -136,8 +135,6 @@ def _ropes(manifest: Manifest) -> Iterator[str]:
 
 def _buffers(manifest: Manifest) -> Iterator[str]:
     """A buffer that a runtime does not know it could not fill, one of another shape it would fill wrongly."""
-    from nearfar.format.buffers import buffers  # which is made of the manifest's records
-
     tensors = {tensor.name: math.prod(tensor.shape) for tensor in manifest.weights.tensors}
     counts = {
         name: tensors.get(rope.inv_freq, 0) if isinstance(rope.inv_freq, str) else len(rope.inv_freq)
@@ -183,7 +180,7 @@ def _safetensors(manifest: Manifest) -> Iterator[str]:
         )
     halves = sorted({cache.head_dim // 2 for cache in manifest.caches})
     for name, rope in manifest.ropes.items():
-        if isinstance(rope.inv_freq, str) or len(rope.inv_freq) not in halves:
+        if any(isinstance(each, str) or len(each) not in halves for each in rope.all_frequencies()):
             yield f"ropes.{name}.inv_freq should be as many numbers as one of {halves}, none below 0"
     if manifest.config is None:
         yield "config is missing: the record of config.json"

@@ -59,6 +59,18 @@ def parse(expr: Any) -> OpCall | None:
     return OpCall(_decoded(_RECORDS[kind], json.loads(str(text.value))), tensors)
 
 
+def calls(function: relax.Function) -> list[OpCall]:
+    """The calls of our operators in a function."""
+    found: list[OpCall] = []
+
+    def visit(expr: relax.Expr) -> None:
+        if (parsed := parse(expr)) is not None:
+            found.append(parsed)
+
+    relax.analysis.post_order_visit(function.body, visit)
+    return found
+
+
 def _decoded(record: type[Any], fields: dict[str, Any]) -> Any:
     values: dict[str, Any] = {}
     for key, value in fields.items():

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from nearfar.fallback_server.prefixes import PrefixMap, text_blocks
 from nearfar.remote.breaker import Breaker, BreakerOptions
 from nearfar.remote.errors import RefusedError, RemoteError, briefly
 from nearfar.remote.server import CHAT, COMPLETIONS, Listed, Server
 
 log = logging.getLogger(__name__)
 
-BLOCK = 256
-"""Characters of a prompt that are hashed together. Shorter prompts have no affinity."""
-BLOCKS = 256
-"""Blocks of a prompt that are looked at: a longer common beginning changes nothing, and one long prompt must
-not push all others out.
-"""
-LOOKED_AT = BLOCK * BLOCKS
-"""Characters of a prompt that are looked at."""
-REMEMBERED = 65536
-"""Blocks whose address is remembered."""
 Clock = Callable[[], float]
 
 
@@ -132,7 +121,7 @@ class AddressBook:
     ) -> None:
         self.addresses = [Address(server, options, clock) for server in servers]
         self._slack, self._clock = slack, clock
-        self._blocks: OrderedDict[bytes, Address] = OrderedDict()
+        self.prefixes: PrefixMap[Address] = PrefixMap()
 
     def models(self) -> tuple[Listed, ...]:
         """All that are served, in the order of the addresses; of a context that differs, the shortest."""
@@ -161,22 +150,11 @@ class AddressBook:
         if not able:
             return None
         chosen = min(able, key=lambda address: address.under_way)
-        blocks = _blocks(f"{model}\n{prompt}")
-        known = next((self._blocks[block] for block in reversed(blocks) if block in self._blocks), None)
-        if known in able and known is not None and known.under_way <= chosen.under_way + self._slack:
+        blocks, most = text_blocks(f"{model}\n{prompt}"), chosen.under_way + self._slack
+        known = next(iter(self.prefixes.known(blocks)), None)
+        if known is not None and known in able and known.under_way <= most:
             chosen = known
-        for block in blocks:
-            self._blocks[block] = chosen
-            self._blocks.move_to_end(block)
-        while len(self._blocks) > REMEMBERED:
-            self._blocks.popitem(last=False)
+        self.prefixes.remember(blocks, chosen)
         return chosen
 
 
-def _blocks(prompt: str) -> list[bytes]:
-    """A hash for each whole block of the beginning, of everything up to its end."""
-    running, out = hashlib.blake2b(digest_size=16), []
-    for start in range(0, min(len(prompt), LOOKED_AT) - BLOCK + 1, BLOCK):
-        running.update(prompt[start : start + BLOCK].encode(errors="replace"))
-        out.append(running.digest())
-    return out

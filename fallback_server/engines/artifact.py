@@ -162,9 +162,8 @@ class ArtifactBackend:
     async def close(self, drain: float = 0.0) -> None:
         """Wait at most `drain` seconds for requests under way, then stop."""
         await self._streams.close(drain)
-        await self.core.close()
-        if self._grammars is not None:
-            await self._grammars.close()
+        others = () if self._grammars is None else (self._grammars.close(),)
+        await asyncio.gather(self.core.close(), *others)
 
     @property
     def _waiting(self) -> int:

@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from nearfar.edge_runtime.grammars import Grammar
 from nearfar.edge_runtime.openai.embeddings import Vector
-from nearfar.edge_runtime.openai.records import TokenLogprob
+from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.edge_runtime.tools.asking import AUTO, ToolChoice
 from nearfar.fallback_server.backend import BackendStats, Pooling
 from nearfar.fallback_server.tenants import ANONYMOUS, Tenant
 
-FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "abort"]
 Prompt = str | tuple[int, ...]
 
 
@@ -64,40 +63,6 @@ class EngineRequest:
     def choices(self) -> int:
         """How many answers it asks for."""
         return self.n * max(len(self.prompts), 1)
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """A call that the model made; `arguments` is JSON. It comes in parts: those after the first have an empty
-    id and name.
-    """
-
-    index: int
-    id: str
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What became certain of one answer. The last piece of an answer has `finish`. `tokens`: sampled for
-    it.
-    """
-
-    index: int
-    text: str = ""
-    reasoning: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
-    finish: FinishReason | None = None
-    tokens: int = 0
-    offsets: tuple[int, ...] = ()
-    """Characters of the whole text before each token of `logprobs`."""
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to tell the client."""
-        return not (self.text or self.reasoning or self.tool_calls or self.logprobs or self.finish)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ from nearfar.fallback_server.engines.base import (
 from nearfar.fallback_server.sandbox import ChildPool, ChildSpec
 from nearfar.fallback_server.tenants import Shares
 from nearfar.format.answers import AnswerFormat, Marks
-from nearfar.format.manifest import plain
+from nearfar.format.conversion import plain
 
 
 @dataclass(frozen=True)

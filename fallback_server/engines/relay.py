@@ -10,20 +10,18 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any
 
+from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.edge_runtime.text.beside import characters
 from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
 from nearfar.fallback_server.engines.addresses import Address, AddressBook
 from nearfar.fallback_server.engines.base import (
     EngineRequest,
-    FinishReason,
-    Piece,
     Prepared,
     TokenUsage,
-    ToolCall,
 )
-from nearfar.remote.chunks import Chunk, Part, Usage
+from nearfar.remote.chunks import Chunk, Usage
 from nearfar.remote.continuing import continued
 from nearfar.remote.errors import FewerAnswersError, RefusedError, RemoteError, briefly
 from nearfar.remote.server import CHAT, COMPLETIONS
@@ -45,7 +43,6 @@ _KEPT_BACK = (
 """Fields of a request that are no business of the upstream's, or (the last two, vLLM's) are for servers among
 themselves.
 """
-_FINISHES: tuple[FinishReason, ...] = get_args(FinishReason)
 
 
 @dataclass
@@ -235,13 +232,13 @@ class Relay:
             raise _Stopped
         return chunk
 
-    def _take(self, part: Part) -> Piece:
+    def _take(self, part: Piece) -> Piece:
         self._began = True
         self._seen += part.tokens
         self._route.counts.generated += part.tokens
         self._text += part.text
         self._reasoned = self._reasoned or bool(part.reasoning)
-        return to_piece(part)
+        return part
 
     def _told(self, usage: Usage, others: int) -> None:
         """The upstream's count. Of a continued answer the prompt ended with what was there of it, and that
@@ -303,16 +300,4 @@ def prompt_text(request: EngineRequest) -> str:
         return json.dumps([request.tools, request.messages], ensure_ascii=False)
     return "\n".join(
         prompt if isinstance(prompt, str) else " ".join(map(str, prompt)) for prompt in request.prompts
-    )
-
-
-def to_piece(part: Part) -> Piece:
-    """A part of a chunk as the text layer's piece."""
-    # A reason of another server's own ("eos", "end_turn") is an end like any other.
-    finish: FinishReason | None = None
-    if part.finish is not None:
-        finish = next((known for known in _FINISHES if known == part.finish), "stop")
-    calls = tuple(ToolCall(call.index, call.id, call.name, call.arguments) for call in part.calls)
-    return Piece(
-        part.index, part.text, part.reasoning, calls, part.logprobs, finish, part.tokens, part.offsets
     )

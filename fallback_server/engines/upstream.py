@@ -17,7 +17,7 @@ from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.edge_runtime.text.beside import beside
 from nearfar.errors import EngineError
 from nearfar.fallback_server.backend import BackendStats
-from nearfar.fallback_server.engines.addresses import LOOKED_AT, AddressBook
+from nearfar.fallback_server.engines.addresses import AddressBook
 from nearfar.fallback_server.engines.base import (
     Embeddings,
     EngineRequest,
@@ -27,6 +27,7 @@ from nearfar.fallback_server.engines.base import (
     Unready,
 )
 from nearfar.fallback_server.engines.relay import Counts, Relay, Route, prompt_size, prompt_text, unavailable
+from nearfar.fallback_server.prefixes import BLOCKS, CHARACTERS
 from nearfar.remote.breaker import BreakerOptions
 from nearfar.remote.errors import RemoteError, briefly
 from nearfar.remote.server import EMBEDDINGS, Server, Waits, client, root_of
@@ -115,7 +116,8 @@ class UpstreamEngine:
     async def prepare(self, request: EngineRequest) -> Prepared:
         """Estimate the prompt; the upstream tokenizes and checks."""
         text = await beside(lambda: prompt_text(request), prompt_size(request))
-        return Prepared(request, (), max(len(text) // CHARS_PER_TOKEN, 1), beginning=text[:LOOKED_AT])
+        tokens = max(len(text) // CHARS_PER_TOKEN, 1)
+        return Prepared(request, (), tokens, beginning=text[: CHARACTERS * BLOCKS])
 
     async def submit(self, prepared: Prepared) -> Relay:
         """Start a request; it goes out when its pieces are asked for."""

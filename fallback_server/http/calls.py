@@ -15,13 +15,13 @@ from fastapi import Request
 from fastapi.responses import Response
 from starlette.types import Scope
 
+from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.errors import EngineError
 from nearfar.fallback_server.engines.base import (
     Answers,
     Embeddings,
     Engine,
     EngineRequest,
-    Piece,
     Prepared,
     TokenUsage,
 )

@@ -11,8 +11,10 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from nearfar.edge_runtime.openai.pieces import Piece, whole_calls
 from nearfar.edge_runtime.openai.records import TokenLogprob, TopLogprob
-from nearfar.fallback_server.engines.base import Piece, TokenUsage, ToolCall
+from nearfar.edge_runtime.tools.parts import CallPart
+from nearfar.fallback_server.engines.base import TokenUsage
 
 Record = dict[str, Any]
 
@@ -203,7 +205,7 @@ def _usage(usage: TokenUsage) -> Record:
     }
 
 
-def _call_delta(call: ToolCall) -> Record:
+def _call_delta(call: CallPart) -> Record:
     """A call, or what it goes on with: then it has no id and no name."""
     if not call.id:
         return {"index": call.index, "function": {"arguments": call.arguments}}
@@ -211,15 +213,10 @@ def _call_delta(call: ToolCall) -> Record:
     return {"index": call.index, "id": call.id, "type": "function", "function": function}
 
 
-def merged(deltas: Seq[ToolCall]) -> list[Record]:
+def merged(parts: Seq[CallPart]) -> list[Record]:
     """Whole calls of the parts in which they came."""
-    whole: dict[int, Record] = {}
-    for call in deltas:
-        if call.index not in whole:
-            whole[call.index] = {k: v for k, v in _call_delta(call).items() if k != "index"}
-        else:
-            whole[call.index]["function"]["arguments"] += call.arguments
-    return [whole[index] for index in sorted(whole)]
+    whole = map(_call_delta, whole_calls(parts))
+    return [{name: value for name, value in call.items() if name != "index"} for call in whole]
 
 
 def _content_logprobs(logprobs: Seq[TokenLogprob]) -> Record:

@@ -29,7 +29,7 @@ from nearfar.kernels.quantized import Array, Matrix, Part, QuantTensor
 from nearfar.targets.gpu import pieces
 from nearfar.targets.gpu.classes import CLASSES, DISCRETE, SOFTWARE, DeviceClass, Tuning
 from nearfar.targets.gpu.kernels.append.project import project, projects
-from nearfar.targets.gpu.kernels.append.rope import rope_append
+from nearfar.targets.gpu.kernels.append.rope import check_rope, rope_append
 from nearfar.targets.gpu.kernels.append.rows import rows
 from nearfar.targets.gpu.kernels.attention.choice import attention, split
 from nearfar.targets.gpu.kernels.linear.choice import linear, products
@@ -68,8 +68,18 @@ class GpuKernels:
         whole = len(pieces.pieces(job.linear.matrix, self.binding)) == 1
         return whole and projects(job, self.tuning)
 
+    def check(self, job: Job) -> None:
+        """By the job's type, and by what kernels of this type cannot do."""
+        if type(job) not in STAGES:
+            raise BuildError(f"the GPU targets have no kernel for {job}")
+        if isinstance(job, Linear | Embed):
+            pieces.pieces(job.matrix, self.binding)
+        if isinstance(job, RopeAppend):
+            check_rope(job)
+
     def stages(self, job: Job) -> Staged:
         """The launches of a job."""
+        self.check(job)
         if isinstance(job, Linear | Embed):
             found = pieces.pieces(job.matrix, self.binding)
             if len(found) > 1:
@@ -117,10 +127,7 @@ def _shaping(job: Job, tuning: Tuning) -> Tuning | None:
 @lru_cache(maxsize=1024)
 def _made(job: Job, tuning: Tuning | None) -> Staged:
     """Parsing its script is most of what a kernel takes: what asks for the same shares it."""
-    maker = STAGES.get(type(job))
-    if maker is None:
-        raise BuildError(f"the GPU targets have no kernel for {job}")
-    return maker(job, tuning)
+    return STAGES[type(job)](job, tuning)
 
 
 def variants(

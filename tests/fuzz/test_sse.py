@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.errors import NearfarError
-from nearfar.fallback_server.engines.base import EngineRequest, Piece
+from nearfar.fallback_server.engines.base import EngineRequest
 from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
 from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Head
 from nearfar.fallback_server.http.writing import written

@@ -20,11 +20,12 @@ import numpy as np
 import pytest
 
 from nearfar.edge_runtime.openai.context import fit_context
+from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.edge_runtime.openai.records import TokenLogprob, TopLogprob
 from nearfar.edge_runtime.text.beside import LARGE
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.edge_runtime.turns import TURN, Steps, in_turns
-from nearfar.fallback_server.engines.base import Piece, TokenUsage
+from nearfar.fallback_server.engines.base import TokenUsage
 from nearfar.fallback_server.http.logs import AuditEntry, AuditLog, TextFormatter, _Queued, request_id
 from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Head, embeddings
 from nearfar.fallback_server.http.writing import written

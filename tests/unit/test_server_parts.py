@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from nearfar.edge_runtime.artifact.variants import Choice
+from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.edge_runtime.tools.asking import ToolChoice
 from nearfar.errors import EngineError, OverloadError, RequestError
@@ -32,7 +33,7 @@ from nearfar.fallback_server.backend import (
     TokenRequest,
 )
 from nearfar.fallback_server.engines.artifact import ArtifactBackend
-from nearfar.fallback_server.engines.base import Embeddings, EngineRequest, Piece
+from nearfar.fallback_server.engines.base import Embeddings, EngineRequest
 from nearfar.fallback_server.engines.local import LocalEngine, TextOptions, TextSource
 from nearfar.fallback_server.engines.opening import guess
 from nearfar.fallback_server.grammars import TokenConstraint

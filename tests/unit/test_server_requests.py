@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.errors import EngineError, OverloadError, RequestError
 from nearfar.fallback_server.backend import BackendStats
 from nearfar.fallback_server.engines.base import (
@@ -27,7 +28,6 @@ from nearfar.fallback_server.engines.base import (
     Embeddings,
     EngineRequest,
     ModelInfo,
-    Piece,
     Prepared,
     TokenUsage,
     Unready,

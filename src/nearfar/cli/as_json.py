@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from nearfar.edge_runtime.engine.requests import RequestStats
+from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.edge_runtime.openai.records import (
     ChatCompletionChunk,
     ChunkChoice,
@@ -13,7 +14,7 @@ from nearfar.edge_runtime.openai.records import (
     CompletionChoice,
     Usage,
 )
-from nearfar.fallback_server.engines.base import Piece, TokenUsage
+from nearfar.fallback_server.engines.base import TokenUsage
 from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Head
 from nearfar.fallback_server.http.writing import SPACED, written
 

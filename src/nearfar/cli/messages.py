@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nearfar.edge_runtime.openai.parameters import checked_messages
+from nearfar.edge_runtime.openai.messages import checked_messages
 from nearfar.errors import RequestError
 from nearfar.folders import write_whole
 from nearfar.strict_json import loads

@@ -47,6 +47,18 @@ export interface RopeInfo {
   /** The tensor of the frequencies. */
   readonly invFreq: string;
   readonly scale: number;
+  /** LongRoPE: the tensor that engines take whose context is at most `context`. */
+  readonly short: { readonly invFreq: string; readonly context: number } | null;
+}
+
+/** The tensor of the frequencies of an engine with a context of so many tokens. */
+export function frequenciesOf({ invFreq, short }: RopeInfo, context: number): string {
+  return short && context <= short.context ? short.invFreq : invFreq;
+}
+
+/** The tensors of the frequencies of all engines. */
+export function allFrequencies({ invFreq, short }: RopeInfo): readonly string[] {
+  return short ? [invFreq, short.invFreq] : [invFreq];
 }
 
 export interface FileEntry {
@@ -257,7 +269,12 @@ function readCache(cache: Field<format.KvCacheRecord>): CacheInfo {
 }
 
 function readRope(rope: Field<format.RopeRecord>): RopeInfo {
-  return { invFreq: rope.at("inv_freq").string(), scale: rope.at("scale").number() };
+  const short = rope.at("short").optional();
+  return {
+    invFreq: rope.at("inv_freq").string(),
+    scale: rope.at("scale").number(),
+    short: short && { invFreq: short.at("inv_freq").string(), context: short.at("context").int(1) },
+  };
 }
 
 function readFile(entry: Field<format.FileRecord>): FileEntry {

@@ -3,7 +3,7 @@
  * out.
  */
 
-import { RequestError } from "../both/errors.js";
+import { meant, RequestError } from "../both/errors.js";
 import { MAX_LISTED, MAX_VARIABLES, TOP_LOGPROBS } from "../both/format.js";
 import type { ChatCompletionRequest, CompletionRequest } from "../both/openai.js";
 import type { Prepared } from "./completions.js";
@@ -191,7 +191,7 @@ export function prepareText(request: CompletionRequest, model: string): Prepared
 
 /** Refuses unknown names, wrong types, and another model than the one that is loaded. */
 export function check(request: object, known: Readonly<Record<string, Kind>>, model: string): void {
-  checkKinds(request, known, "a request", refuse);
+  checkKinds(request, known, "a request", (name, value) => refuse(name, value, Object.keys(known)));
   if (!isRecord(request)) return;
   if (request.model != null && request.model !== model)
     throw new RequestError(
@@ -216,10 +216,10 @@ export function checkKinds(
   }
 }
 
-function refuse(name: string, value: unknown): void {
+function refuse(name: string, value: unknown, known: readonly string[]): void {
   if (value === undefined) return;
   const neutral = Object.hasOwn(LACKING, name) ? LACKING[name] : undefined;
-  if (!neutral) throw new RequestError(`unknown parameter ${name}`, name);
+  if (!neutral) throw new RequestError(`unknown parameter ${name}${meant(name, known)}`, name);
   if (value === null || neutral.includes(shown(value))) return;
   throw new RequestError(
     `${name} is not supported by this engine, which only writes text. Leave it out, or ask a server that ` +

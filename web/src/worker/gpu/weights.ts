@@ -1,4 +1,4 @@
-import type { TensorEntry } from "../../both/manifest.js";
+import { allFrequencies, type TensorEntry } from "../../both/manifest.js";
 import { type ShardOptions, streamShards } from "../store/shards.js";
 import type { BufferRegistry } from "./buffers.js";
 import type { DeviceBuffer } from "./executor.js";
@@ -34,7 +34,7 @@ export async function streamWeights(
   options: ShardOptions,
 ): Promise<Map<string, Float32Array>> {
   const { shards, shardBytes, tensors } = manifest.weights;
-  const wanted = new Set([...manifest.ropes.values()].map(({ invFreq }) => invFreq));
+  const wanted = new Set([...manifest.ropes.values()].flatMap(allFrequencies));
   const onHost = new Map(
     tensors.filter(({ name }) => wanted.has(name)).map(({ name, bytes }) => [name, new Uint8Array(bytes)]),
   );
