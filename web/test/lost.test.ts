@@ -1,9 +1,9 @@
 /** What becomes of an engine whose worker dies, hangs or loses its device, and what a program hears of it. */
 
 import { afterEach, describe, expect, test, vi } from "vitest";
-import { DeviceError, toErrorRecord } from "../src/both/errors.js";
-import type { FromWorker, ModelCard, ToWorker } from "../src/both/messages.js";
 import { type Engine, type EngineOptions, openEngine, type WorkerPort } from "../src/page/client.js";
+import { DeviceError, toErrorRecord } from "../src/protocol/errors.js";
+import type { FromWorker, ModelCard, ToWorker } from "../src/protocol/messages.js";
 
 const CARD: ModelCard = {
   name: "sample",

@@ -2,16 +2,16 @@
 
 import { readFileSync } from "node:fs";
 import { describe, expect, test } from "vitest";
-import type { ChatMessage, FunctionTool, ToolChoice } from "../src/both/openai.js";
 import { checkedCalling } from "../src/page/tools.js";
+import type { ChatMessage, FunctionTool, ToolChoice } from "../src/protocol/openai.js";
 import { argumentsOf } from "../src/worker/answers/arguments.js";
 import { answerGrammar } from "../src/worker/answers/asking.js";
 import { readAnswerFormat } from "../src/worker/answers/format.js";
 import { prompting } from "../src/worker/answers/prompting.js";
 import { AnswerReader, type Fragment } from "../src/worker/answers/reader.js";
 import type { Tag } from "../src/worker/answers/tags.js";
-import { Exact, writeExact } from "../src/worker/exact.js";
-import { checkRoles } from "../src/worker/roles.js";
+import { checkRoles } from "../src/worker/prompts/roles.js";
+import { Exact, writeExact } from "../src/worker/text/exact.js";
 
 function vectors<T>(name: string): T {
   return JSON.parse(

@@ -3,7 +3,7 @@ import { join } from "node:path";
 import { pathToFileURL } from "node:url";
 import { Worker } from "node:worker_threads";
 import { beforeAll, describe, expect, test } from "vitest";
-import { openManifest } from "../src/both/manifest.js";
+import { openManifest } from "../src/artifact/manifest.js";
 import { THREAD } from "../src/worker/host.js";
 import { loadWasm } from "../src/worker/wasm/load.js";
 import type { ThreadPort, ThreadWord } from "../src/worker/wasm/threads.js";

@@ -3,14 +3,14 @@
  * that it is called in, which waits while a step is computed.
  */
 
-import { later, throwIfAborted } from "../both/errors.js";
-import { modelUrl } from "../both/places.js";
+import { modelUrl } from "../artifact/places.js";
 import type { Follow } from "../grammar/in-thread.js";
 import { type Engine, type EngineOptions, openEngine } from "../page/client.js";
+import { later, throwIfAborted } from "../protocol/errors.js";
+import { portHere } from "../shared/port.js";
+import type { SharePort } from "../shared/share.js";
 import type { Host } from "../worker/host.js";
-import { hosted } from "./hosted.js";
-import { portHere } from "./port.js";
-import type { SharePort } from "./share.js";
+import { hosted } from "../worker/session/hosted.js";
 
 export * from "../page/exports.js";
 export type { Follow, SharePort };

@@ -6,9 +6,9 @@
 import { resolve, sep } from "node:path";
 import { pathToFileURL } from "node:url";
 import { Worker } from "node:worker_threads";
-import { throwIfAborted } from "../both/errors.js";
-import { modelUrl } from "../both/places.js";
+import { modelUrl } from "../artifact/places.js";
 import { type Engine, type EngineOptions, openEngine, type WorkerPort } from "../page/client.js";
+import { throwIfAborted } from "../protocol/errors.js";
 
 export * from "../page/exports.js";
 

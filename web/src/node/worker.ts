@@ -7,9 +7,9 @@ import { readFile } from "node:fs/promises";
 import { availableParallelism } from "node:os";
 import { parentPort, Worker, workerData } from "node:worker_threads";
 import { type FromGrammars, GRAMMARS, type GrammarPort } from "../grammar/words.js";
-import { follow } from "../worker/follow.js";
 import { THREAD } from "../worker/host.js";
-import { serve } from "../worker/serve.js";
+import { follow } from "../worker/parts/follow.js";
+import { serve } from "../worker/session/serve.js";
 import { work } from "../worker/wasm/thread.js";
 import type { ThreadPort, ThreadWord } from "../worker/wasm/threads.js";
 

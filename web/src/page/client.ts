@@ -1,3 +1,4 @@
+import { modelUrl } from "../artifact/places.js";
 import {
   abortReason,
   DeviceError,
@@ -6,7 +7,7 @@ import {
   linkedAbort,
   type NearfarError,
   throwIfAborted,
-} from "../both/errors.js";
+} from "../protocol/errors.js";
 import type {
   EngineStats,
   LoadProgress,
@@ -15,17 +16,16 @@ import type {
   ProfileOptions,
   Prompt,
   StepProfile,
-} from "../both/messages.js";
-import type * as openai from "../both/openai.js";
-import { modelUrl } from "../both/places.js";
-import { trusted } from "../both/trusted.js";
+} from "../protocol/messages.js";
+import type * as openai from "../protocol/openai.js";
+import { Pulse } from "../protocol/pulse.js";
+import { trusted } from "../protocol/trusted.js";
 import { type AnswerSource, Completions, type Prepared } from "./completions.js";
 import { fitContext } from "./context.js";
 import { checkedMessages } from "./conversation.js";
 import { createEmbeddings } from "./embeddings.js";
 import { PATIENCE, WorkerLink, type WorkerPort } from "./link.js";
 import { checkEngineOptions, checkProfileOptions } from "./options.js";
-import { Pulse } from "./pulse.js";
 import { CHAT, TEXT } from "./replies.js";
 import { prepareChat, prepareText } from "./requests.js";
 import { checkedCalling } from "./tools.js";

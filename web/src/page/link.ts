@@ -7,7 +7,7 @@ import {
   type NearfarError,
   RequestError,
   toErrorRecord,
-} from "../both/errors.js";
+} from "../protocol/errors.js";
 import type {
   AnswerEvent,
   EmbeddingInputs,
@@ -20,12 +20,12 @@ import type {
   Prompt,
   StepProfile,
   ToWorker,
-} from "../both/messages.js";
+} from "../protocol/messages.js";
+import { Pulse } from "../protocol/pulse.js";
 import { Channel } from "./channel.js";
 import type { EngineOptions } from "./client.js";
 import { hasLeft, noteLeft, watchLeaving } from "./left.js";
 import { Meter } from "./meter.js";
-import { Pulse } from "./pulse.js";
 
 /** What of a Worker an engine uses. */
 export interface WorkerPort {

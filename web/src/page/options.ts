@@ -1,8 +1,8 @@
 /** Options of engines, checked where they are given: a name or value that means nothing is refused. */
 
-import { RequestError } from "../both/errors.js";
-import type { BackendName } from "../both/manifest.js";
-import type { ProfileOptions } from "../both/messages.js";
+import type { BackendName } from "../artifact/manifest.js";
+import { RequestError } from "../protocol/errors.js";
+import type { ProfileOptions } from "../protocol/messages.js";
 import type { EngineOptions } from "./client.js";
 import { checkKinds, FLAG, type Kind, NUMBER, POLICY, SIGNAL, TEXT } from "./requests.js";
 

@@ -1,7 +1,7 @@
 import { useEffect, useState } from "react";
-import { later } from "../both/errors.js";
-import type { LoadProgress } from "../both/messages.js";
 import type { Engine, EngineOptions } from "../page/client.js";
+import { later } from "../protocol/errors.js";
+import type { LoadProgress } from "../protocol/messages.js";
 import { useLatest } from "./latest.js";
 
 /** Those of the engine, whose progress and end the hook minds. */

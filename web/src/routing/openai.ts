@@ -7,7 +7,7 @@ import type {
   Usage as DeviceUsage,
   ToolCall,
   ToolCallDelta,
-} from "../both/openai.js";
+} from "../protocol/openai.js";
 import { limitOf } from "./request.js";
 import type { Mode, Prediction, Reason, Side } from "./types.js";
 

@@ -3,7 +3,7 @@
  * explains every field.
  */
 
-import { RequestError } from "../both/errors.js";
+import { RequestError } from "../protocol/errors.js";
 import { MODES, type Mode, type Side } from "./types.js";
 
 /**

@@ -3,7 +3,7 @@
  * (routing/request.py).
  */
 
-import { RequestError } from "../both/errors.js";
+import { RequestError } from "../protocol/errors.js";
 import { type HybridRequest, type Message, textOf } from "./openai.js";
 import { type Feature, MODES, type Mode } from "./types.js";
 

@@ -3,7 +3,7 @@
  * conversations.
  */
 
-import { CloudError, DeviceError } from "../both/errors.js";
+import { CloudError, DeviceError } from "../protocol/errors.js";
 import { Breaker } from "./breaker.js";
 import { Threshold, type ThresholdRecord } from "./calibration.js";
 import { ALL_FEATURES, Cloud, type CloudOptions } from "./cloud.js";

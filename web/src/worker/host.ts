@@ -1,5 +1,5 @@
-import type { Fetch } from "../both/http.js";
-import type { StartGrammars } from "./grammars.js";
+import type { Fetch } from "../storage/http.js";
+import type { StartGrammars } from "./session/grammars.js";
 import type { ThreadPort } from "./wasm/threads.js";
 
 /** By this name a worker of this package knows that it is to be a thread. */

@@ -1,11 +1,11 @@
-import { trusted } from "../both/trusted.js";
 import { inThread } from "../grammar/in-thread.js";
 import { type FromGrammars, GRAMMARS, type GrammarPort, type ToGrammars } from "../grammar/words.js";
-import { hosted } from "../here/hosted.js";
-import type { SharePort } from "../here/share.js";
-import { follow } from "./follow.js";
+import { trusted } from "../protocol/trusted.js";
+import type { SharePort } from "../shared/share.js";
 import { type Host, isFirefox, THREAD } from "./host.js";
-import { serve, type WorkerScope } from "./serve.js";
+import { follow } from "./parts/follow.js";
+import { hosted } from "./session/hosted.js";
+import { serve, type WorkerScope } from "./session/serve.js";
 import { work } from "./wasm/thread.js";
 import type { ThreadPort, ThreadTask, ThreadWord } from "./wasm/threads.js";
 

@@ -3,8 +3,8 @@ import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
 import type { Browser, BrowserContext, Page } from "playwright-core";
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "vitest";
-import type * as store from "../../src/both/file-cache.js";
 import type * as nearfar from "../../src/page/index.js";
+import type * as store from "../../src/storage/file-cache.js";
 import { builtPackage, distFile } from "../support/built.js";
 import { CHROMIUM, openChromium } from "../support/chromium.js";
 import { type StaticServer, serve } from "../support/serve.js";
@@ -41,7 +41,7 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
 
   beforeAll(async () => {
     await builtPackage();
-    const entry = { contents: `export * from "./src/both/file-cache.ts"`, resolveDir: ROOT };
+    const entry = { contents: `export * from "./src/storage/file-cache.ts"`, resolveDir: ROOT };
     const made = await build({
       stdin: entry,
       bundle: true,

@@ -3,7 +3,7 @@ import { afterAll, afterEach, beforeAll, describe, expect, test, vi } from "vite
 import { createEngine, type Engine } from "../../src/here/index.js";
 import { type EngineOptions, openEngine, type WorkerPort } from "../../src/page/client.js";
 import { type Nearfar, type UseNearfarOptions, useNearfar } from "../../src/react/index.js";
-import { serve } from "../../src/worker/serve.js";
+import { serve } from "../../src/worker/session/serve.js";
 import type { StaticServer } from "../support/serve.js";
 import { badQuestion, promptOf, question, serveToyChat, textAfter } from "../support/toy-chat.js";
 

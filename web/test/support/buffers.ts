@@ -1,5 +1,5 @@
-import { buffersOf } from "../../src/both/buffers.js";
-import type { BufferEntry, TensorEntry } from "../../src/both/manifest.js";
+import { buffersOf } from "../../src/artifact/buffers.js";
+import type { BufferEntry, TensorEntry } from "../../src/artifact/manifest.js";
 
 /** What of a manifest the buffers depend on, as its JSON has it. */
 export interface BufferFacts {

@@ -3,10 +3,10 @@
  * (tests/vectors/tools holds it).
  */
 
-import { later } from "../../both/errors.js";
-import type { Grammar } from "../../both/grammar.js";
-import type { Calling } from "../../both/messages.js";
-import type { FunctionTool } from "../../both/openai.js";
+import { later } from "../../protocol/errors.js";
+import type { Grammar } from "../../protocol/grammar.js";
+import type { Calling } from "../../protocol/messages.js";
+import type { FunctionTool } from "../../protocol/openai.js";
 import type { AnswerFormat, CallFormat, Spelling } from "./format.js";
 import { behindName, literals, MEMBERS, noCallOf, TRIGGER } from "./loose-grammar.js";
 import { argumentSchema } from "./parameters.js";

@@ -1,5 +1,5 @@
-import { DeviceError, DeviceLostError, OutOfMemoryError } from "../../both/errors.js";
-import type { KernelEntry } from "../../both/manifest.js";
+import type { KernelEntry } from "../../artifact/manifest.js";
+import { DeviceError, DeviceLostError, OutOfMemoryError } from "../../protocol/errors.js";
 
 /** A kernel's source, with what the manifest says about it. */
 export interface Shader extends Pick<KernelEntry, "entry" | "access"> {

@@ -4,11 +4,11 @@
  */
 
 export * from "../../grammar/in-thread.js";
-export * from "../beginning.js";
-export * from "../exact.js";
-export * from "../gpu/remote-artifact.js";
+export * from "../device/beginning.js";
+export * from "../device/memory.js";
+export * from "../device/remote-artifact.js";
+export * from "../device/wanted.js";
 export * from "../host.js";
-export * from "../memory.js";
-export * from "../serve.js";
+export * from "../session/serve.js";
 export * from "../store/shards.js";
-export * from "../wanted.js";
+export * from "../text/exact.js";

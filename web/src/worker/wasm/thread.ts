@@ -1,4 +1,4 @@
-import { namedMessage } from "../../both/errors.js";
+import { namedMessage } from "../../protocol/errors.js";
 import type { ThreadTask, ThreadWord } from "./threads.js";
 
 /** A thread beside the first, in a worker of its own. */

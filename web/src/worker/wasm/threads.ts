@@ -1,4 +1,4 @@
-import { namedMessage } from "../../both/errors.js";
+import { namedMessage } from "../../protocol/errors.js";
 
 /** Threads beside the first: workers of the host that each make an instance over the same memory. */
 

@@ -3,7 +3,7 @@
  * bigints and floats are numbers, so that 1 and 1.0 stay apart and no digit of a long number is lost.
  */
 
-import { Exact, floatText, isWhole } from "../../exact.js";
+import { Exact, floatText, isWhole } from "../exact.js";
 import { compareTexts, lengthOf, quoted } from "./texts.js";
 
 export type Value =
