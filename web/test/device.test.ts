@@ -1,5 +1,6 @@
 import { describe, expect, test } from "vitest";
-import { type DeviceClass, parseManifest } from "../src/artifact/manifest.js";
+import { parseManifest } from "../src/artifact/reader.js";
+import type { DeviceClass } from "../src/protocol/backends.js";
 import { DeviceError, RequestError } from "../src/protocol/errors.js";
 import { planMemory } from "../src/worker/device/memory.js";
 import { ropeTable } from "../src/worker/device/rope.js";

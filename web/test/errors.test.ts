@@ -3,8 +3,8 @@
 import { readdirSync, readFileSync } from "node:fs";
 import { afterEach, describe, expect, test, vi } from "vitest";
 import { findArtifacts } from "../src/artifact/artifacts.js";
-import { parseManifest } from "../src/artifact/manifest.js";
 import { modelUrl } from "../src/artifact/places.js";
+import { parseManifest } from "../src/artifact/reader.js";
 import { createEngine } from "../src/here/index.js";
 import { isSupported } from "../src/models/index.js";
 import { deleteModel } from "../src/page/cached.js";

@@ -7,8 +7,9 @@ import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { GRAMMARS, type GrammarPort } from "../src/grammar/words.js";
 import { grammarOf } from "../src/page/formats.js";
 import type { Grammar } from "../src/protocol/grammar.js";
+import type { StartGrammars } from "../src/worker/host.js";
 import { follow } from "../src/worker/parts/follow.js";
-import { Grammars, type StartGrammars } from "../src/worker/session/grammars.js";
+import { Grammars } from "../src/worker/session/grammars.js";
 import { builtPackage } from "./support/built.js";
 
 /** What every engine takes and refuses; the Python engine and the server replay the same. */

@@ -1,9 +1,11 @@
 /** What becomes of an engine whose worker dies, hangs or loses its device, and what a program hears of it. */
 
 import { afterEach, describe, expect, test, vi } from "vitest";
-import { type Engine, type EngineOptions, openEngine, type WorkerPort } from "../src/page/client.js";
+import { type Engine, openEngine } from "../src/page/client.js";
+import type { EngineOptions } from "../src/page/options.js";
 import { DeviceError, toErrorRecord } from "../src/protocol/errors.js";
 import type { FromWorker, ModelCard, ToWorker } from "../src/protocol/messages.js";
+import type { WorkerPort } from "../src/protocol/ports.js";
 
 const CARD: ModelCard = {
   name: "sample",

@@ -1,11 +1,6 @@
 import { describe, expect, test } from "vitest";
-import {
-  type Manifest,
-  openManifest,
-  type Program,
-  parseManifest,
-  precisionOf,
-} from "../src/artifact/manifest.js";
+import { type Manifest, type Program, precisionOf } from "../src/artifact/manifest.js";
+import { openManifest, parseManifest } from "../src/artifact/reader.js";
 import { VERSION } from "../src/format/constants.js";
 import { ArtifactError } from "../src/protocol/errors.js";
 import { within } from "../src/storage/http.js";

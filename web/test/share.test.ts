@@ -1,10 +1,10 @@
 /** One engine for several pages, whose worker dies or hangs. */
 
 import { afterEach, beforeEach, describe, expect, test, vi } from "vitest";
-import type { WorkerPort } from "../src/page/client.js";
 import { WorkerLink } from "../src/page/link.js";
 import { DeviceError, toErrorRecord } from "../src/protocol/errors.js";
 import type { FromWorker, ModelCard, ToWorker } from "../src/protocol/messages.js";
+import type { WorkerPort } from "../src/protocol/ports.js";
 import { MovingPort } from "../src/shared/moving-port.js";
 import { Share } from "../src/shared/share.js";
 

@@ -1,8 +1,10 @@
 import { LISTING } from "../format/constants.js";
+import { BACKENDS, type BackendName } from "../protocol/backends.js";
 import { ArtifactError, RequestError, UnreachableError } from "../protocol/errors.js";
 import { type DownloadOptions, fetchText, MissingError, sha256Hex } from "../storage/http.js";
 import { parseJson } from "./json.js";
-import { BACKENDS, type BackendName, openManifest, type SealedManifest } from "./manifest.js";
+import type { SealedManifest } from "./manifest.js";
+import { openManifest } from "./reader.js";
 
 /** An artifact on its server. */
 export interface Found {

@@ -1,8 +1,9 @@
 /** What is known of a model before it is loaded: where it is, and whether it would run here. */
 
 import { type Found, findArtifacts } from "../artifact/artifacts.js";
-import type { BackendName, SealedManifest } from "../artifact/manifest.js";
+import type { SealedManifest } from "../artifact/manifest.js";
 import { modelUrl } from "../artifact/places.js";
+import type { BackendName } from "../protocol/backends.js";
 import { DeviceError, type ErrorCode, throwIfAborted } from "../protocol/errors.js";
 import type { LoadSettings } from "../protocol/messages.js";
 import { keptManifest } from "../storage/file-cache.js";

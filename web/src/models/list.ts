@@ -1,6 +1,6 @@
 import { show } from "../artifact/json.js";
-import { BACKENDS, type BackendName } from "../artifact/manifest.js";
 import { addressOf } from "../artifact/places.js";
+import { BACKENDS, type BackendName } from "../protocol/backends.js";
 import { ArtifactError, throwIfAborted } from "../protocol/errors.js";
 import { fetchText } from "../storage/http.js";
 

@@ -7,8 +7,10 @@ import { resolve, sep } from "node:path";
 import { pathToFileURL } from "node:url";
 import { Worker } from "node:worker_threads";
 import { modelUrl } from "../artifact/places.js";
-import { type Engine, type EngineOptions, openEngine, type WorkerPort } from "../page/client.js";
+import { type Engine, openEngine } from "../page/client.js";
+import type { EngineOptions } from "../page/options.js";
 import { throwIfAborted } from "../protocol/errors.js";
+import type { WorkerPort } from "../protocol/ports.js";
 
 export * from "../page/exports.js";
 

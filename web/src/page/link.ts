@@ -21,20 +21,12 @@ import type {
   StepProfile,
   ToWorker,
 } from "../protocol/messages.js";
+import type { WorkerPort } from "../protocol/ports.js";
 import { Pulse } from "../protocol/pulse.js";
 import { Channel } from "./channel.js";
-import type { EngineOptions } from "./client.js";
 import { hasLeft, noteLeft, watchLeaving } from "./left.js";
 import { Meter } from "./meter.js";
-
-/** What of a Worker an engine uses. */
-export interface WorkerPort {
-  postMessage(message: ToWorker): void;
-  addEventListener(type: "message", listener: (event: { readonly data: FromWorker }) => void): void;
-  addEventListener(type: "error", listener: (event: { readonly message: string }) => void): void;
-  /** May tell when the worker has ended: Node's and Deno's do. */
-  terminate(): unknown;
-}
+import type { EngineOptions } from "./options.js";
 
 interface Waiter<T> {
   readonly resolve: (value: T) => void;

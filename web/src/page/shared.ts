@@ -1,6 +1,7 @@
 import { later } from "../protocol/errors.js";
+import type { WorkerPort } from "../protocol/ports.js";
 import { Pulse } from "../protocol/pulse.js";
-import { startWorker, type WorkerPort } from "./client.js";
+import { startWorker } from "./client.js";
 
 /** Which of an origin's shared engines. */
 export interface SharedOptions {

@@ -1,4 +1,5 @@
-import type { Engine, EngineOptions } from "../page/client.js";
+import type { Engine } from "../page/client.js";
+import type { EngineOptions } from "../page/options.js";
 import { later } from "../protocol/errors.js";
 import type { LoadProgress, ModelCard } from "../protocol/messages.js";
 import type { Availability, MonitorCallback } from "./types.js";

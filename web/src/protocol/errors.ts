@@ -3,8 +3,6 @@
  * its code is for programs (docs/errors.md).
  */
 
-import type { FromWorker, Question } from "./messages.js";
-
 export type ErrorCode =
   | "webgpu-missing"
   | "no-adapter"
@@ -221,20 +219,5 @@ export function fromErrorRecord({ kind, code, message, param, stack }: ErrorReco
       return new DOMException(message, "AbortError");
     case "internal":
       return new NearfarError(code, message, { cause: stack });
-  }
-}
-
-/** The answer that ends a question with an error. */
-export function refusalOf({ type, id }: Question, error: ErrorRecord): FromWorker {
-  switch (type) {
-    case "generate":
-    case "embed":
-      return { type: "answer", id, answer: { event: "error", error } };
-    case "count":
-      return { type: "counted", id, tokens: error };
-    case "profile":
-      return { type: "profiled", id, profile: error };
-    case "stats":
-      return { type: "stats", id, stats: error };
   }
 }

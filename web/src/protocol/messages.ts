@@ -1,4 +1,4 @@
-import type { BackendName, DeviceClass } from "../artifact/manifest.js";
+import type { BackendName, DeviceClass } from "./backends.js";
 import type { ErrorRecord } from "./errors.js";
 import type { Grammar } from "./grammar.js";
 import type {

@@ -1,5 +1,6 @@
 import { useEffect, useState } from "react";
-import type { Engine, EngineOptions } from "../page/client.js";
+import type { Engine } from "../page/client.js";
+import type { EngineOptions } from "../page/options.js";
 import { later } from "../protocol/errors.js";
 import type { LoadProgress } from "../protocol/messages.js";
 import { useLatest } from "./latest.js";

@@ -162,7 +162,3 @@ export function isPlain(request: HybridRequest): boolean {
 export function estimateTokens(messages: readonly Message[]): number {
   return messages.reduce((sum, message) => sum + Math.ceil(textOf(message).length / 4) + 4, 0);
 }
-
-export function limitOf(request: HybridRequest): number | null {
-  return request.max_completion_tokens ?? request.max_tokens ?? null;
-}

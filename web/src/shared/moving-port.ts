@@ -1,6 +1,7 @@
-import type { WorkerPort } from "../page/client.js";
-import { DeviceError, type ErrorRecord, refusalOf, toErrorRecord } from "../protocol/errors.js";
+import { DeviceError, type ErrorRecord, toErrorRecord } from "../protocol/errors.js";
 import type { FromWorker, Question, ToWorker } from "../protocol/messages.js";
+import type { WorkerPort } from "../protocol/ports.js";
+import { refusalOf } from "../protocol/refusal.js";
 
 /** What carries the line now. */
 export interface Carrier {

@@ -1,17 +1,14 @@
-import type { WorkerPort } from "../page/client.js";
-import type { Host } from "../worker/host.js";
-import { serve } from "../worker/session/serve.js";
+import type { WorkerPort, WorkerScope } from "../protocol/ports.js";
 
-/** Both sides of the line in one thread. */
-export function portHere(host: Host): WorkerPort {
+/** Both sides of the line in one thread: `serve` answers at the worker's end. */
+export function portHere(serve: (scope: WorkerScope) => void): WorkerPort {
   const { port1, port2 } = new MessageChannel();
-  const scope = {
+  serve({
     postMessage: (message: unknown) => port2.postMessage(message),
     addEventListener: (_: "message", listener: (event: MessageEvent) => void) => {
       port2.onmessage = listener;
     },
-  };
-  serve(scope, host);
+  });
   return {
     postMessage: (message) => port1.postMessage(message),
     addEventListener: (type: string, listener: (event: never) => void) => {

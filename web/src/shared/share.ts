@@ -1,10 +1,8 @@
-import type { WorkerPort } from "../page/client.js";
 import {
   DeviceError,
   disposedError,
   type ErrorRecord,
   RequestError,
-  refusalOf,
   toErrorRecord,
 } from "../protocol/errors.js";
 import type {
@@ -15,6 +13,8 @@ import type {
   Question,
   ToWorker,
 } from "../protocol/messages.js";
+import type { WorkerPort } from "../protocol/ports.js";
+import { refusalOf } from "../protocol/refusal.js";
 
 /** One end of a channel, whose other end a page has. */
 export interface SharePort {

@@ -3,7 +3,7 @@
  * The others reach that page by broadcast, which carries the same line of messages as a worker's.
  */
 
-import type { StartWorker, WorkerPort } from "../page/client.js";
+import type { StartWorker, WorkerPort } from "../protocol/ports.js";
 import type { Pulse } from "../protocol/pulse.js";
 import { MovingPort } from "./moving-port.js";
 import { Share, type SharePort } from "./share.js";

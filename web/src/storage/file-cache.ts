@@ -1,4 +1,3 @@
-import type { FileEntry, Manifest } from "../artifact/manifest.js";
 import { BEGUN, BegunFile } from "./begun.js";
 import { alone, isNamed, locks, namesIn, read, remove, store } from "./files.js";
 import { sha256Hex } from "./http.js";
@@ -48,7 +47,7 @@ export interface Artifact {
   /** By SHA-256. */
   readonly files: readonly string[];
   /** Those of them that take the room. */
-  readonly large?: readonly Pick<FileEntry, "sha256" | "bytes">[];
+  readonly large?: readonly { readonly sha256: string; readonly bytes: number }[];
 }
 
 /** A model in the browser's storage. */
@@ -60,20 +59,6 @@ export interface CachedModel {
   readonly lastUsed: Date;
   /** Whether it was loaded to the end once, so that it starts without a network. */
   readonly complete: boolean;
-}
-
-/**
- * The files that a manifest vouches for and that a load may ask for, by SHA-256: what lies in packs comes with
- * them.
- */
-export function filesOf({ weights, tokenizerFiles, programs, packs }: Manifest): string[] {
-  const entries: { readonly sha256: string }[] = [...weights.shards, ...packs];
-  const packed = new Set(packs.map(({ program }) => program));
-  if (!packed.has(null)) entries.push(...tokenizerFiles);
-  for (const { name, kernels, library, functions } of programs)
-    if (!packed.has(name))
-      entries.push(...kernels.values(), ...Object.values(functions).flat(), ...(library ? [library] : []));
-  return [...new Set(entries.map(({ sha256 }) => sha256))];
 }
 
 interface Folders {

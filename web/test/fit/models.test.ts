@@ -1,5 +1,5 @@
 import { afterAll, afterEach, beforeAll, describe, expect, test, vi } from "vitest";
-import { openManifest } from "../../src/artifact/manifest.js";
+import { openManifest } from "../../src/artifact/reader.js";
 import { createEngine } from "../../src/here/index.js";
 import { isSupported, modelUrl, readModels } from "../../src/models/index.js";
 import { createEngine as createOnPage } from "../../src/page/index.js";

@@ -1,6 +1,7 @@
 import fc from "fast-check";
 import { describe, expect, test } from "vitest";
-import { openManifest, type Program, parseManifest } from "../../src/artifact/manifest.js";
+import type { Program } from "../../src/artifact/manifest.js";
+import { openManifest, parseManifest } from "../../src/artifact/reader.js";
 import { ArtifactError } from "../../src/protocol/errors.js";
 import { within } from "../../src/storage/http.js";
 import { type Plan, parsePlan, planNames } from "../../src/worker/device/plan.js";

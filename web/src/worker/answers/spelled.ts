@@ -2,7 +2,6 @@
 
 import { narrowed } from "../../grammar/schema.js";
 import { RequestError } from "../../protocol/errors.js";
-import type { SpelledArguments } from "./asking.js";
 import type { Spelling } from "./format.js";
 import {
   type Around,
@@ -11,6 +10,7 @@ import {
   inOrder,
   NOTHING,
   repeated,
+  type SpelledArguments,
   schemaTag,
   type Tag,
   tag,

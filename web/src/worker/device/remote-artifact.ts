@@ -1,9 +1,13 @@
 import type { FunctionName, KernelEntry, Manifest, Program } from "../../artifact/manifest.js";
 import { FUNCTIONS } from "../../format/constants.js";
-import type { Shader } from "../gpu/pipelines.js";
 import type { KeptOptions } from "../store/kept-file.js";
 import { openFiles, type ReadFile } from "../store/packs.js";
 import { type Plan, parsePlan, planNames } from "./plan.js";
+
+/** A kernel's source, with what the manifest says about it. */
+export interface Shader extends Pick<KernelEntry, "entry" | "access"> {
+  readonly code: string;
+}
 
 /** By function, then by size, ascending. */
 export type Plans = Record<FunctionName, Map<number, Plan>>;

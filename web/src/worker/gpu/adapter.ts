@@ -1,5 +1,5 @@
-import type { DeviceClass } from "../../artifact/manifest.js";
 import { type DEVICE_CLASSES, RULES } from "../../format/constants.js";
+import type { DeviceClass } from "../../protocol/backends.js";
 import { DeviceError } from "../../protocol/errors.js";
 
 /**

@@ -1,4 +1,5 @@
-import type { DeviceClass, Program } from "../../artifact/manifest.js";
+import type { Program } from "../../artifact/manifest.js";
+import type { DeviceClass } from "../../protocol/backends.js";
 import { throwIfAborted, UnreachableError } from "../../protocol/errors.js";
 import type { Backend } from "../engine/backend.js";
 import type { Kept } from "../store/kept.js";

@@ -1,10 +1,5 @@
-import type { KernelEntry } from "../../artifact/manifest.js";
 import { DeviceError, DeviceLostError, OutOfMemoryError } from "../../protocol/errors.js";
-
-/** A kernel's source, with what the manifest says about it. */
-export interface Shader extends Pick<KernelEntry, "entry" | "access"> {
-  readonly code: string;
-}
+import type { Shader } from "../device/remote-artifact.js";
 
 export interface KernelPipeline {
   readonly pipeline: GPUComputePipeline;

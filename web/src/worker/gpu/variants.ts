@@ -1,5 +1,5 @@
-import type { DeviceClass } from "../../artifact/manifest.js";
 import { NEARNESS } from "../../format/constants.js";
+import type { DeviceClass } from "../../protocol/backends.js";
 import type { ChoiceReason } from "../../protocol/messages.js";
 
 /**

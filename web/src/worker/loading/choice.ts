@@ -1,5 +1,5 @@
 import type { Artifacts, Found } from "../../artifact/artifacts.js";
-import { BACKENDS, type BackendName } from "../../artifact/manifest.js";
+import { BACKENDS, type BackendName } from "../../protocol/backends.js";
 import { ArtifactError, type DeviceError, RequestError } from "../../protocol/errors.js";
 import type { BackendChoice } from "../../protocol/messages.js";
 import { findGpu } from "../gpu/adapter.js";

@@ -1,21 +1,23 @@
 import type { Found } from "../../artifact/artifacts.js";
-import { ArtifactError, later } from "../../protocol/errors.js";
+import { ArtifactError } from "../../protocol/errors.js";
 import type { KeptOptions } from "../store/kept-file.js";
 import { openFiles } from "../store/packs.js";
 import type { TextCodec } from "../text/types.js";
+import type { Parts } from "./parts.js";
 
-/**
- * The tokenizer comes by dynamic import: it is a third of the code and is wanted only once the weights are on
- * their way.
- */
-export async function loadCodec({ base, manifest }: Found, options: KeptOptions): Promise<TextCodec> {
+/** Loads the tokenizer and the chat template of an artifact, with the code for both. */
+export async function loadCodec(
+  { base, manifest }: Found,
+  options: KeptOptions,
+  { text }: Parts,
+): Promise<TextCodec> {
   const small = openFiles(base, manifest, null, options);
   const read = async (name: string): Promise<string | null> => {
     const entry = manifest.tokenizerFiles.find(({ file }) => file.endsWith(`/${name}`));
     return entry ? new TextDecoder().decode(await (await small)(entry)) : null;
   };
   const [{ createTextCodec }, tokenizer, config, template, toolTemplate] = await Promise.all([
-    later(() => import("../parts/text.js"), "The tokenizer's code"),
+    text(),
     read("tokenizer.json"),
     read("tokenizer_config.json"),
     read("chat_template.jinja"),

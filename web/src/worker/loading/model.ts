@@ -1,10 +1,11 @@
 /** A model opened from its artifact: on a device, with what makes tokens of text. */
 
 import { type Found, findArtifacts } from "../../artifact/artifacts.js";
-import type { BackendName, Manifest, Program, SealedManifest } from "../../artifact/manifest.js";
-import { DeviceError, later } from "../../protocol/errors.js";
+import { filesOf, type Manifest, type Program, type SealedManifest } from "../../artifact/manifest.js";
+import type { BackendName } from "../../protocol/backends.js";
+import { DeviceError } from "../../protocol/errors.js";
 import type { BackendChoice, LoadSettings, LoadStep, ProgramChoice } from "../../protocol/messages.js";
-import { filesOf, keptManifest, openOpfsCache } from "../../storage/file-cache.js";
+import { keptManifest, openOpfsCache } from "../../storage/file-cache.js";
 import type { Loaded } from "../device/loaded.js";
 import type { LoadOptions } from "../gpu/load.js";
 import type { Host } from "../host.js";
@@ -12,9 +13,11 @@ import type { ShardProgress } from "../store/shards.js";
 import type { TextCodec } from "../text/types.js";
 import { type Chosen, choose } from "./choice.js";
 import { loadCodec } from "./codec.js";
+import type { Parts } from "./parts.js";
 
 export interface ModelHooks {
   readonly host: Host;
+  readonly parts: Parts;
   readonly signal: AbortSignal;
   /** The name of this load. */
   readonly load: string;
@@ -58,11 +61,11 @@ export async function openModel(url: URL, settings: LoadSettings, hooks: ModelHo
 
 async function openOn({ choice, found }: Chosen, settings: LoadSettings, hooks: ModelHooks): Promise<Model> {
   const { base, manifest } = found;
-  const { signal, load, hasLeft, onProgress, onWarning, host } = hooks;
+  const { signal, load, hasLeft, onProgress, onWarning, host, parts } = hooks;
   const cache = await openCache(found, onWarning);
-  const codec = loadCodec(found, { fetch: host.fetch, cache, signal });
+  const codec = loadCodec(found, { fetch: host.fetch, cache, signal }, parts);
   codec.catch(() => undefined);
-  const open = await backendOf(choice.name);
+  const open = await backendOf(choice.name, parts);
   const options = {
     ...settings,
     signal,
@@ -119,9 +122,6 @@ type OpenBackend = (
   options: LoadOptions & { readonly host: Host; readonly threads?: number | undefined },
 ) => Promise<Loaded>;
 
-/** Backends come by dynamic import too: nobody wants both. */
-async function backendOf(name: BackendName): Promise<OpenBackend> {
-  if (name === "wasm")
-    return (await later(() => import("../parts/wasm.js"), "The code of the WebAssembly backend")).loadWasm;
-  return (await later(() => import("../parts/gpu.js"), "The code of the WebGPU backend")).loadExecutor;
+async function backendOf(name: BackendName, { gpu, wasm }: Parts): Promise<OpenBackend> {
+  return name === "wasm" ? (await wasm()).loadWasm : (await gpu()).loadExecutor;
 }

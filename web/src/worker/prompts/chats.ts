@@ -1,11 +1,12 @@
 /** One model's chats: what becomes of them as prompts, and how their answers are taken apart. */
 
 import type { AnswerFormatRecord } from "../../format/constants.js";
-import { later, RequestError } from "../../protocol/errors.js";
+import { RequestError } from "../../protocol/errors.js";
 import type { Grammar } from "../../protocol/grammar.js";
 import type { Prompt } from "../../protocol/messages.js";
 import type { AnswerFormat } from "../answers/format.js";
 import type { PieceReader } from "../answers/pieces.js";
+import type { Parts } from "../loading/parts.js";
 import type { TextCodec, Told } from "../text/types.js";
 import { checkRoles } from "./roles.js";
 
@@ -18,9 +19,8 @@ export interface ChatPrompt {
   readonly reasoningOpen: boolean;
 }
 
-type Answers = typeof import("../parts/answers.js");
+type Answers = typeof import("../answers/index.js");
 
-/** What takes answers apart comes by dynamic import: many models mark nothing, and many requests call nothing. */
 export class Chats {
   #answers: Answers | null = null;
   #form: AnswerFormat | null = null;
@@ -28,6 +28,7 @@ export class Chats {
   constructor(
     private readonly codec: TextCodec,
     private readonly record: AnswerFormatRecord | null,
+    private readonly parts: Pick<Parts, "answers" | "spelled">,
   ) {}
 
   /** Whether a chat has to wait for `load`. */
@@ -43,10 +44,7 @@ export class Chats {
   }
 
   async load(): Promise<void> {
-    this.#answers ??= await later(
-      () => import("../parts/answers.js"),
-      "The code that reads calls and reasoning",
-    );
+    this.#answers ??= await this.parts.answers();
     this.#form ??= this.record && this.#answers.readAnswerFormat(this.record, "manifest.json.answers");
   }
 
@@ -86,7 +84,14 @@ export class Chats {
     { reasoningOpen }: ChatPrompt,
   ): Promise<Grammar | null> {
     if (!this.#form || !this.#answers || !(calling || wanted)) return wanted;
-    const grammar = await this.#answers.answerGrammar(this.#form, calling ?? null, wanted, reasoningOpen);
+    const { spelled } = this.parts;
+    const grammar = await this.#answers.answerGrammar(
+      this.#form,
+      calling ?? null,
+      wanted,
+      reasoningOpen,
+      async () => (await spelled()).spelledArguments,
+    );
     return grammar && calling ? { ...grammar, param: "tools" } : grammar;
   }
 

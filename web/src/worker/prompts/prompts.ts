@@ -4,6 +4,7 @@ import type { Manifest } from "../../artifact/manifest.js";
 import type { Grammar } from "../../protocol/grammar.js";
 import type { Prompt } from "../../protocol/messages.js";
 import type { PieceReader } from "../answers/pieces.js";
+import type { Parts } from "../loading/parts.js";
 import type { TextCodec, TextStream } from "../text/types.js";
 import { Chats } from "./chats.js";
 
@@ -25,8 +26,9 @@ export class Prompts {
   constructor(
     private readonly codec: TextCodec,
     private readonly manifest: Pick<Manifest, "answers" | "model">,
+    parts: Parts,
   ) {
-    this.chats = new Chats(codec, manifest.answers);
+    this.chats = new Chats(codec, manifest.answers, parts);
   }
 
   /** `stop`: the strings that end an answer; `format`: what its text is to match. */

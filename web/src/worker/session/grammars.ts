@@ -1,13 +1,11 @@
 /** Answers that match a grammar: the engine's side of the line to the worker that follows grammars. */
 
-import { type Follow, inThread } from "../../grammar/in-thread.js";
+import { inThread } from "../../grammar/in-thread.js";
 import type { FromGrammars, GrammarPort, ToGrammars } from "../../grammar/words.js";
 import { RequestError, throwIfAborted } from "../../protocol/errors.js";
 import type { Grammar } from "../../protocol/grammar.js";
 import type { Constraint } from "../engine/request.js";
-
-/** Another worker, or what follows grammars in this thread. */
-export type StartGrammars = () => GrammarPort | Promise<Follow>;
+import type { StartGrammars } from "../host.js";
 
 /** How long a worker may take to load its code and to read the vocabulary: one that has died says nothing. */
 const START_LIMIT_MS = 120_000;

@@ -1,14 +1,10 @@
-import { DeviceError, refusalOf, toErrorRecord } from "../../protocol/errors.js";
-import type {
-  AnswerEvent,
-  FromWorker,
-  LoadProgress,
-  LoadStep,
-  ModelCard,
-  ToWorker,
-} from "../../protocol/messages.js";
+import { DeviceError, toErrorRecord } from "../../protocol/errors.js";
+import type { AnswerEvent, LoadProgress, LoadStep, ModelCard, ToWorker } from "../../protocol/messages.js";
+import type { WorkerScope } from "../../protocol/ports.js";
+import { refusalOf } from "../../protocol/refusal.js";
 import type { Host } from "../host.js";
 import { LoadFraction } from "../loading/fraction.js";
+import type { Parts } from "../loading/parts.js";
 import { Session } from "./session.js";
 
 /** The worker's side of the line: loads one model and answers until it is disposed. */
@@ -16,15 +12,9 @@ import { Session } from "./session.js";
 /** A message for each chunk of a download would keep the page busy. */
 const PROGRESS_INTERVAL_MS = 50;
 
-/** The worker's end of the line to the page. */
-export interface WorkerScope {
-  postMessage(message: FromWorker): void;
-  addEventListener(type: "message", listener: (event: { readonly data: ToWorker }) => void): void;
-}
-
 /** Answers what comes over `scope`. */
-export function serve(scope: WorkerScope, host: Host): void {
-  const server = new Server(scope, host);
+export function serve(scope: WorkerScope, host: Host, parts: Parts): void {
+  const server = new Server(scope, host, parts);
   scope.addEventListener("message", ({ data }) => server.handle(data));
   scope.postMessage({ type: "started" });
 }
@@ -41,6 +31,7 @@ class Server {
   constructor(
     private readonly scope: WorkerScope,
     private readonly host: Host,
+    private readonly parts: Parts,
   ) {}
 
   handle(message: ToWorker): void {
@@ -85,12 +76,12 @@ class Server {
     try {
       const onProgress = (step: LoadStep): void => this.#onProgress(step);
       const hasLeft = (other: string): Promise<boolean> => this.#hasLeft(other);
-      const { host } = this;
+      const { host, parts } = this;
       const onCard = (card: ModelCard): void => this.scope.postMessage({ type: "card", card });
       const onLost = (error: Error): void =>
         this.scope.postMessage({ type: "lost", error: toErrorRecord(error) });
       const { signal } = this.#loading;
-      const hooks = { signal, load, hasLeft, onProgress, onWarning, onCard, onLost, host };
+      const hooks = { signal, load, hasLeft, onProgress, onWarning, onCard, onLost, host, parts };
       this.#session = await Session.load(new URL(url), settings, hooks);
       this.#onProgress({ phase: "ready" });
       this.scope.postMessage({ type: "loaded", card: this.#session.card() });

@@ -63,7 +63,7 @@ export class Session {
     const { manifest, codec, loaded } = model;
     const { host, onProgress, onWarning, onCard, onLost } = hooks;
     this.#loaded = loaded;
-    this.#prompts = new Prompts(codec, manifest);
+    this.#prompts = new Prompts(codec, manifest, hooks.parts);
     const { vocabSize: size, eosTokenIds: ends } = manifest.model;
     this.#grammars = new Grammars(host.grammars, {
       ...{ size, ends },
