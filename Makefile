@@ -86,6 +86,7 @@ lint: setup-dev ## ruff, mypy --strict, tsc, biome; whether what is generated is
 
 lint-python:
 	$(BIN)/ruff check .
+	$(BIN)/python scripts/plain_english.py
 	$(BIN)/mypy
 
 lint-web:

@@ -50,7 +50,7 @@ def engine(root: Path, threads: int) -> dict[str, float]:
 
 
 def genai(root: Path, threads: int) -> dict[str, float]:
-    """The same in onnxruntime-genai."""
+    """Measure the model in onnxruntime-genai."""
     import onnxruntime_genai as og
 
     config = og.Config(str(root))

@@ -126,7 +126,7 @@ def with_nearfar(model: Path, base: Path, target: str, tokens: int) -> tuple[flo
 
 
 def with_llama(model: Path, tokens: int) -> tuple[float, list[str]]:
-    """The same by llama.cpp."""
+    """Load seconds and texts by llama.cpp."""
     from llama_cpp import Llama
 
     def continued(llama: Any) -> Continue:

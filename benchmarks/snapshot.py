@@ -62,7 +62,7 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
 
 
 def in_process(args: argparse.Namespace, one: str) -> dict[str, float]:
-    """The same in a process of its own."""
+    """Measure in a process of its own."""
     options = [
         "--tokens",
         args.tokens,

@@ -36,7 +36,7 @@ def groups(step: Step) -> tuple[Group, ...]:
 
 
 def caches(step: Step) -> tuple[KvCache, ...]:
-    """Its caches."""
+    """The caches of a step."""
     return tuple(KvCache(c.kv_heads, c.head_dim, step.group(index)) for index, c in enumerate(step.caches))
 
 

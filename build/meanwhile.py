@@ -30,13 +30,13 @@ class Stages:
         self._here: tuple[str, int, int] | None = None
 
     def report(self, stage: str, done: int, total: int) -> None:
-        """Of the thread that compiles."""
+        """Progress of the thread that compiles."""
         with self._lock:
             self._here = stage, done, total
             self._progress(stage, done, total)
 
     def beside(self, stage: str, done: int, total: int) -> None:
-        """Of the thread that writes weights."""
+        """Progress of the thread that writes weights."""
         with self._lock:
             self._progress(stage, done, total)
             if done >= total and self._here is not None:

@@ -63,12 +63,12 @@ class Source:
         return self.model.step.params
 
     def bytes_of(self, param: Param) -> int:
-        """Of a weight as targets store it."""
+        """Bytes of a weight as targets store it."""
         return self.matrices[param.name].bytes if param.is_matrix else 4 * param.n
 
     def held_by(self, target: str, groups: Collection[int]) -> Source:
-        """As a target stores it that has groups of these sizes alone: codes of the checkpoint in other groups
-        are made anew, in finer ones. BuildError where it was asked for others.
+        """The source as stored by a target that only has groups of these sizes: codes in other groups are
+        made anew, in finer groups. BuildError where it was asked for others.
         """
         there = {matrix.group for matrix in self.matrices.values() if matrix.quantized}
         if there <= set(groups):

@@ -69,7 +69,7 @@ def foreign_code(config: ConfigReader, model_type: str) -> str | None:
 
 
 def _honoured(unread: Mapping[str, Any], model_type: str) -> dict[str, Any]:
-    """Those that transformers knows, with other values than its defaults."""
+    """The unread keys that transformers knows and whose values differ from its defaults."""
     written = _written(unread)
     known = _defaults(model_type) if written else {}
     return {key: value for key, value in unread.items() if key in known and value != known[key]}

@@ -30,7 +30,7 @@ class Sampling:
 
 
 GRAMMAR_SECONDS = 5.0
-"""That compiling one grammar may take, the start of its process not counted."""
+"""Seconds that compiling one grammar may take, the start of its process not counted."""
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,9 @@ class DrainingServer(uvicorn.Server):
         reason = ""
 
         def keep(record: logging.LogRecord) -> bool:
-            """Of the system's reason, which uvicorn logs before it exits: the sentence below has it."""
+            """Drop the line with the system's reason that uvicorn logs before it exits: the sentence below
+            has the reason.
+            """
             nonlocal reason
             if not isinstance(record.msg, OSError):
                 return True

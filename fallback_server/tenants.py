@@ -61,7 +61,7 @@ def digest(*parts: str) -> str:
 
 
 SHARE_SECONDS = 0.5
-"""So much later than it came does a sequence stand in line for each that its tenant has under way."""
+"""Seconds by which a sequence's place in line moves back for each sequence that its tenant has under way."""
 
 
 class Shares:
@@ -86,7 +86,7 @@ class Shares:
         return place - now
 
     def leave(self, tenant: Tenant, sequences: int) -> None:
-        """So many of the tenant's sequences have ended."""
+        """`sequences` of the tenant's sequences have ended."""
         left = self._under_way.get(tenant.name, 0) - sequences
         if left > 0:
             self._under_way[tenant.name] = left

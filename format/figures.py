@@ -32,13 +32,13 @@ class Figures:
     workgroups: int
     threads_per_workgroup: int
     threads: int
-    """Of the launch."""
+    """Threads of the launch."""
     bytes_in_flight: int
     """Streamed bytes, of all threads of the launch together, that the stretch loads which loads most."""
     loads_ahead: int
     """Loads of these in that stretch, by one thread."""
     line_use: float
-    """Of the 128-byte lines that 32 threads side by side touch in a load, the share that they use."""
+    """The share used of the 128-byte lines that 32 threads side by side touch in a load."""
     loads_per_byte: float
     """Loads for a streamed byte: 1/16 where each brings four words."""
     weight_reads: float | None
@@ -58,13 +58,13 @@ class Figures:
     operations_per_weight: float | None
     """Arithmetic on data (not on addresses) for a weight and row; two float16 of a vector cost one."""
     flop_per_byte: float | None
-    """Of a matrix's products (2·m·n·k), for a fetched byte of x and of the matrix."""
+    """A matrix's arithmetic (2·m·n·k) for each fetched byte of x and of the matrix."""
     idle: float
     """Share of the streamed bytes that could be loaded, did all threads as much as the busiest, and are not,
     or are what a neighbour loads too.
     """
     registers: int
-    """Of 4 bytes, by liveness of a thread's variables (registers.py)."""
+    """Registers of 4 bytes, by liveness of a thread's variables (registers.py)."""
     shared_bytes: int
     storage_buffers: int
     largest_binding: int

@@ -25,7 +25,7 @@ ANNOTATIONS = (
 STRUCTURE = ("type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "$defs", "definitions")
 """Keywords that speak of every type."""
 DEFINITIONS = ("$defs", "definitions")
-"""Those of them that name schemas for others to refer to."""
+"""Keywords that name schemas for other schemas to refer to."""
 OF_TYPE: dict[str, tuple[str, ...]] = {
     "string": ("minLength", "maxLength", "pattern", "format"),
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
@@ -57,4 +57,4 @@ TYPES = ("string", "number", "integer", "object", "array", "boolean", "null")
 MOST_COMPARED = 20_000
 """Pairs of schemas: their number grows with the square of a oneOf, and again with every level below."""
 MOST_STEPS = 64
-"""Of a reference through others."""
+"""The most steps of a reference through other references."""

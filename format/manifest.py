@@ -261,7 +261,7 @@ class Program:
     library: str | None = None
     library_sha256: str | None = None
     figures: File | None = None
-    """Of a program of shaders: what its kernels do (format/figures.py), for people; no runtime reads it."""
+    """What the kernels of a program of shaders do (format/figures.py), for people; no runtime reads it."""
     device_class: DeviceClass | None = None
 
     @property
@@ -272,8 +272,6 @@ class Program:
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """Files of the tokenizer."""
-
     files: tuple[File, ...]
 
 
@@ -307,7 +305,7 @@ class Manifest:
     function: File | None = None
     """The step as an exported function (mlx, where it was asked for)."""
     packs: tuple[Pack, ...] = ()
-    """Of artifacts that browsers load (webgpu, wasm)."""
+    """Bundled files of artifacts that browsers load (webgpu, wasm)."""
     license: str | None = None
     answers: AnswerFormat | None = None
     """How the model marks reasoning and calls of tools, where it has a chat template."""

@@ -51,7 +51,8 @@ def flags_of(
     cpuinfo: Path = Path("/proc/cpuinfo"),
     present: Callable[[int], bool] = _present,
 ) -> frozenset[str]:
-    """The same by the name of a system: none on those that we cannot ask, and where asking fails.
+    """The processor's features by the name of a system: none where the system cannot be asked, or asking
+    fails.
 
     `present`: whether Windows says that a feature is there.
     """

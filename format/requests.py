@@ -5,7 +5,9 @@ Python and TypeScript.
 from __future__ import annotations
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-"""Of messages, for every chat template; others (ipython, document) are for templates that name them."""
+"""Roles of messages that every chat template takes; others (ipython, document) are for templates that name
+them.
+"""
 MAX_CHOICES = 128
 """Answers to one prompt, `n`: OpenAI's bound, and far more than a device's slots run at once."""
 MAX_TOOLS = 128

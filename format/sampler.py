@@ -36,7 +36,7 @@ class SampleI32(IntEnum):
     SEED_LOW = 2
     """The low 32 bits of the seed."""
     SEED_HIGH = 3
-    """Its high 32 bits."""
+    """The high 32 bits of the seed."""
     COUNTER = 4
     """The position that the sampled token will have in its sequence."""
     FEED = 5

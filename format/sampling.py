@@ -25,7 +25,7 @@ class SamplingDefaults:
 
     @property
     def told(self) -> str:
-        """The same, for a person."""
+        """The defaults as a line for a person."""
         said = ", ".join(f"{name} {value}" for name, value in self.given.items())
         return f"{said} (the checkpoint says nothing)" if self == UNSAID else said or "as OpenAI's"
 

@@ -47,7 +47,7 @@ def _constants() -> Iterator[str]:
     said = meanings(sizes)
     yield _constant("FORMAT", manifest.FORMAT, "The first word of a manifest.")
     yield _constant("LISTING", manifest.LISTING, meanings(manifest)["LISTING"])
-    yield _constant("VERSION", manifest.VERSION, "Of the format; a reader reads no other.")
+    yield _constant("VERSION", manifest.VERSION, "The version of the format; a reader reads no other.")
     yield _constant("DIGEST", seal.FIELD, "The manifest's key for its own digest.")
     for name in said:
         yield _constant(name, getattr(sizes, name), said[name])

@@ -11,8 +11,8 @@ Bundles = dict[str, tuple[str, ...]]
 
 
 def bundles(step: Step, *, rounds: bool) -> Bundles:
-    """Of each projection to q, k and v: the norm before it, its bias, the norms of heads (jobs.Project);
-    where there are programs that round keys (`rounds`), once more with what they need for it.
+    """What each projection to q, k and v takes besides its matrix: the norm before it, its bias, the norms of
+    heads (jobs.Project). Where programs round keys (`rounds`), a second bundle has what rounding needs.
 
     A projection with one of them or none needs no tensor of its own.
     """

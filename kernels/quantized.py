@@ -15,7 +15,7 @@ Array = npt.NDArray[np.generic]
 GROUPS = (16, 32, 64, 128)
 """Inputs that can share a scale and a bias."""
 SCALES_BYTES = 4
-"""Of a group: its scale and its bias."""
+"""Bytes of a group's scale and bias."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,9 @@ class QuantTensor:
         return unpack_codes(self.words, self.bits)
 
     def widened(self, bits: int, group: int, k: int) -> QuantTensor:
-        """The same weights with codes of more bits, and scales and biases for smaller groups, of k inputs."""
+        """These weights of `k` inputs with codes of `bits` bits and scales and biases for smaller groups,
+        value for value.
+        """
         repeat = k // group // self.scales.shape[1]
         words = self.words if bits == self.bits else pack_codes(self.codes, bits)
         scales, biases = (
@@ -99,5 +101,5 @@ class Part:
 
     @property
     def bytes(self) -> int:
-        """That it takes in the stream."""
+        """Bytes in the weight stream."""
         return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize

@@ -45,7 +45,7 @@ class Part:
     finish: str | None = None
     tokens: int = 0
     offsets: tuple[int, ...] = ()
-    """Of a completion, where in its text each token of `logprobs` begins; empty where it is not told."""
+    """Where in a completion's text each token of `logprobs` begins; empty where the server does not say."""
 
     @property
     def useful(self) -> bool:

@@ -11,7 +11,8 @@ import httpx
 from httpx_sse import EventSource
 
 EVENT_BYTES = 4 << 20
-"""Of one event of a stream: far more than any token, enough for the log-probabilities of a long prompt."""
+"""Bytes of one event of a stream: far more than any token, enough for the log-probabilities of a long prompt.
+"""
 DONE = "[DONE]"
 _HEADERS = {"Content-Type": "text/event-stream; charset=utf-8"}
 
@@ -76,7 +77,7 @@ class _Bounded(httpx.AsyncByteStream):
         self._source = source
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """The same bytes."""
+        """Pass the bytes on."""
         open_, tail = 0, b""
         async for part in self._source:
             seen = tail + part

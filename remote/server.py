@@ -37,7 +37,7 @@ CHAT, COMPLETIONS, EMBEDDINGS, MODELS = (
 PATHS = (MODELS, CHAT, COMPLETIONS, EMBEDDINGS)
 """The only paths that are ever asked for."""
 ANSWER_BYTES = 64 << 20
-"""Of a whole answer: 256 embeddings of 8,192 numbers as text are less."""
+"""Bytes of a whole answer: 256 embeddings of 8,192 numbers as text are less."""
 LIST_BYTES, ERROR_BYTES = 1 << 20, 16 << 10
 LISTED = 1000
 """Models of a list that are taken."""

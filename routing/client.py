@@ -123,8 +123,8 @@ class AsyncCompletions:
 
 
 class HybridClient:
-    """The same for synchronous code; usable from several threads. A `device` may be an Engine: the client
-    runs beside it.
+    """`AsyncHybridClient` for synchronous code; usable from several threads. A `device` may be an Engine: the
+    client runs beside it.
     """
 
     def __init__(

@@ -103,7 +103,7 @@ class MarksFile:
                 aside.unlink(missing_ok=True)
 
     def _name(self) -> str:
-        """Of the key, without telling it."""
+        """The key's name, which does not tell the key."""
         return blake2b(b"name", key=self.key, digest_size=MARK_BYTES).hexdigest()
 
     def _head(self) -> str:

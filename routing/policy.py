@@ -18,7 +18,7 @@ _ONE_OF: dict[str, tuple[str | None, ...]] = {
     "after_cut": ("device", "cloud"), "shadow": (None, "device", "cloud"),
 }  # fmt: skip
 _LEAST = {"window": 1, "period": 1, "failures": 1, "default_max_tokens": 1, "logprob": -math.inf}
-"""Of numbers; 0 of all others."""
+"""The least value of each number of a policy; 0 for all others."""
 
 
 class _Options:

@@ -68,7 +68,7 @@ class PrivateTexts:
             self._keep(Known(new))
 
     def marks(self, messages: Messages, params: Mapping[str, Any] | None = None) -> Marks:
-        """Of a request. Takes a while for a long one, and may be called in a thread.
+        """The marks of a request. This takes a while for a long request, and may be called in a thread.
 
         What an application says to all (the system prompt, tools, other parameters) is nobody's secret, so
         its windows are not the user's own; but it may quote what is one.
@@ -129,7 +129,7 @@ class PrivateTexts:
         _add(self._windows, known.windows, WINDOWS)
 
     def _marks_within(self, value: Any) -> set[bytes]:
-        """Of the windows of all its texts together, and of each of its files."""
+        """The marks of all windows of a value's texts together, and of each of its files."""
         said = [*_strings(value)]
         found = windows(letters("\n".join(text for text, is_file in said if not is_file)))
         files = {_bytes(text) for text, is_file in said if is_file and len(text) >= LONG}

@@ -53,7 +53,7 @@ def windows(data: bytes) -> set[bytes]:
 
 
 def _window_hashes(values: Hashes) -> Hashes:
-    """Of each window the polynomial of its bytes, modulo 2^32."""
+    """The polynomial of each window's bytes, modulo 2^32."""
     factor, size = _FACTOR, 1
     while size < WINDOW:
         values = values[:-size] * np.uint32(factor) + values[size:]

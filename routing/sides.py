@@ -42,7 +42,7 @@ class Call:
     top_logprobs: int | None = None
 
     def after(self, text: str, tokens: int) -> Call:
-        """The same call once this much of the answer is there."""
+        """The call that goes on after `text`, the `tokens` tokens of the answer so far."""
         return replace(self, prefix=text, max_tokens=max(self.max_tokens - tokens, 1))
 
     @property

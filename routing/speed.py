@@ -29,12 +29,14 @@ class Speeds:
             self.prefill_tps = _mean(self.prefill_tps, tokens / seconds)
 
     def decode(self, tokens: int, seconds: float) -> None:
-        """So many tokens came in that time, counted from the one before them."""
+        """Note that `tokens` tokens came in `seconds`, counted from the token before them."""
         if tokens >= MIN_DECODE and seconds > 0:
             self.decode_tps = _mean(self.decode_tps, tokens / seconds)
 
     def first_token(self, seconds: float, uncached_tokens: int) -> None:
-        """The first token came after so long. What prefill is known to take is no part of the round trip."""
+        """Note that the first token came after `seconds`. The known time of prefill is no part of the round
+        trip.
+        """
         prefill = uncached_tokens / self.prefill_tps if self.prefill_tps else 0.0
         self.round_trip = _mean(self.round_trip, max(seconds - prefill, 0.0))
 

@@ -80,7 +80,7 @@ class ConfigReader:
         return tuple(ids)
 
     def numbers(self, key: str, count: int, least: float, most: float) -> tuple[float, ...]:
-        """So many numbers from `least` to `most`."""
+        """A list of `count` numbers from `least` to `most`."""
         value = self._get(key, None)
         fits = isinstance(value, list) and len(value) == count
         if not fits or not all(type(item) in (int, float) and least <= item <= most for item in value):
@@ -100,7 +100,7 @@ class ConfigReader:
         return ConfigReader({}, self._file, self.within)
 
     def filled(self, defaults: Mapping[str, Any]) -> ConfigReader:
-        """The same config, with these values where it lacks a key; one that is null stays so."""
+        """The config with `defaults` for the keys that it lacks; a key whose value is null stays null."""
         reader = ConfigReader({**defaults, **self._config}, self._file, self.within)
         reader._read, reader._values = self._read, self._values  # what is asked of one has been asked of both
         return reader

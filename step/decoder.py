@@ -127,7 +127,7 @@ class Attention:
     v_norm: float | None = None
     q_scale: tuple[float, float] | None = None
     names: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
-    """Of the projections; one name where the checkpoint has them in one tensor."""
+    """Names of the projections; one name where the checkpoint has them in one tensor."""
     o_name: str = "o_proj"
 
 

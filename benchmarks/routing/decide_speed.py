@@ -124,7 +124,7 @@ def in_python(calls: int) -> Times:
 
 
 def in_node(calls: int, web: Path) -> Times:
-    """The same in TypeScript."""
+    """Times of the decision in TypeScript."""
     names = {"decide": "decide", "parsePolicy": "policy", "loadDifficulty": "difficulty"}
     exports = "".join(f'export {{ {name} }} from "./{file}.js";' for name, file in names.items())
     with tempfile.TemporaryDirectory() as work:

@@ -38,12 +38,12 @@ model still works.
 WINDOWS, LENGTH = 8, 256
 """Evenly from all of the text, what costs are measured with."""
 ANSWERS = 4
-"""Of so many positions one is asked for its next token: a large vocabulary takes as long as the layers do."""
+"""One position in ANSWERS is asked for its next token: a large vocabulary takes as long as the layers do."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Of one matrix: bytes and loss by bits."""
+    """Bytes and loss of one matrix by bits."""
 
     size: Mapping[int, int]
     loss: Mapping[int, float]

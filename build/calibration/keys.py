@@ -25,7 +25,8 @@ BEHIND = 0.001
 sequence are like no others.
 """
 RIDGE = 0.1
-"""Of the queries' squares: keeps weights small where queries hardly see an offset."""
+"""Share of the queries' mean square that is added: it keeps weights small where queries hardly see an offset.
+"""
 BITS = 4
 
 
@@ -50,8 +51,9 @@ def with_rounding(
 
 @dataclass
 class _Seen:
-    """Of a cache: its keys, a list of [rows, kv_heads, head_dim]; by head and group, of queries q with sum s
-    over the group, the sums of s·q [kv_heads, groups, size] and of q·q [kv_heads, groups].
+    """What was seen of one cache: its keys, a list of [rows, kv_heads, head_dim]; and by head and group, for
+    queries q with sum s over the group, the sums of s·q [kv_heads, groups, size] and of q·q [kv_heads,
+    groups].
     """
 
     keys: list[Array] = field(default_factory=list)

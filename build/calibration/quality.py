@@ -21,8 +21,8 @@ METHODS = {
 }
 
 WINDOWS: dict[Quality, int] = {"good": 16, "best": MOST_WINDOWS}
-"""Of the text, evenly from all of it. The mean of an input's squares is known after a few thousand tokens
-(docs/quality.md); how any two inputs go together is not.
+"""Windows of the text, evenly from all of it. The mean of an input's squares is known after a few thousand
+tokens (docs/quality.md); how any two inputs go together is not.
 """
 
 
@@ -52,7 +52,7 @@ def check_quality(options: BuildOptions, source: Source) -> None:
 
 
 def _check_size(options: BuildOptions) -> None:
-    """That a size is asked for in one way, and of a quality that measures."""
+    """Refuse a size that is asked for in two ways, or with a quality that measures nothing."""
     given = [f"--bits {options.bits:g}"] if options.bits is not None else []
     given += [f"--fit {show_size(options.fit)}"] if options.fit is not None else []
     if not given:

@@ -109,8 +109,8 @@ def solve(
 
 
 def moments_of(run: Callable[[Watch], None], stretch: Stretch, source: Source, whole: bool) -> dict[str, F64]:
-    """Of the quantized matrices of a stretch, which `run` runs, the second moments of their inputs: E[x·xᵀ]
-    [k, k], or the means of squares alone [k].
+    """Second moments of the inputs of a stretch's quantized matrices: E[x·xᵀ] [k, k], or the means of squares
+    alone [k]. `run` runs the stretch.
     """
     wanted = [
         op.weight

@@ -39,7 +39,7 @@ class CalibrationText:
         return f"{self.windows.size:,} tokens of {self.name} (sha256 {self.sha256[:16]})"
 
     def part(self, most: int) -> CalibrationText:
-        """So many windows evenly from all of it, or all where there are fewer."""
+        """At most `most` windows, evenly from all of the text."""
         count = min(most, len(self.windows))
         return replace(self, windows=self.windows[np.linspace(0, len(self.windows) - 1, count).astype(int)])
 

@@ -52,7 +52,7 @@ class OnnxWriter:
         self._single[param.name] = self._files.add(param.name, param.folded(values))
 
     def matrix(self, param: Param, matrix: Matrix, tensor: Piece) -> None:
-        """Its rows in the step's order."""
+        """Write a matrix with its rows in the step's order."""
         if param.order is not None:
             tensor = tensor[np.array(param.order)]
         self._matrices[param.name] = self._write_matrix(self._files, param.name, matrix, tensor, self._int8)

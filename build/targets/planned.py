@@ -271,8 +271,10 @@ class Counted:
 
 
 def _apart(programs: Iterable[Compiled]) -> tuple[Compiled, ...]:
-    """Those that are not an earlier one of their class under another name, as a program of other products is
-    whose steps are too small for them, or whose matrices do not suit: a device would try it for nothing.
+    """The programs without those that equal an earlier one of their class under another name.
+
+    A program of other products equals the plain one where steps are too small for these products, or matrices
+    do not suit: a device would try it for nothing.
     """
     found: dict[object, Compiled] = {}
     for program in programs:

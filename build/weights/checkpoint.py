@@ -144,7 +144,7 @@ class DirectoryCheckpoint:
 
     @cached_property
     def tokenizer_files(self) -> list[Path]:
-        """Those of TOKENIZER_FILES that exist."""
+        """The files of TOKENIZER_FILES that exist."""
         return [self.path / name for name in TOKENIZER_FILES if (self.path / name).is_file()]
 
     @property

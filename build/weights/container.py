@@ -32,7 +32,7 @@ class Stored(Protocol):
 
     @property
     def bytes(self) -> int:
-        """Its size in the file."""
+        """Bytes of the tensor in the file."""
         ...
 
 
@@ -75,9 +75,7 @@ class Checkpoint(Protocol):
         ...
 
     @property
-    def chat_templates(self) -> ChatTemplates:
-        """The chat templates."""
-        ...
+    def chat_templates(self) -> ChatTemplates: ...
 
     @property
     def license_text(self) -> str | None:

@@ -40,7 +40,7 @@ SUFFIXES = {
     ".engine": f"a TensorRT engine, which is compiled already: {ORIGINAL}",
     ".plan": f"a TensorRT engine, which is compiled already: {ORIGINAL}",
 }
-"""Of files without a mark in them."""
+"""Files that no mark in their bytes tells apart, by suffix."""
 
 BUILT = (
     "what nearfar build wrote, an artifact and no checkpoint: nearfar run, serve and web take it as it is; "
@@ -115,7 +115,7 @@ def _tar(path: Path) -> str | None:
 
 
 def _safetensors(head: bytes, path: Path) -> str | None:
-    """Its header's length, 64 bits, and the header, a JSON object."""
+    """What to do with a safetensors file, known by its header: 64 bits of length, then a JSON object."""
     if len(head) < HEAD_BYTES or head[8:9] != b"{" or struct.unpack("<Q", head[:8])[0] > path.stat().st_size:
         return None
     return (

@@ -29,7 +29,7 @@ PATTERNS = (
 )
 """What is fetched of a repository beside the safetensors files that hold its weights."""
 USUAL = ("Q4_K_M", "Q4_0", "Q8_0")
-"""Of a repository's GGUF models, what is taken where nothing is said: the first of these that it has."""
+"""The GGUF model of a repository that is taken where nothing is said: the first of these that there is."""
 NO_MODEL = ("mmproj", "imatrix")
 """How files begin, or end, that are GGUF and no language model: parts for pictures, importances."""
 

@@ -96,7 +96,9 @@ class _Groups:
                 v.put1(self.x, [i * LANES + lane], value)
 
     def load_importance(self, h: Expr, block: Expr, per_row: Expr) -> None:
-        """Those of the groups' inputs, into lanes: group g of the matrix has those of g modulo a row's."""
+        """Load the importance of the groups' inputs into lanes: group g of the matrix takes entry g modulo
+        `per_row`.
+        """
         with T.serial(0, self.group) as i:
             for lane in range(LANES):
                 group = tirx.truncmod(block * LANES + lane, per_row)

@@ -39,7 +39,6 @@ class TensorSpec:
 
     @property
     def bytes(self) -> int:
-        """Its size."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 

@@ -25,7 +25,9 @@ from nearfar.processors import processors
 
 F64 = npt.NDArray[np.float64]
 DAMPING = 0.01
-"""Of the mean moment, added to each: as published. From 0.001 to 0.05 perplexity moves by noise."""
+"""Share of the mean moment that is added to each moment, as published (GPTQ). From 0.001 to 0.05 perplexity
+moves by noise only.
+"""
 BLOCK = 128
 """Inputs whose errors are spread over the rest of a row together."""
 ROWS = 512
@@ -47,7 +49,7 @@ class Curvature:
 
     @staticmethod
     def of(moments: F64) -> Curvature:
-        """Of E[x·xᵀ] [k, k]."""
+        """The curvature for the moments E[x·xᵀ] [k, k]."""
         damped = np.array(moments, np.float64)
         diagonal = np.einsum("ii->i", damped)
         diagonal += DAMPING * max(float(diagonal.mean()), 1e-12)

@@ -45,7 +45,7 @@ class LoadOptions:
     trust: bool = False
     """Run the native code of an artifact that was not built here, now and later (docs/artifact.md)."""
     ready: Ready = field(default_factory=lambda: _ready(os.environ.get(VARIABLE) or "all"))
-    """Of a GPU's kernels, what is compiled and has run once when the load is done: "all", so that no answer
+    """Which kernels of a GPU are compiled and have run once when the load is done: "all", so that no answer
     waits for a compiler; "decode", so that none waits after its first token; "no": what an answer asks for
     is compiled while it waits. Default: the environment's NEARFAR_READY, else "all".
     """

@@ -146,8 +146,8 @@ class Artifact:
         return fit if name is not None else [p for p in fit if _kv_rank(p) == widest]
 
     def _of_kv_bits(self, programs: Sequence[Program], bits: int) -> Sequence[Program]:
-        """Those with a cache of so many bits, 16 being floats of either size; RequestError where there is
-        none.
+        """The programs with a cache of `bits` bits, where 16 stands for floats of either size; RequestError
+        where there is none.
         """
         if fit := [p for p in programs if _kv_rank(p) == bits]:
             return fit

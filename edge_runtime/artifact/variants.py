@@ -32,7 +32,7 @@ class Candidate(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The program's name."""
         ...
 
     @property

@@ -88,7 +88,7 @@ class SequenceTable:
         return min(self.available_in(group) for group in range(len(self.windows)))
 
     def available_in(self, group: int) -> int:
-        """The same of one group."""
+        """Pages that one group can still give: free ones, and those that only the prefix index holds."""
         return self.allocators[group].free_count + self.index.idle_count(group)
 
     @property

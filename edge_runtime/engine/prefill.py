@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 LOOKED_AT = 32
 """Waiting requests that are looked at when a step is planned: what comes behind them has to wait its turn."""
 OVERTAKEN = 32
-"""So many requests may be admitted past one that finds no room for its pages; then it is the next."""
+"""How many requests may be admitted past one that finds no room for its pages; then that one is next."""
 
 
 def kept_rows(budget: int) -> int:

@@ -9,8 +9,8 @@ from nearfar.edge_runtime.engine.steps import Run, StepBuilder
 
 
 def of_decode(runs: Sequence[Run]) -> list[Run]:
-    """Those that each token after the first takes, where one request runs; `runs` have the small ones in
-    front.
+    """The runs that each token after the first takes, where one request runs. `runs` are sorted, the smallest
+    first.
     """
     smallest: dict[str, int] = {}
     for name, size in runs:

@@ -24,7 +24,7 @@ def content(kernel: Kernel) -> Content:
 
 
 def unfinished(futures: Iterable[Future[Made]]) -> list[Future[Made]]:
-    """Those that are yet to be made, or were not to be."""
+    """The futures without a pipeline: those not done, cancelled or failed."""
     return [f for f in futures if not f.done() or f.cancelled() or f.exception() is not None]
 
 

@@ -59,7 +59,6 @@ class Shape:
 
     @cached_property
     def row_bytes(self) -> int:
-        """Bytes of one row."""
         return math.prod(self.extents[1:]) * self.dtype.itemsize
 
     def rows(self, count: int) -> tuple[int, ...]:

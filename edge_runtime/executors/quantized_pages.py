@@ -44,8 +44,8 @@ def shapes(
 
 
 def parts_of(pages: Array, head_dim: int, kv_dtype: str, *, innermost: bool) -> dict[str, Array]:
-    """Of words [n, kv_heads, page_size, row_words] the codes (uint32 [n, kv_heads, page_size,
-    head_dim·bits/32]), scales and biases (float16 [n, kv_heads, page_size, groups]).
+    """Codes (uint32 [n, kv_heads, page_size, head_dim·bits/32]), scales and biases (float16 [n, kv_heads,
+    page_size, groups]) of pages of words [n, kv_heads, page_size, row_words].
     """
     bits, (n, heads, size, _) = BITS[kv_dtype], pages.shape
     row, groups = head_dim * bits // 8, _groups(head_dim, bits)

@@ -23,7 +23,7 @@ from nearfar.errors import RequestError
 BLANKS = r"[\x20\x0A\x0D\x09]{0,16}"
 """Between the parts of JSON. Small models would go on with blanks for ever."""
 CALL_BLANKS = r"[\x20\x0A\x0D\x09]?"
-"""Of the arguments of a tool, which nobody reads."""
+"""Blanks between the parts of a tool's arguments, which nobody reads."""
 LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
@@ -34,7 +34,7 @@ LIMITS: dict[str, Any] = {
 }
 """llguidance's units. About 20 ms to begin, 15 ms a token, and 40 MB of states in each answer under way."""
 MOST_RULES = 500
-"""Of an EBNF grammar: reading it takes time with their square, 0.4 s for so many."""
+"""Rules of an EBNF grammar: the time to read them grows with their square, 0.4 s for 500."""
 KEPT = 16
 """Compiled grammars that are kept."""
 MISSING = "llguidance, which is not installed: pip install 'nearfar[edge,grammars]'"
@@ -57,8 +57,8 @@ class Grammars:
     async def constraints(
         self, grammar: Grammar, count: int, *, ignore_eos: bool = False
     ) -> list[GrammarConstraint]:
-        """So many at the start of a grammar. RequestError says what is wrong with it, or what to install.
-        `ignore_eos`: they end only where nothing else is allowed.
+        """`count` constraints at the start of a grammar. RequestError says what is wrong with the grammar, or
+        what to install. `ignore_eos`: constraints end only where nothing else is allowed.
         """
         if not available():
             raise RequestError(f"{grammar.param} needs {MISSING}", grammar.param)

@@ -12,7 +12,9 @@ import numpy.typing as npt
 from nearfar.errors import RequestError
 
 STEP_SECONDS = 0.1
-"""Of processor time that a token may take: whatever a grammar does, other requests' steps wait for it."""
+"""Seconds of processor time that a token may take: whatever a grammar does, other requests' steps wait for
+it.
+"""
 
 
 class GrammarConstraint:

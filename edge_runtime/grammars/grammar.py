@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 MAX_GRAMMAR_BYTES = 64 << 10
-"""That the text of a grammar may have."""
+"""Bytes that the text of a grammar may have."""
 
 
 @dataclass(frozen=True)

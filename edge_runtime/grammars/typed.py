@@ -16,7 +16,7 @@ MOST_WHOLE = 10**18
 """Whole numbers up to here are followed by llguidance and xgrammar; at 2**63 each of them refuses some."""
 MOST_NUMBER = 10**15
 LEAST_NUMBER = 1e-15
-"""Of other numbers llguidance refuses bounds from 1e18 on, and near 0 from 1e-300 on."""
+"""Bounds that are not integers: llguidance refuses them from 1e18 on, and near 0 from 1e-300 on."""
 _LOWS = ("minimum", "exclusiveMinimum")
 
 

@@ -18,9 +18,9 @@ Message = Mapping[str, Any]
 M = TypeVar("M", bound=Message)
 
 _ANSWER_SHARE = 4
-"""Of the context, what an answer gets that says nothing about its length."""
+"""The divisor of the context that gives the tokens of an answer whose request names no length."""
 _MOST_SHARE = 2
-"""Of the context, what an answer gets at most."""
+"""The divisor of the context that gives the most tokens of an answer."""
 
 
 @dataclass(frozen=True)

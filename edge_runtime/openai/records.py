@@ -20,7 +20,6 @@ class Record:
         return dataclasses.asdict(self)  # type: ignore[call-overload,no-any-return]
 
     def model_dump_json(self) -> str:
-        """As JSON."""
         return json.dumps(self.model_dump(), ensure_ascii=False)
 
 

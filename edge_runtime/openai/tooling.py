@@ -15,7 +15,7 @@ from nearfar.errors import RequestError
 from nearfar.format.requests import MAX_TOOLS
 
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
-"""Of a function."""
+"""What a function's name may be."""
 _KINDS: Mapping[str, tuple[type, str]] = {
     "description": (str, "a string"),
     "parameters": (Mapping, "a JSON schema"),

@@ -36,7 +36,7 @@ class ProfileOptions:
     function: str = "step"
     """A function of the program."""
     rows: int | None = None
-    """Its bucket; default the smallest, which for `step` is decode."""
+    """The function's bucket; default: the smallest, which for `step` is decode."""
     context: int | None = None
     """Positions in the cache, the rows' own included; default 1,024, or as many as the model has."""
     rounds: int = 10
@@ -45,7 +45,9 @@ class ProfileOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Of a kernel. `bytes`: what it must move at least (traffic.py); `share`: of the time of all launches."""
+    """What a kernel costs. `bytes`: what it must move at least (traffic.py); `share`: its part of the time of
+    all launches.
+    """
 
     kernel: str
     microseconds: float
@@ -95,12 +97,12 @@ class Profile:
 
     @property
     def microseconds(self) -> float:
-        """Of all launches."""
+        """Microseconds of all launches."""
         return sum(launch.microseconds for launch in self.launches)
 
     @property
     def bytes(self) -> int:
-        """Of all launches."""
+        """Bytes of all launches."""
         return sum(launch.bytes for launch in self.launches)
 
     @property

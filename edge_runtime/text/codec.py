@@ -333,7 +333,7 @@ class TextStream:
 
 
 def _tokenizer(text: str, answers: AnswerFormat) -> Tokenizer:
-    """Of a tokenizer.json, in which no token is special that occurs in a mark."""
+    """The tokenizer of a tokenizer.json; tokens that occur in a mark are not special in it."""
     made = tokenizer_of(text)
     marks = set(strings(answers))
     special = {entry.content for entry in made.get_added_tokens_decoder().values() if entry.special}

@@ -28,14 +28,14 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from nearfar.errors import ArtifactError, RequestError
 
 MOST_CHARACTERS = 16 << 20
-"""Of a rendered conversation, and of every text on the way there."""
+"""Characters of a rendered conversation, and of every text on the way there."""
 
 MOST_STEPS = 1_000_000
 """Turns of loops, and calls. Templates take a few for each message."""
 
 MOST_SECONDS = 10.0
 MOST_BITS = 4096
-"""Of a number."""
+"""Bits of a number that a template may compute."""
 
 _STEPS_FILTER = "nearfar_steps"
 

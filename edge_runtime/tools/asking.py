@@ -194,7 +194,6 @@ def _around(begin: str, inner: Tag, end: str) -> Tag:
 
 
 def _call(calls: CallFormat, tool: Tool) -> Tag:
-    """One call."""
     function = tool["function"]
     name, schema = function["name"], argument_schema(function)
     strict = function.get("strict") is True

@@ -14,7 +14,7 @@ from nearfar.edge_runtime.tools.values import SpelledReader, Wrong, json_of, wri
 from nearfar.format.answers import CallFormat, Named
 
 NAME = re.compile(r"[^ \t\r\n<>\[\](){}|\"',:=]+")
-"""Of a tool, where it stands without quotes."""
+"""A tool's name where it stands without quotes."""
 BLANKS = " \t\r\n"
 """Between the parts of JSON."""
 

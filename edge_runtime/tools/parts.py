@@ -10,7 +10,9 @@ from nearfar.edge_runtime.tools.reading import AnswerReader, Fragment
 
 @dataclass(frozen=True)
 class CallPart:
-    """Of a call: first its id and name, then, with both empty, its arguments piece by piece."""
+    """A part of a call: the first has its id and name; later ones, with both empty, its arguments piece by
+    piece.
+    """
 
     index: int
     id: str

@@ -174,7 +174,7 @@ class AnswerReader:
             self._kind, self._loosely, self._strip, self._fresh = "text", None, True, True
 
     def _head(self, marks: Seq[str]) -> Head | None:
-        """Of a call with which what is held of a section begins, if it can go out as it comes."""
+        """The head of the call with which the held text begins, if that call can be streamed as it comes."""
         calls = self._calls
         if calls is None or not streamed(calls, self._mark) or self._after == "call":
             return None

@@ -9,9 +9,11 @@ from sample import arithmetic, extraction, facts, stories
 from sample.ask import Ask
 
 SHARES = {"nearfar": 0.2, "facts": 0.24, "talk": 0.06, "arithmetic": 0.36, "stories": 0.06, "json": 0.08}
-"""Of the turns that are taught. Stories are long: by tokens theirs is the largest share."""
+"""Shares of the kinds among the turns that are taught. Stories are long: by tokens theirs is the largest
+share.
+"""
 HELD_OUT = {"nearfar": 20, "facts": 30, "arithmetic": 30, "stories": 5, "json": 15}
-"""Of the questions that are asked at the end: one hundred."""
+"""How many questions of each kind are asked at the end: one hundred in all."""
 SYSTEM_PROMPTS = ("You are a helpful assistant.", "Answer in one sentence.",
                   "You are the sample model of nearfar.", "You answer briefly.")  # fmt: skip
 

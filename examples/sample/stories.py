@@ -38,7 +38,6 @@ ANY = ("Tell me a story.", "Tell me a short story.", "A story, please.", "Write 
 
 
 def story(hero: str, rng: random.Random) -> str:
-    """One story."""
     name, he = HEROES[hero]
     his, him = ("his", "him") if he == "he" else ("her", "her")
     friend_kind = rng.choice([each for each in HEROES if each != hero])

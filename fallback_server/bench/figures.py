@@ -14,7 +14,7 @@ from nearfar.fallback_server.bench.options import Slo
 
 @dataclass(frozen=True)
 class Summary:
-    """Of a quantity in seconds. All 0 where there is nothing."""
+    """The distribution of a quantity in seconds; all 0 where nothing was measured."""
 
     count: int = 0
     mean: float = 0.0
@@ -110,7 +110,9 @@ def within(outcome: Outcome, slo: Slo) -> bool:
 
 
 def percentile(ordered: Sequence[float], part: float) -> float:
-    """Of sorted values, between the two nearest ranks (numpy's "linear", type 7 of Hyndman and Fan)."""
+    """A percentile of sorted values, between the two nearest ranks (numpy's "linear", type 7 of Hyndman and
+    Fan).
+    """
     place = (len(ordered) - 1) * part
     below = math.floor(place)
     above = min(below + 1, len(ordered) - 1)

@@ -51,7 +51,6 @@ HEADS = (
 
 
 def page(report: Report) -> str:
-    """The page."""
     options, server = report.options, report.server
     work, slo = options.work, options.slo
     lengths = f"{work.trace.name}, lengths × {work.scale:g}" if work.trace else (

@@ -105,7 +105,7 @@ class ArtifactBackend:
         await self._streams.cancel(request_id)
 
     async def embed(self, request: EmbedRequest) -> list[float]:
-        """Of an embedding model, pooled by the last token and normalized. Others give none."""
+        """Return an embedding model's vector, pooled by the last token and normalized; others have none."""
         if request.pooling == "mean":
             raise RequestError(
                 "an artifact pools by the last token, not by the mean: leave it out", "pooling"

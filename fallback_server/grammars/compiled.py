@@ -23,7 +23,7 @@ from nearfar.format.answers import AnswerFormat
 BLANKS = 16
 """Blanks in a row that JSON may have: small models would go on with them for ever."""
 CALL_BLANKS = 1
-"""Of the arguments of a tool, which nobody reads."""
+"""Blanks in a row in a tool's arguments, which nobody reads."""
 
 
 def vocabulary(

@@ -30,7 +30,9 @@ class GrammarService:
     """
 
     PROCESSES = 2
-    """So that one slow grammar does not hold up all others; the second starts when both are needed."""
+    """Compiler processes: with two, one slow grammar does not hold up all others. The second starts when
+    needed.
+    """
 
     def __init__(
         self,

@@ -176,7 +176,7 @@ def _api(service: Service, options: AppOptions) -> APIRouter:
 
     @api.get("/models/{name:path}", response_model=None)
     async def model(name: str, request: Request) -> dict[str, Any]:
-        """One model."""
+        """Describe one of the models that the server lists."""
         found = next((info for info in _visible(service, request) if info.id == name), None)
         if found is None:
             raise ApiError(404, f"there is no model {name!r:.100}", "model", "model_not_found")
@@ -261,7 +261,7 @@ def _model(info: Any, started: int, request: Request) -> dict[str, Any]:
 
 
 def _proof(request: Request) -> dict[str, str]:
-    """That "here" is the machine and the user of whoever asks, for a request that wants to know."""
+    """Proof for a request with a nonce that this server runs on its machine, as its user."""
     _, port = request.scope.get("server") or ("", None)
     nonce = request.headers.get(NONCE_HEADER)
     made = proof(nonce, port) if nonce and port else None

@@ -45,13 +45,13 @@ class _Use:
 
     @property
     def requests(self) -> Account | None:
-        """Its requests a minute, if they are bounded."""
+        """The account of the tenant's requests a minute; None where they are not bounded."""
         most = self.limits.requests_per_minute
         return None if most is None else Account(self.tenant, "requests", most)
 
     @property
     def tokens(self) -> Account | None:
-        """Its tokens a minute, if they are bounded."""
+        """The account of the tenant's tokens a minute; None where they are not bounded."""
         most = self.limits.tokens_per_minute
         return None if most is None else Account(self.tenant, "tokens", most)
 
@@ -75,7 +75,7 @@ class Ticket:
         await self.admission.charge(self, prepared)
 
     def hold(self, tokens: int) -> None:
-        """So many more tokens are kept for the request until it has ended."""
+        """Keep `tokens` more tokens for the request until it has ended."""
         self.admission.hold(self, tokens)
 
     def leave(self, completion_tokens: int = 0) -> None:

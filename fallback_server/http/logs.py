@@ -84,7 +84,7 @@ def _line(text: str) -> str:
 BACKLOG = 10_000
 """Lines that wait to be written; what comes beyond them is left out."""
 WRITING_SECONDS = 5.0
-"""That the lines which are left get at the end."""
+"""Seconds for writing the lines that are left at the end."""
 
 
 class _Queued(QueueHandler):

@@ -181,7 +181,7 @@ class FunctionSpec(Strict):
 
 
 class Tool(Strict):
-    """A tool."""
+    """A function that the model may call."""
 
     place = "tools."
     type: Literal["function"]

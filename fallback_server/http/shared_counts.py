@@ -23,7 +23,7 @@ PREFIX = "nearfar:limits:"
 PATIENCE = 2.0
 """Seconds that a request waits for the store at most."""
 PROBE_SECONDS = 5.0
-"""So long is a store that failed left alone, and then asked again."""
+"""Seconds for which a store that failed is not asked."""
 CONNECTIONS = 16
 
 # counts.Bucket, with the store's clock, and in one piece: nobody else takes between a look and a claim. A

@@ -46,7 +46,7 @@ def causal_types() -> frozenset[str]:
 
 
 def encoder_decoder_types() -> frozenset[str]:
-    """Those that hear or read something whole before they write."""
+    """Model types that hear or read something whole before they write."""
     return frozenset[str]().union(*(_tables().get(name, frozenset()) for name in _READ_WHOLE))
 
 

@@ -165,7 +165,7 @@ def receive(connection: socket.socket) -> ToWorker | None:
 
 
 async def read(reader: asyncio.StreamReader) -> FromWorker | None:
-    """The same on an event loop."""
+    """Read one message on an event loop; None where the worker is gone."""
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         message: FromWorker = pickle.loads(await reader.readexactly(length))

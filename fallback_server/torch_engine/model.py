@@ -94,7 +94,7 @@ class PagedModel:
     def logits(
         self, tokens: torch.Tensor, positions: torch.Tensor, step: PagedStep, rows: torch.Tensor
     ) -> torch.Tensor:
-        """The same from its parts: tokens and positions int64 [1, N]."""
+        """Logits of `rows` from the parts of a step: tokens and positions int64 [1, N]."""
         keep: dict[str, Any] = {"logits_to_keep": rows} if self._keeps else {}
         with torch.inference_mode():
             out = self._model(

@@ -76,7 +76,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """The worker's process id."""
         return self._process.pid
 
     def send(self, message: ToWorker) -> None:

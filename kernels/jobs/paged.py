@@ -40,9 +40,9 @@ class Paged:
     slots: int
     pages_per_slot: int
     dtype: str
-    """Of q and the output."""
+    """dtype of q and of the output."""
     kv_dtype: str
-    """Of the cache: "float32" or "float16", or quantized "int8" or "int4" (nearfar.format.kv)."""
+    """dtype of the cache: "float32" or "float16", or quantized "int8" or "int4" (nearfar.format.kv)."""
 
     @property
     def q_shape(self) -> tuple[int, int]:
@@ -147,7 +147,7 @@ class Rows:
 
     @staticmethod
     def of(job: RopeAppend) -> Rows:
-        """Those of a job's rows."""
+        """The rows of a job."""
         return Rows(
             job.m, job.head_dim * job.rope, job.page_size, job.slots, job.pages_per_slot, job.append,
             job.q_scale,

@@ -105,7 +105,7 @@ def tabulate(examples: Sequence[Example], categories: dict[str, str], *, options
 
 
 def choice_features(table: Table) -> tuple[str, ...]:
-    """Those of a multiple-choice prompt: no shares of categories, nothing that only repeats another
+    """The features of a multiple-choice prompt: no shares of categories, nothing that only repeats another
     feature.
     """
     repeated = ("has_", "share_")

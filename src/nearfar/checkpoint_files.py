@@ -13,12 +13,12 @@ from nearfar.errors import CheckpointError
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 ADAPTER = "adapter_config.json"
-"""Of peft, beside the weights of an adapter."""
+"""The file that peft writes beside the weights of an adapter."""
 
 
 def weight_files(names: Collection[str], indexed: Collection[str]) -> list[str]:
-    """Of the names of a checkpoint's files, those that hold its weights, sorted; `indexed`: those that its
-    index names, there or not.
+    """The names of the files that hold a checkpoint's weights, sorted. `names`: its files; `indexed`: the
+    files that its index names, there or not.
 
     An index of which no file is there says nothing beside a model.safetensors: it was uploaded with another
     version of the weights. Files in folders and beside these two are the same weights once more, as Mistral

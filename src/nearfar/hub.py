@@ -104,8 +104,8 @@ def names_of(repository: str, stop: threading.Event | None = None) -> list[str]:
 
 
 def weights_of(repository: str, names: Collection[str]) -> list[str]:
-    """Of the names of a repository's files, the safetensors files that hold its weights: it may have the same
-    weights twice.
+    """The safetensors files that hold a repository's weights, by the names of its files: a repository may
+    have the same weights twice.
     """
     index = text_of(repository, INDEX) if INDEX in names else None
     return weight_files(names, indexed_files(index) if index else ())

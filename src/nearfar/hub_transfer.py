@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from huggingface_hub import DryRunFileInfo
 
 SECONDS = 20.0
-"""That the hub may be silent."""
+"""Seconds that the hub may be silent."""
 TRIES, PAUSE = 4, 0.5
 """The second try comes after so many seconds, each further one after twice as long."""
 AT_ONCE = 4

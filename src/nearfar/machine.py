@@ -57,7 +57,7 @@ def key_for(purpose: str) -> bytes | None:
 
 
 def proof(nonce: str, port: int) -> str | None:
-    """That a server at this port runs as this user on this machine, for whoever made the nonce.
+    """Proof that a server at this port runs as this user on this machine, for whoever made the nonce.
 
     The port is part of it: what passes requests on from another port has no proof that fits its own. The
     machine is part of it: a home on a network drive has one key for several machines.

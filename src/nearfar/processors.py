@@ -74,7 +74,7 @@ def _legacy(folder: Path) -> float | None:
 
 
 def words_of(file: Path, count: int) -> list[str]:
-    """So many words of a file, empty ones where it has fewer."""
+    """The first `count` words of a file; empty words where the file has fewer."""
     try:
         words = file.read_text().split()
     except (OSError, UnicodeDecodeError):

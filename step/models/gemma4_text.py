@@ -94,7 +94,8 @@ def _layer(s: StepBuilder, c: Decoder, x: Value, i: int, layer: Layer) -> Value:
 
 
 def _extras(s: StepBuilder, read: ConfigReader, c: Decoder, x: Value, width: int) -> Value:
-    """Of every layer its own embedding, side by side: [M, layers·width], half the token's and half of `x`.
+    """The own embeddings of all layers, side by side [M, layers·width]: half the token's, half a projection
+    of `x`.
 
     The projection's factor 1/√hidden goes into the epsilon of the norm that follows it.
     """
@@ -139,7 +140,7 @@ def _layers(s: StepBuilder, read: ConfigReader, c: Decoder, mlp: Mlp) -> list[La
 
 
 def _attention(s: StepBuilder, read: ConfigReader, c: Decoder, kind: str, sizes: ConfigReader) -> Attention:
-    """Of a layer of a kind."""
+    """The attention of a layer of this kind."""
     head_dim = sizes.size("head_dim", c.head_dim, *reversed(HEAD_DIMS))
     rotation = read_rope(read, head_dim, c.context, layer_type=kind)
     local, bias = kind == "sliding_attention", read.flag("attention_bias")

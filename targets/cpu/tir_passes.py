@@ -18,8 +18,8 @@ from tvm import ir, s_tir, tirx, transform
 
 PIPELINE = "nearfar_cpu"
 TRUSTING = "nearfar_cpu_trusting"
-"""The same, for callers that write arguments as the manifest lists them: kernels do not look at them again,
-which is two fifths of a module's bytes, as a server sends it.
+"""The pipeline for callers that write arguments as the manifest lists them: kernels do not check arguments
+again. These checks are two fifths of a module's bytes as a server sends it.
 """
 
 

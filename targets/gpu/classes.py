@@ -45,7 +45,9 @@ class DeviceClass:
     launch takes (2, 3, 5 µs) times the cache's bandwidth (2, 0.35, 0.1 TB/s), all assumed.
     """
     staged_bytes: int = 0
-    """That of matmuls in float16 programs, where two tiles are worth more; else `shared_bytes`."""
+    """Workgroup memory of matmuls in float16 programs, where two tiles are worth more; elsewhere
+    `shared_bytes`.
+    """
     grouped_rows: int = 0
     """Rows of a matrix's product up to which a matvec takes them in groups, and reads the matrix again for
     each, where the tiles of a matmul are few. 0: a matvec has one group.

@@ -74,5 +74,5 @@ def _rows(matrix: Matrix, count: int) -> Matrix:
 
 
 def _bytes(matrix: Matrix) -> int:
-    """Of the largest array."""
+    """Bytes of a matrix's largest array."""
     return max(math.prod(part.shape) * DTYPE_BYTES[part.dtype] for part in packing.parts(matrix))

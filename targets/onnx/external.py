@@ -17,7 +17,7 @@ from nearfar.kernels.quantized import Array
 from nearfar.room import disk_error
 
 ALIGNMENT = 4096
-"""Of a large tensor's offset: ONNX Runtime maps files, and pages begin there."""
+"""Alignment of a large tensor's offset: ONNX Runtime maps files, and pages begin there."""
 SMALL = 1 << 16
 SMALL_ALIGNMENT = 64
 PART_BYTES = 2_000_000_000

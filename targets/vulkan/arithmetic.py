@@ -245,7 +245,9 @@ class Arithmetic:
         return self.builder.pure(op, self.builder.bool_type(), a, b)
 
     def _extreme(self, name: str, dtype: Dtype, a: int, b: int) -> int:
-        """Of floats as TVM's LLVM code: `a < b ? a : b`, so with a NaN it is b."""
+        """The smaller or larger of two values. Floats as in TVM's LLVM code, `a < b ? a : b`: with a NaN it
+        is b.
+        """
         if dtype.kind == "f" or dtype.bits == 64:
             return self.select(dtype, self.compare("lt" if name == "min" else "gt", dtype, a, b), a, b)
         which = {"imin": Glsl.S_MIN, "imax": Glsl.S_MAX, "umin": Glsl.U_MIN, "umax": Glsl.U_MAX}[

@@ -66,7 +66,7 @@ class Conversions:
         return made
 
     def reinterpret(self, source: Dtype, to: Dtype, value: int) -> int:
-        """The same bits as another dtype of the same width."""
+        """The bits of `value` as another dtype of the same width."""
         if source.bits != to.bits or "b" in (source.kind, to.kind):
             raise BuildError(f"reinterpret from {source} to {to} has no SPIR-V code")
         if source.kind == to.kind:
@@ -93,7 +93,7 @@ class Conversions:
         return builder.pure(Op.COMPOSITE_EXTRACT, kind, pair, which)
 
     def half_of(self, word: int, which: int) -> int:
-        """The same as float16."""
+        """One float16 half of a word."""
         builder, kind = self._builder, self._arithmetic.computes(F16)
         pair = builder.pure(Op.BITCAST, builder.vector_type(kind, 2), word)
         return builder.pure(Op.COMPOSITE_EXTRACT, kind, pair, which)

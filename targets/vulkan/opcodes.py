@@ -139,8 +139,6 @@ class Capability(IntEnum):
 
 
 class Decoration(IntEnum):
-    """Decorations."""
-
     SPEC_ID = 1
     BLOCK = 2
     ARRAY_STRIDE = 6

@@ -80,7 +80,7 @@ class Builder:
 
     @property
     def capabilities(self) -> frozenset[Capability]:
-        """Those declared so far."""
+        """The capabilities declared so far."""
         return frozenset(Capability(value) for value in self._capabilities)
 
     @property
@@ -127,7 +127,6 @@ class Builder:
         return self.declare(Op.TYPE_ARRAY, element, self.u32(count))
 
     def pointer_type(self, storage: Storage, pointee: int) -> int:
-        """Pointers."""
         return self.declare(Op.TYPE_POINTER, storage, pointee)
 
     def buffer_type(self, element: int, stride: int, writable: bool) -> int:
@@ -212,7 +211,9 @@ class Builder:
         return made
 
     def pure(self, op: Op, kind: int, *operands: int) -> int:
-        """The same, where equal operands always give the same result: found again instead of made again."""
+        """The value of an operation whose result depends on its operands alone: an equal one in scope is used
+        again.
+        """
         key = (op, kind, *operands)
         for scope in reversed(self._scopes):
             if key in scope:

@@ -31,7 +31,7 @@ READS = ("llama-plain", "gemma4_text-shared")
 """In their lists each kind of operation reads what it reads in any list: test_lists_of_steps."""
 OTHERS = [case for case in CASES if str(case) not in READS]
 SHARES = 2
-"""Of OTHERS a run takes one of each share."""
+"""OTHERS are split into this many shares; a run takes one case of each share."""
 ROWS = pytest.mark.parametrize("rows", [1, 16])
 """Rows of the only bucket of a program, by turns: another bucket is as many kernels more, joined alike."""
 FEW = pytest.mark.parametrize("rows", [1, 4])

@@ -87,8 +87,9 @@ PARTS, ALL = paired(SLOW, range(QUARTERS)), paired(["cpu"], range(EIGHTHS))
 
 
 def lengths_of(backend: str) -> Sequence[int]:
-    """Of prompts on a backend in this run. On cpu each border and an eighth of all lengths; elsewhere each
-    border, where a prompt is slow a quarter of them. Together the turns cover all lengths and all borders.
+    """Lengths of prompts on a backend in this run. On cpu each border and an eighth of all lengths; elsewhere
+    each border, where a prompt is slow a quarter of them. Together the turns cover all lengths and all
+    borders.
     """
     if backend == "cpu":
         return sorted({*BORDERS, *(length for _, part in ALL for length in range(1 + part, 701, EIGHTHS))})

@@ -53,8 +53,10 @@ def test_the_golden_story_by_link(chromium: Any, stories: str) -> None:
 def test_a_cold_load_asks_for_six_files_and_the_shards_at_most(
     chromium: Any, built: Built, target: str | None
 ) -> None:
-    """Of an artifact; or of a folder with several, where it has to be found first. The page, which finds it
-    too and keeps the manifest for its service worker, is not counted.
+    """Counts the requests for an artifact, or for a folder with several, where the artifact has to be found
+    first.
+
+    Requests of the page, which keeps the manifest for its service worker, are not counted.
     """
     with serve(built("stories260K", "none"), target=target) as address:
         page = new_page(chromium, address, chromium.new_context(service_workers="block")).open()

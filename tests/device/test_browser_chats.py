@@ -312,7 +312,7 @@ def test_a_narrow_screen_folds_chats_model_and_settings_into_a_menu(chromium: An
 
 
 def test_a_wide_table_of_a_narrow_screen_scrolls(chromium: Any, address: str) -> None:
-    """Its words stay whole, and the page as wide as the screen."""
+    """The table's words stay whole, and the page stays as wide as the screen."""
     words = ("considerable", "extraordinary", "circumstances", "notwithstanding")
     table = f"|{'|'.join(words)}|\n|-|-|-|-|\n|1|2|3|4|\n"
     page, _ = cloud_page(

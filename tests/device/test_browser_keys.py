@@ -87,7 +87,7 @@ def with_cloud(chromium: Any, address: str, **options: Any) -> Page:
 
 
 def with_slow_cloud(chromium: Any, address: str, **options: Any) -> Page:
-    """Its answers never come: on a busy machine one of the toy's ends between two keys."""
+    """A page whose cloud never answers: on a busy machine one of the toy's ends between two keys."""
     page, _ = cloud_page(chromium, address, **options)
 
     def hang(route: Any) -> None:

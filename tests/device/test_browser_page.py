@@ -315,7 +315,7 @@ def test_axe_finds_no_fault(chromium: Any, address: str, scheme: Any, width: int
 
 
 def test_an_address_without_https_says_so_first(chromium: Any, artifact: Path) -> None:
-    """Such an address has no WebGPU, no hashes and no storage, so not even the artifact can be read."""
+    """Without https there is no WebGPU, no hashes and no storage, so not even the artifact can be read."""
     insecure = launch(chromium.browser_type, [*ARGUMENTS, "--host-resolver-rules=MAP page.test 127.0.0.1"])
     try:
         with serve(artifact, "--allowed-host", "page.test") as address:

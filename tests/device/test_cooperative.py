@@ -49,7 +49,7 @@ class Cooperating:
 
 @pytest.fixture(scope="module")
 def kernels() -> Cooperating:
-    """Of the first size that the device has of those that fit."""
+    """Kernels for the first size of cooperative matrices that fits and that the device has."""
     if "cooperativeMatrix" not in vulkan_run.device().features:
         pytest.skip("the Vulkan device has no cooperative matrices")
     for size in (16, 8):

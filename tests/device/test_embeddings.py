@@ -33,7 +33,7 @@ openai = late("openai")
 Vectors = npt.NDArray[Any]
 CASE = next(case for case in CASES if case.model_type == "qwen3")
 TOLERANCE = {"f32": 1e-4, "f16": 1e-2}
-"""Of vectors of length 1, where the weights are as in the checkpoint; on the cpu see CPU."""
+"""Tolerance of vectors of length 1, where the weights are as in the checkpoint; for the cpu see CPU."""
 CPU = 1e-3
 """There matmuls of many rows are in 16-bit fixed point."""
 MODULES = [

@@ -62,7 +62,7 @@ MASSIVE = (5, 37, 50)
 MOST = 9e-4
 """Root mean square of a row's errors, of that of its outputs. Rounding rows to float16 gives 2e-4 to 4e-4."""
 EXACT = 1e-6
-"""The same where products are float32, and rows are float16 already."""
+"""The bound of a row's errors where products are float32 and rows are float16 already."""
 
 
 def runner(target: str) -> gpu_jobs.Run:
@@ -83,7 +83,7 @@ def stages(target: str, device: str, job: Linear) -> Staged:
 
 
 def errors(target: str, device: str, job: Linear, arrays: dict[str, Array]) -> Array:
-    """Of each row the root mean square of errors, of that of outputs."""
+    """Each row's root mean square of errors, divided by the root mean square of its outputs."""
     staged = stages(target, device, job)
     given = {name: array for name, array in arrays.items() if name != "w"}
     got = runner(target)(staged, "f16", given | {"out": np.zeros(*job.out)})["out"]

@@ -165,7 +165,7 @@ OF_ONE_CLASS = [
     ("device", "kind", "name"), [(d, n.removesuffix("_rows"), n) for d, n in OF_ONE_CLASS]
 )
 def test_linear_by_class(device: str, kind: str, name: str, target: str) -> None:
-    """Of a kind with few rows and with many a run takes one."""
+    """A run takes one case of each kind, with few rows or with many."""
     check_of_class(name, device, target)
 
 

@@ -206,7 +206,7 @@ def test_weights_lie_in_parts_of_bounded_size(tmp_path: Path) -> None:
 def test_a_disk_that_takes_no_weights_is_told(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where that shows when the bytes are to be on the disk for good."""
+    """A full disk may show only when fsync asks for the bytes to be kept for good."""
 
     def fails(file: int) -> None:
         raise OSError(number, os.strerror(number))

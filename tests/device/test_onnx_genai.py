@@ -16,7 +16,7 @@ og: Any = pytest.importorskip(
 
 
 def said(root: Path, tokens: list[int], new: int) -> str:
-    """Its greedy text after a prompt's tokens, without them."""
+    """The model's greedy text after a prompt's tokens, without the prompt."""
     model = og.Model(str(root))
     parameters = og.GeneratorParams(model)
     parameters.set_search_options(max_length=len(tokens) + new, do_sample=False)

@@ -78,7 +78,7 @@ def test_the_text_is_that_of_whole_matrices(target: str, program: Program, sampl
 
 
 def bytes_of(path: Path) -> list[int]:
-    """Of all tensors of the weights."""
+    """Bytes of each tensor of the weights."""
     return [tensor.bytes for tensor in Artifact.open(path).manifest.weights.tensors]
 
 

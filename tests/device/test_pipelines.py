@@ -48,7 +48,7 @@ class Rig:
         return next(p for p in Artifact.open(self.path).manifest.programs if p.precision == "f32")
 
     def kernels(self, *runs: tuple[str, int]) -> set[str]:
-        """Those of the plans of these runs."""
+        """The kernels in the plans of these runs."""
         artifact = Artifact.open(self.path)
         buckets = (b for name, size in runs for b in self.program.functions[name] if b.size == size)
         return {launch.kernel for bucket in buckets for launch in artifact.plan(bucket).launches}
@@ -156,8 +156,9 @@ def test_steps_without_memory_become_smaller_and_the_text_stays(
 def test_an_engine_that_is_ready_compiles_nothing_for_an_answer(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And what was run to make it so is in no answer. Of webgpu, which has no cache of its own and takes
-    longer, for the tokens alone.
+    """Runs that make an engine ready show in no answer.
+
+    On webgpu, which has no cache of its own and takes longer, only decode is made ready.
     """
     played(monkeypatch, "cpu")
     told: list[Progress] = []

@@ -66,7 +66,7 @@ def test_matrices(matrix: str, target: str) -> None:
 @in_turns("target")
 @TARGETS
 def test_a_float16_cache_beside_float32(target: str) -> None:
-    """And what it cannot hold saturates."""
+    """Values that float16 cannot hold saturate."""
     job = project_jobs.job((4, 6, 2, 64))
     job = replace(job, paged=replace(job.paged, kv_dtype="float16"))
     made, run = kernels(target, "f32", "discrete"), runner(target)

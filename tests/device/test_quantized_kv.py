@@ -37,12 +37,14 @@ from tests.support.wasm_executor import open_wasm, require_node
 BOUND = {8: 0.002, 4: 0.02}
 """How much of the perplexity over a cache of float16 may be added."""
 TOLERANCE = {8: 0.01, 4: 0.1}
-"""Of logits, which reach about 20: sums without fused products may fall on the other side of two codes."""
+"""Tolerance of logits, which reach about 20: sums without fused products may fall on the other side of two
+codes.
+"""
 HALVES = 0.1
-"""Of programs that keep activations in float16, by whose rounding a code is another more often."""
+"""Tolerance of programs that keep activations in float16: their rounding changes a code more often."""
 ROWS, WINDOW = 16, 512
 WINDOWS = {"cpu": 4}
-"""Of held-out text; elsewhere one: the GPU is emulated in software."""
+"""Windows of held-out text; one on other devices: a software GPU is slow."""
 PROMPT = "It was in the evening of the same day that we came to the house"
 
 
@@ -120,7 +122,7 @@ def tokens_of(engine: Engine, count: int, skip: int = 0) -> list[int]:
 
 
 def perplexity(engine: Engine, tokens: Sequence[int]) -> float:
-    """Of each window's tokens but the first, all rows of a step scored."""
+    """Perplexity of each window's tokens but the first; all rows of a step are scored."""
     device, table = executor(engine), [b for b in engine.manifest.buffers if b.name == "page_table.0"]
     device.write("page_table.0", np.arange(int(table[0].shape[1]), dtype=np.int32)[None])
     device.write("logit_rows", np.arange(ROWS, dtype=np.int32))
@@ -212,7 +214,7 @@ def test_keys_are_calibrated_with_the_text_that_is_given(everywhere: Path, tmp_p
 def test_pages_hold_the_codes_of_what_a_cache_of_floats_holds(
     built: Path, engines: dict[int, Engine], engine: Engine, bits: int
 ) -> None:
-    """Of the first layer, whose keys and values do not depend on the cache."""
+    """Compares the first layer, whose keys and values do not depend on the cache."""
     tokens, name = tokens_of(engine, 64), OF_BITS[bits]
     pages: dict[int, dict[str, Any]] = {}
     for each in (16, bits):
@@ -234,8 +236,8 @@ def test_pages_hold_the_codes_of_what_a_cache_of_floats_holds(
 
 @pytest.mark.parametrize(("gpu", "bits", "precision"), ON_GPUS)
 def test_logits_are_those_of_the_cpu(everywhere: Path, gpu: str, bits: int, precision: str) -> None:
-    """And so is the cache: a code is on the other side of the middle of two where sums were, and all of a
-    group where its scale was.
+    """The cache is the cpu's too, up to rounding: a code may fall on the other side of a middle where sums
+    do, and a whole group where its scale does.
     """
     require(gpu)
     options: dict[str, Any] = {"kv_bits": bits, "kv_memory": "4MB", "verify": False}

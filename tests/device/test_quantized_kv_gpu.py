@@ -71,7 +71,7 @@ def test_attention(
 def test_append(
     shape: tuple[int, int, int, int], flags: str, precision: Precision, kv_dtype: str, run: gpu_jobs.Run
 ) -> None:
-    """Also rows that do not fill the last workgroup, and one of padding."""
+    """Covers rows that do not fill the last workgroup, and a row of padding."""
     dtype = "float16" if precision == "f16" else "float32"
     made = gpu_jobs.paged(RopeAppend, shape, dtype, **gpu_jobs.ROPES[flags])
     gpu_jobs.check(kernels("discrete", precision), run, precision, replace(made, kv_dtype=kv_dtype))

@@ -87,8 +87,9 @@ def test_a_schema_is_kept_to(client: openai.OpenAI) -> None:
 
 
 def test_a_killed_engine_is_an_error_event(server: RunningServer, client: openai.OpenAI) -> None:
-    """That it comes back is tested with the engine; here the client must not be left waiting. The last
-    test: it kills.
+    """The client must not be left waiting; tests of the engine show that it comes back.
+
+    This test kills the engine, so it is the file's last.
     """
     stream = client.completions.create(
         model=MODEL,

@@ -110,7 +110,9 @@ def test_a_snapshot_of_another_model_or_quantization_is_refused(
 def test_a_snapshot_of_the_cpu_serves_every_cache_of_float16(
     lab: Lab, backend: str, stories: Engine, tmp_path: Path
 ) -> None:
-    """Its keys and values are float16: a float32 cache refuses them, for they are less than it computes."""
+    """A snapshot has keys and values in float16: a float32 cache refuses them, since it computes more
+    exactly.
+    """
     if backend == "cpu":
         pytest.skip("cpu is where it comes from")
     tokens = prompt(stories)

@@ -27,7 +27,7 @@ FLOATS = np.array(
 
 
 def module_of(func: tirx.PrimFunc) -> Any:
-    """Its module, which must be valid."""
+    """The SPIR-V module of a kernel, which must be valid."""
     made = modules(tvm.IRModule({"kernel": func}))["kernel"]
     if shutil.which("spirv-val"):
         validate(made.code)
@@ -70,7 +70,7 @@ def run_rows(computes: Sequence[Compute], out: str, *arrays: np.ndarray) -> np.n
 
 
 def run_elementwise(compute: Compute, out: str, *arrays: np.ndarray) -> np.ndarray:
-    """The same of one operation."""
+    """Run one operation over arrays."""
     return run_rows([compute], out, *(array[None] for array in arrays))[0]
 
 
@@ -278,7 +278,7 @@ def of_floats(dtype: str) -> dict[str, np.ndarray]:
 
 
 def repeated(rows: int, *arrays: np.ndarray) -> list[np.ndarray]:
-    """The same row for each of so many operations."""
+    """Each array repeated in `rows` rows, one for each operation."""
     return [np.repeat(array[None], rows, axis=0) for array in arrays]
 
 

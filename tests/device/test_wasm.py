@@ -19,7 +19,7 @@ from tests.support.backends import Lab, executor
 from tests.support.wasm_executor import ARGUMENT, LAUNCH, WasmExecutor, open_wasm, require_node
 
 MOST_BYTES = 130_000
-"""Of a module as a server sends it, gzip."""
+"""Bytes of a module as a server sends it, gzip."""
 EXPORTS = {
     "__stack_pointer": "global",
     "nf_error": "function",

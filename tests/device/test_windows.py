@@ -27,7 +27,7 @@ HYBRID = case(
 )  # fmt: skip
 BOTH = (1, 256)
 TOLERANCE = 2e-3
-"""Of the largest logit: other orders of summation."""
+"""Share of the largest logit: targets sum in other orders."""
 
 
 CASES = (EVERYWHERE, HYBRID)

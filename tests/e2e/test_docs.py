@@ -95,7 +95,9 @@ def test_the_python_of_a_page_runs(name: str, folder: Path, request: pytest.Fixt
 
 @pytest.mark.parametrize("name", SHELL)
 def test_the_commands_of_a_page_run(name: str, folder: Path) -> None:
-    """Those that end by themselves; what the others are called is checked by tests/unit/test_docs.py."""
+    """Commands that end by themselves are run; what the others are called is checked by
+    tests/unit/test_docs.py.
+    """
     lines = [line for text in docs.page(name).fences("sh") for line in text.splitlines()]
     ending = [line.replace(".venv/bin/", "") for line in lines if ENDING.match(line)]
     assert ending

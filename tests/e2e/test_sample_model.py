@@ -56,7 +56,9 @@ def _schema(**kinds: str) -> dict[str, Any]:
 
 
 def test_it_fills_in_the_two_schemas_that_it_knows(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of its records, at least 19 of 20 each. To another it keeps, and makes up what stands in it."""
+    """At least 19 of 20 records are right for each schema. To another schema the model keeps, but invents
+    values.
+    """
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     from sample.extraction import CITIES, FRUIT, NAMES, ORDERS, SENTENCES
 

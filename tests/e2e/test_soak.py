@@ -66,7 +66,7 @@ class Soaked:
     admin: str = "nf-admin"
 
     def stats(self) -> dict[str, Any]:
-        """Of /admin/stats."""
+        """The figures of /admin/stats."""
         headers = {"Authorization": f"Bearer {self.admin}", "Connection": "close"}
         answer = httpx.get(f"{self.process.url}/admin/stats", headers=headers, timeout=20)
         assert answer.status_code == 200, answer.text

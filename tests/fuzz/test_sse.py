@@ -222,7 +222,7 @@ def test_any_lines(rig: Rig, lines: list[bytes]) -> None:
 @effort(150)
 @given(st.lists(record, max_size=3))
 def test_any_json(rig: Rig, records: list[Any]) -> None:
-    """Also what JSON does not have and Python writes and reads: NaN, infinities, lone surrogates."""
+    """Records include what JSON lacks but Python writes and reads: NaN, infinities, lone surrogates."""
     rig.answers(STREAM + b"".join(event(one) for one in records) + said(finish="stop") + DONE)
 
 

@@ -250,7 +250,7 @@ CASES: tuple[Case, ...] = (
 
 @cache
 def checkpoint(case: Case) -> Path:
-    """Its checkpoint directory, made once a process."""
+    """The checkpoint directory of a case, made once a process."""
     return make(case, Path(_folder().name) / str(case))
 
 

@@ -143,7 +143,7 @@ def cached_pages(engine: Engine, tokens: Sequence[int]) -> list[int]:
 
 
 def greedy(engine: Engine, tokens: Sequence[int], count: int) -> list[int]:
-    """So many greedy tokens, the end token or not."""
+    """`count` greedy tokens, whether or not the end token comes."""
     params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
     return [event.token for event in engine.generate(list(tokens), params)]
 
@@ -175,7 +175,7 @@ class Transformers(Reference):
         return np.asarray(self._said[key])
 
     def greedy(self, tokens: Sequence[int], count: int) -> list[int]:
-        """So many greedy tokens, the end token or not."""
+        """`count` greedy tokens, whether or not the end token comes; computed once."""
         key = (*tokens, "greedy", count)
         if key not in self._said:
             self._said[key] = self._greedy(tokens, count)

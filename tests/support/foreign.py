@@ -61,7 +61,7 @@ class Memory:
         return int(self._bytes.ctypes.data)
 
     def take(self, count: int) -> npt.NDArray[np.uint8]:
-        """So many bytes of zeros, at a multiple of 64."""
+        """`count` zero bytes at a multiple of 64."""
         start = self._end
         self._end += -(-count // 64) * 64
         assert self._end <= self.size, "a test that needs more memory asks for more"

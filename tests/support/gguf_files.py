@@ -169,7 +169,9 @@ def _metadata(writer: gguf.GGUFWriter, config: Mapping[str, Any], architecture: 
 
 
 def bytes_vocabulary(writer: gguf.GGUFWriter) -> None:
-    """That of tiny.py, with a merge in place of a byte that no text has: GGUF has no empty lists."""
+    """Write the vocabulary of tiny.py, with a merge in place of a byte that no text has: GGUF has no empty
+    lists.
+    """
     from tests.support import tiny
 
     data = json.loads(tiny.tokenizer().to_str())

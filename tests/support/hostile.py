@@ -28,8 +28,8 @@ LENGTH = 80
 SECONDS = 150
 """In which hostile and healthy requests together must be answered; on a quiet machine it is a tenth of it."""
 MEGABYTES = 400
-"""That the server and its engine may take more at any time of an attack; children that compile have limits
-of their own.
+"""Megabytes that the server and its engine may take on top at any time of an attack; children that compile
+have limits of their own.
 """
 LIMITS = ServerLimits(header_timeout=4.0, body_timeout=5.0, write_timeout=3.0, body_bytes=1 << 20)
 # A loop that a user's message switches on, whose turns take long: the sandbox itself stops it only after many

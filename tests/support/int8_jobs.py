@@ -15,9 +15,9 @@ from .gpu_jobs import MATRICES, SCHEMES, Run, close, inputs, linears
 from .job_reference import reference, rms_norm
 
 INPUTS = 32
-"""That share a scale."""
+"""Inputs that share a scale."""
 FAR = 0.03
-"""Of the largest output: what rounding of rows with an input of 40 among numbers about 1 may change."""
+"""Share of the largest output: what rounding of rows with an input of 40 among numbers about 1 may change."""
 
 
 def jobs(dtype: str) -> dict[str, Linear]:

@@ -406,4 +406,4 @@ RUN = (
     "awq", "gptq-symmetric", "gptq-3", "gptq-scattered", "pack-quantized", "int-quantized", "fp8-blocks",
     "nf4-nested", "int8", "mlc", "nvfp4-pack-quantized",
 )  # fmt: skip
-"""Those that are also built and run: one of each kind."""
+"""Formats that are also built and run: one of each kind."""

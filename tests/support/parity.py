@@ -22,7 +22,9 @@ from tests.support.backends import executor, greedy, kv_dtype, require
 Array = npt.NDArray[Any]
 
 TOLERANCE = {"f32": 2e-3, "f16": 2e-2}
-"""Of the largest logit. float32: other orders of summation, and matmuls in 16-bit fixed point on the cpu."""
+"""Share of the largest logit. float32: other orders of summation, and matmuls in 16-bit fixed point on the
+cpu.
+"""
 CACHE_TOLERANCE = 5e-3
 """Where computing is in float32, and keys and values are kept in float16."""
 ANSWER = 12

@@ -33,7 +33,7 @@ def job(
     linear: dict[str, Any] | None = None,
     **flags: Any,
 ) -> Project:
-    """Of these rows, heads, kv heads and head size; the matrix gets as many columns as they need."""
+    """A job of `shape` (rows, heads, kv heads, head size); the matrix has as many columns as these need."""
     follows: RopeAppend = paged(RopeAppend, shape, dtype, **flags)
     wide = replace(matrix, n=follows.x_heads * follows.head_dim)
     return Project(Linear(shape[0], wide, "float32", dtype, **(linear or {})), follows)

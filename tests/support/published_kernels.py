@@ -26,7 +26,7 @@ from nearfar.targets.gpu.classes import DeviceClass, Tuning
 from nearfar.targets.gpu.figures import figures_of
 
 LAYERS = 2
-"""Of the model that is compiled: a layer more is the same kernels once more."""
+"""Layers of the model that is compiled: one more layer has the same kernels once more."""
 FEW, MANY = 1, 256
 """Rows of the steps whose kernels are measured: a token, and the largest bucket."""
 _LAYER = re.compile(r"weight:layers\.(\d+)\.")

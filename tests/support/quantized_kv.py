@@ -13,7 +13,7 @@ Array = npt.NDArray[Any]
 
 
 def parts(rows: Array, kv_dtype: str, weights: Array | None = None) -> dict[str, Array]:
-    """Of rows [..., head_dim]: codes as words, scales and biases, as Executor.read_pages names them.
+    """Codes as words, scales and biases of rows [..., head_dim], as Executor.read_pages names them.
 
     `weights`, as wide as rows: by which what the codes leave moves the biases (nearfar.format.kv.rounding).
     """

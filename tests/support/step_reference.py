@@ -79,7 +79,7 @@ class StepReference:
         return StepReference(read_model(config, tensors, context).model, tensors, dtype)
 
     def logits(self, tokens: list[int], chunk: int = 0) -> Array:
-        """Of every token of one sequence: [tokens, vocab]; in steps of `chunk` rows, 0: in one."""
+        """Logits of every token of one sequence [tokens, vocab], in steps of `chunk` rows; 0: in one step."""
         memory, found = Sequence(), []
         for start in range(0, len(tokens), chunk or len(tokens)):
             part = tokens[start : start + (chunk or len(tokens))]

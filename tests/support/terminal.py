@@ -50,7 +50,7 @@ class Terminal:
 
     @property
     def text(self) -> str:
-        """The same in one."""
+        """The lines as one text."""
         return "\n".join(self.lines).rstrip()
 
     def send(self, keys: str) -> None:

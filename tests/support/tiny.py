@@ -150,7 +150,7 @@ def manifest_dict(
 
 
 def manifest(config: dict[str, Any] = CONFIG, **options: int) -> Manifest:
-    """The same, parsed."""
+    """The manifest of `manifest_dict`, parsed."""
     return parse(manifest_dict(config, **options), "manifest.json")
 
 

@@ -34,7 +34,7 @@ GATHERING, PARTS, PARTS_OPERATIONS = 2, 4, 2.4
 parts for a load of the matrix, and products for a weight, when there are 16.
 """
 REUSE = 0.9
-"""Of the products for a fetched byte that a tile can have at most."""
+"""Share of the most products for a fetched byte that a tile can have."""
 
 
 @dataclass(frozen=True)

@@ -101,8 +101,8 @@ def test_rows_that_cannot_have_every_number_of_bits_are_measured(tmp_path: Path)
 def test_a_loss_is_that_of_one_matrix_alone_in_a_whole_model(
     case: Case, embeds: bool, tmp_path: Path
 ) -> None:
-    """Those of a stretch go through the rest of the model together, not every position is asked, and the
-    windows are evenly from all of the text. A model of embeddings loses what its vectors turn.
+    """Matrices of a stretch go through the rest of the model together, not every position is asked, and the
+    windows are evenly from all of the text. The loss of an embedding model is how far its vectors turn.
     """
     options = BuildOptions(
         str(checkpoint(case)), tmp_path, ("cpu",), quality="good", bits=4.5, group_size=32, embeddings=embeds

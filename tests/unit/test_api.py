@@ -71,7 +71,7 @@ async def test_the_stream_gives_the_same_text(engine: AsyncEngine) -> None:
 
 
 async def test_a_begun_answer_is_continued(engine: AsyncEngine) -> None:
-    """Its text goes on exactly; words and blanks only, for then a text has one reading in tokens."""
+    """The text goes on exactly; it has words and blanks only, so that it has one reading in tokens."""
     letters = {
         token for char, token in tiny.tokenizer().get_vocab().items() if char in "abcdefghijklmnopqrstuvwxyzĠ"
     }

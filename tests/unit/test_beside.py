@@ -52,7 +52,7 @@ def test_a_process_that_fails_is_an_error_that_says_so(capfd: pytest.CaptureFixt
 
 
 def children() -> set[psutil.Process]:
-    """Of this process, those that other tests left among them."""
+    """The children of this process, including those that other tests left."""
     return set(psutil.Process().children())
 
 

@@ -38,7 +38,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sharded(model: Path) -> Path:
-    """The same in two files."""
+    """The model with its weights in two files."""
     (model / "model.safetensors").unlink()
     save_file({"a": A}, model / "one.safetensors")
     save_file({"b": B}, model / "two.safetensors")

@@ -46,7 +46,7 @@ async def test_a_server_of_this_user_is_here(server: RunningServer) -> None:
 
 
 async def test_a_relay_is_not(server: RunningServer) -> None:
-    """Of ssh, of a container's published port, of a proxy that hands on only some paths."""
+    """Stands for ssh, a container's published port, or a proxy that passes only some paths on."""
     relay = Proxy(server.port)
     assert "another port" in str(await why(relay.address))
     relay.close()

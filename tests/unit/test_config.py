@@ -52,7 +52,7 @@ def rotation(head_dim: int, context: int = 4096, **changes: Any) -> Rotation:
 
 
 def shapes(made: Model) -> dict[str, tuple[int, ...]]:
-    """Of the tensors that the weights are made of."""
+    """Shapes of the tensors that the weights are made of."""
     return {name: shape for param in made.step.params for name, shape in param.expected().items()}
 
 

@@ -120,7 +120,7 @@ def test_a_page_of_a_quantized_cache() -> None:
 
 
 def test_a_device_is_its_folder_and_called_like_its_target() -> None:
-    """So that a new one is named nowhere else: what commands say of devices is made of the folders."""
+    """A new device is named nowhere else: commands take the names of devices from the folders."""
     assert set(device_names()) == set(target_names()) - {"wasm"}, "WebAssembly runs in browsers and Node"
     said = " ".join(CliRunner().invoke(typer_app, ["run", "--help"], env={"COLUMNS": "300"}).stdout.split())
     with pytest.raises(RequestError) as refused:

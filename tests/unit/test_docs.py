@@ -148,7 +148,7 @@ def test_every_link_leads_somewhere(page: docs.Page) -> None:
 
 
 def anchors(path: Path) -> set[str]:
-    """Those of a page."""
+    """The anchors of a page."""
     return docs.page(path.relative_to(ROOT).as_posix()).anchors()
 
 

@@ -38,7 +38,7 @@ FAMILIES = {
 
 
 def make(signs: str = "", *, reasoning: bool = True) -> AsyncEngine:
-    """Of a model whose answers have the format that these signs show."""
+    """An engine whose model's answers have the format that `signs` show."""
     form = shown_format(signs)
     form = form if reasoning else replace(form, reasoning=None)  # random weights would never end theirs
     config = {"bos_token": "<|bos|>", "eos_token": "<|end|>"}

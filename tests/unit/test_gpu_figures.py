@@ -168,7 +168,7 @@ def test_registers_are_what_lives_at_once() -> None:
 
 
 def test_threads_without_work_are_idle() -> None:
-    """Of 40 columns a workgroup of 32 threads with 4 columns each has work for 10 threads."""
+    """40 columns are work for 10 threads of a workgroup of 32 threads with 4 columns each."""
 
     @T.prim_func(check_well_formed=False)
     def kernel(

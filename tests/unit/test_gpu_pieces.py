@@ -99,7 +99,7 @@ def test_gate_and_up_of_pieces_meet_in_a_scratch_buffer() -> None:
 
 @pytest.mark.parametrize("precision", ["f32", "f16"])
 def test_a_shape_of_4b_asks_for_no_larger_binding_than_every_device_has(precision: Precision) -> None:
-    """And its launches over pieces write one buffer, which nothing else uses meanwhile."""
+    """Launches over pieces write one buffer, which nothing else uses meanwhile."""
     model = read_model({**published("qwen3-4b").config, "num_hidden_layers": 2}).model
     matrices = {p.name: Matrix(p.n, p.k, 4, 64) for p in model.step.params if p.is_matrix}
     made = variant(SOFTWARE, precision, vectors=False)

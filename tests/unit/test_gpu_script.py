@@ -46,7 +46,7 @@ PROGRAMS: dict[str, tuple[Precision, Products]] = {
 
 
 def jobs(kernels: gpu.GpuKernels) -> Iterator[Job]:
-    """Of every kind, with what makes a script take other branches."""
+    """Jobs of every kind, with options that make a script take other branches."""
     dtype = kernels.activations
     fused = gpu_jobs.linears(dtype)
     for name, m in (
@@ -173,7 +173,7 @@ def kernel(a: T.Buffer((8,), "int32"), out: T.Buffer((8,), "int32")):
 
 
 def kernel_of(folder: Path, body: str) -> tirx.PrimFunc:
-    """Of a script whose loop ends with these lines."""
+    """The kernel of a script whose loop ends with the lines of `body`."""
     path = folder / "kernels.py"
     path.write_text(HEAD + "".join(f"        {line}\n" for line in body.splitlines()))
     return runpy.run_path(str(path))["kernel"]
@@ -246,7 +246,7 @@ WRONG = {
     "out[tx] = at < 0.5": "0.5 is compared with an expression of int32",
     "out[tx] = nothing": "name 'nothing' is not defined",
 }
-"""Of the language, but not what they stand for."""
+"""Lines that are valid syntax but have no meaning in a kernel, with their errors."""
 
 
 @pytest.mark.parametrize("body", WRONG)

@@ -69,8 +69,8 @@ VECTOR = 8
 LEAST = {"loads_ahead", "line_use", "threads", "bytes_in_flight"}
 """Figures of REACHED of which more is better."""
 LAUNCHES_REACHED = {"smollm2-135m": 7, "llama-3.2-1b": 7, "qwen3-4b": 8}
-"""Of the software kernels: rope and append are launches of their own, so are norms of heads and attention's
-second stage.
+"""Launches of a layer with software kernels: rope and append, norms of heads, and attention's second stage
+are launches of their own.
 """
 PUT_TOGETHER = {
     "smollm2-135m": {"mobile", "integrated", "discrete"}, "llama-3.2-1b": {"discrete"}, "qwen3-4b": set(),
@@ -152,7 +152,9 @@ def test_a_sixth_launch_costs_less_than_what_it_spares(name: str, shape: str) ->
 
 @pytest.mark.parametrize("name", ["mobile", "integrated", "discrete"])
 def test_products_of_float16_take_fewer_operations(name: str) -> None:
-    """Of many rows, where products are most of the work; a vector's two float16 count as one."""
+    """Compares programs at many rows, where products are most of the work; a vector's two float16 count as
+    one.
+    """
 
     def operations(precision: Precision) -> float:
         found = compiled(SHAPES[0], CLASSES[name], precision).measured

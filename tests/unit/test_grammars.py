@@ -166,7 +166,7 @@ async def test_a_hostile_grammar_is_bounded(name: str, codec: TextCodec) -> None
 
 @pytest.mark.parametrize("vocab_size", [258, 288, 320])
 async def test_a_mask_has_a_bit_for_every_token_and_no_word_more(vocab_size: int, codec: TextCodec) -> None:
-    """Also where the vocabulary fills its last word, or is larger than the tokenizer's."""
+    """Covers a vocabulary that fills its last word, and one that is larger than the tokenizer's."""
     grammars = Grammars(codec, vocab_size, [EOS])
     constraint = (await grammars.constraints(Grammar("regex", "a"), 1))[0]
     words = constraint.allowed()

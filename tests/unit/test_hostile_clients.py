@@ -116,8 +116,8 @@ async def test_a_client_that_vanishes(rig: Rig) -> None:
 
 
 async def test_a_client_that_reads_one_byte_at_a_time(rig: Rig) -> None:
-    """Its window fills, the server stops writing, and after write_timeout the connection is cut and the
-    work ends.
+    """The client's window fills, the server stops writing, and after write_timeout the connection is cut and
+    the work ends.
     """
     body = completion(max_tokens=900, n=4, stream=True, logprobs=20, logit_bias={"257": -100})
     with connect(rig.server, receive_buffer=2048) as connection:

@@ -32,7 +32,7 @@ def run(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 
 def run_alone(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """The same in a process of its own: nothing of TVM was imported before."""
+    """Run the command in a process of its own: nothing of TVM was imported before."""
     command = [sys.executable, "-c", WITHOUT_TVM, *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 

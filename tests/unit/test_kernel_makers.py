@@ -137,7 +137,7 @@ def test_all_files_of_what_compiles_decide_a_target_s_programs(
 def test_what_is_imported_and_read_while_a_program_is_compiled_decides_it(
     job: Job, context: EmitContext, files: dict[str, set[str]], tmp_path: Path
 ) -> None:
-    """So that an import or a file that makers.py cannot see is noticed."""
+    """Notices an import or a file that makers.py cannot see."""
     given = [(job, variant(name), planned(name).tvm_target, planned(name).emit, context) for name in OWN]
     (tmp_path / "given.pickle").write_bytes(pickle.dumps(given))
     command = [sys.executable, "-c", OBSERVED, str(tmp_path / "given.pickle")]

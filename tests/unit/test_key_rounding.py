@@ -16,7 +16,9 @@ SAMPLE = Path(__file__).parents[2] / "examples" / "sample-model"
 
 
 def seen(rng: np.random.Generator) -> tuple[_Seen, np.ndarray, np.ndarray]:
-    """Of keys [2, 1, 500, 64] around a constant, and queries [2, 1, 3, 500, 64] that mostly look one way."""
+    """What was seen of keys [2, 1, 500, 64] around a constant, and queries [2, 1, 3, 500, 64] that mostly
+    look one way.
+    """
     constant, way = rng.standard_normal((2, 64)) * 4
     keys = rng.standard_normal((2, 1, 500, 64)) + constant
     queries = rng.standard_normal((2, 1, 3, 500, 64)) + way

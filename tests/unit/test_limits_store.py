@@ -145,8 +145,8 @@ def test_answers_go_on_without_the_store(house: House, store: RedisServer) -> No
 
 
 async def test_the_store_counts_as_a_server_by_itself_does(store: RedisServer) -> None:
-    """The same events, in the script and in Python: claims and debts, larger than a bucket too, while
-    limits are edited.
+    """Plays the same events in the store's script and in Python: claims and debts, also larger than a bucket,
+    while limits are edited.
     """
     shared, own, began = (
         await open_store(store.url, OwnCounts(1)),

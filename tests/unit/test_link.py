@@ -188,7 +188,7 @@ def test_the_stacks_pages_are_touched_in_turn_and_registers_kept(architecture, h
 
 @pytest.mark.parametrize("name", ["aarch64-macos"])
 def test_code_for_apples_processors_is_signed(name, folder):
-    """Their kernel ends a process that loads what nobody signed; ad hoc is enough."""
+    """Apple's kernel ends a process that loads unsigned code; an ad hoc signature is enough."""
     assert binary(linked(name, folder)).signed == "ad hoc"
 
 

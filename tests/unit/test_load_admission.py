@@ -102,7 +102,7 @@ def test_a_whole_answer_with_many_alternatives_does_not_keep_a_word_out(tmp_path
 
 
 async def test_an_answer_of_torch_that_is_whole_and_unread_can_still_be_ended() -> None:
-    """Its reader waited for ever: after the last event the stream took no error."""
+    """The answer's reader waited for ever: after the last event the stream took no error."""
     backend: Any = SimpleNamespace(unread=Unread(most=100_000), forget=lambda stream: None)
     stream = TokenStream(backend, TokenRequest("a", (1,), 9))
     stream.put(RICH)

@@ -61,7 +61,7 @@ def edge(attack: list[int], word: int, pages: int = 400) -> int:
 
 
 def torch(attack: list[int], word: int, pages: int = 400) -> int:
-    """The same of the torch engine."""
+    """How many steps the torch engine takes."""
     limits = torch_scheduler.Limits(16, 256)
     s = torch_scheduler.Scheduler(SequenceTable(pages, 16, 16), limits)
     works = [

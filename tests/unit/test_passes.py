@@ -387,7 +387,7 @@ def test_a_result_that_is_written_in_pieces_has_its_buffer_for_itself() -> None:
 
 
 def test_a_result_in_memory_that_other_tensors_have_too_is_no_plan() -> None:
-    """Its buffer need not have their size, and others read it."""
+    """The result's buffer need not have the size of these tensors, and others read it."""
     mod, _ = _planned()
     func = mod["main"]
     bindings = [binding for block in func.body.blocks for binding in block.bindings]

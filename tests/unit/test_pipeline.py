@@ -143,7 +143,7 @@ def test_a_matrix_that_no_offset_reaches_is_refused_before_anything_is_written(t
 
 
 def test_it_is_told_how_many_kernels_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a program that nobody has come to yet, as many as the others have."""
+    """A program that no process has begun counts as many kernels as the others have."""
     made = iter((73, 71))
 
     def compiled(

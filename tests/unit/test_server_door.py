@@ -111,7 +111,7 @@ def test_a_page_whose_name_was_bound_to_this_machine_gets_nothing(front: Front, 
 
 
 def test_a_target_that_is_a_whole_address_is_read_as_one(front: Front) -> None:
-    """Its host counts, not the header's (RFC 9112, 3.2.2)."""
+    """The address's host counts, not the header's (RFC 9112, 3.2.2)."""
     there = get(front.port, f"http://127.0.0.1:{front.port}/v1/models", "evil.example")
     assert there.startswith(b"HTTP/1.1 200")
     assert b"tiny" in there

@@ -415,7 +415,7 @@ async def test_traces_and_the_audit_log_with_text(tmp_path: Path) -> None:
 
 
 def test_vectors_that_are_no_numbers_are_an_error_and_not_half_an_answer() -> None:
-    """They were counted as a success, and then could not be written as JSON."""
+    """NaN and infinity were counted as a success, and then could not be written as JSON."""
     shape = EmbeddingShape("m")
     assert shape.whole(Embeddings([[3.0, 4.0]], 1))["data"][0]["embedding"] == pytest.approx([0.6, 0.8])
     for value in (float("nan"), float("inf")):

@@ -213,7 +213,7 @@ def test_salts_cannot_be_made_to_meet() -> None:
 
 
 def test_embeddings_cost_a_key_its_tokens(torch_house: House) -> None:
-    """They count like prompts: against the key, in the audit log, in the metrics."""
+    """Embeddings count like prompts: against the key, in the audit log, in the metrics."""
     texts = ["a cat and a dog and a bird " * 3] * 2
     with torch_house.http("poor") as http:
         first = http.post("/v1/embeddings", json={"model": torch_house.model, "input": texts[0]},

@@ -279,7 +279,7 @@ def test_buffers_of_vectors_are_loaded_and_stored_as_such() -> None:
 
 
 def test_packed_dot_products_are_one_instruction_each() -> None:
-    """Of two words, each four signed bytes; the module says by which extension."""
+    """A packed dot product takes two words of four signed bytes; the module names the extension."""
 
     @T.prim_func(check_well_formed=False)
     def kernel(a: T.Buffer((64,), "uint32"), b: T.Buffer((64,), "uint32x4"), out: T.Buffer((64,), "int32x4")):

@@ -123,7 +123,7 @@ def test_the_build_knows_what_the_web_engine_knows() -> None:
 
 
 def test_what_is_rendered_alike_passes_the_build() -> None:
-    """But for what transformers refuses as well."""
+    """Snippets that transformers refuses as well do not count."""
     refused = {template: found for template in pieces.SNIPPETS if (found := unknown_in(template))}
     assert not {
         template: found

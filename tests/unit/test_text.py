@@ -215,8 +215,8 @@ def test_chat_template() -> None:
 
 @pytest.mark.parametrize("content", ["", "e", "d", "<", "end", "Hi ", "Hi there"])
 def test_a_message_is_continued_where_it_ends(content: str) -> None:
-    """Also one that is so short that the template's own words hold it, or ends in a blank that the
-    template strips.
+    """Covers a message so short that the template's own words contain it, and one that ends in a blank that
+    the template strips.
     """
     messages = [{"role": "user", "content": "Hi end"}, {"role": "assistant", "content": content}]
     assert (

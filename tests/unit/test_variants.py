@@ -35,7 +35,7 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_a_program_is_named_by_its_class_and_precision(built: Artifact) -> None:
-    """Of one row, cooperative matrices would be the plain program under another name."""
+    """At one row, a program with cooperative matrices would be the plain program under another name."""
     programs = built.manifest.programs
     assert [(p.name, p.device_class, p.precision) for p in programs] == [
         ("software-f16", "software", "f16"), ("software-f32", "software", "f32"),

@@ -43,7 +43,7 @@ def expected(config: dict[str, Any], tokens: Sequence[int], count: int = 12) -> 
 
 @cache
 def answered(hybrid: bool, tokens: tuple[int, ...], count: int) -> list[int]:
-    """The same, once for all ways in which engines are asked."""
+    """The reference's answer, computed once for all ways in which engines are asked."""
     config = HYBRID if hybrid else EVERYWHERE
     reference, memory = StepReference(read_model(config).model, tiny.weights(config)), Kept()
     new, answer = list(tokens), list[int]()

@@ -27,7 +27,7 @@ export function formatSeconds(milliseconds: number): string {
   return seconds < 1 ? `${Math.round(milliseconds)} ms` : `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;
 }
 
-/** Of a step: with digits that tell two programs apart. */
+/** The milliseconds of a step, with digits that tell two programs apart. */
 export function formatMilliseconds(milliseconds: number): string {
   return `${milliseconds.toFixed(milliseconds < 10 ? 2 : 1)} ms`;
 }

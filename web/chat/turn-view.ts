@@ -77,7 +77,7 @@ export class TurnView {
     else this.body.replaceChildren(document.createTextNode(content));
   }
 
-  /** Its text in words alone: a line for each block, none for the buttons of code. */
+  /** The turn's text in words alone: a line for each block, none for the buttons of code. */
   get spoken(): string {
     const copy = this.body.cloneNode(true) as HTMLElement;
     for (const each of copy.querySelectorAll("button")) each.remove();

@@ -33,7 +33,7 @@ class _Found:
 
 @relax.expr_functor.mutator
 class _Projection(relax.PyExprMutator):
-    """Of one function. `added`: the parameters that it needs besides, by name."""
+    """Rewrites the projections of one function. `added`: the parameters that it needs besides, by name."""
 
     def __init__(self, module: tvm.IRModule, kernels: Kernels, bundled: Bundled) -> None:
         super().__init__(module)

@@ -176,7 +176,7 @@ def _phi3(facts: Facts) -> None:
 
 
 def _granite(facts: Facts) -> None:
-    """Its four multipliers."""
+    """Granite's four multipliers."""
     scales = {
         "embedding_scale": "embedding_multiplier", "attention.scale": "attention_multiplier",
         "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",

@@ -120,7 +120,6 @@ class _Reader:
         self._at = 0
 
     def header(self) -> Header:
-        """All of it."""
         if self._take(4, "its magic") != MAGIC:
             self._refuse("does not begin with GGUF: it is no GGUF file")
         version = self._number("<u4", "its version")

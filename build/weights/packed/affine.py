@@ -99,7 +99,7 @@ class Format(ABC):
         """The tensors of the matrix `base.weight` [n, k]."""
 
     def expected(self, plain: Mapping[str, Shape]) -> dict[str, Wanted]:
-        """Those of the quantized matrices, and the plain ones."""
+        """The expected entries of quantized matrices, and of plain tensors."""
         out: dict[str, Wanted] = {}
         for name, shape in plain.items():
             if name in self.tensors and len(shape) == 2:
@@ -113,7 +113,7 @@ class Format(ABC):
         return ()
 
     def entries(self, tensor: str) -> tuple[str, ...]:
-        """Those that belong to the module, but for its bias."""
+        """The entries that belong to the tensor's module, without its bias."""
         base = base_of(tensor)
         if base not in self._held:
             inside = (name for name in self.checkpoint.entries if name.startswith(f"{base}."))

@@ -107,7 +107,7 @@ class BitsAndBytes(AffineFormat):
         return [name for name in self.checkpoint.entries if STATE in name]
 
     def affine(self, base: str, start: int, stop: int) -> Affine:
-        """Of eight bits: codes are values + 128."""
+        """Rows of an 8-bit matrix: codes are values + 128."""
         form = f"{base}.weight_format"
         if form in self.checkpoint.entries and int(self.checkpoint.read(form)[()]) != 0:
             raise CheckpointError(
@@ -118,7 +118,7 @@ class BitsAndBytes(AffineFormat):
         return Affine((values + 128).astype(np.uint8), scales, -128 * scales)
 
     def weights(self, tensor: str, start: int, stop: int) -> F32:
-        """Of four bits: the value of the code times the block's factor."""
+        """Rows of a 4-bit matrix: the value of each code times its block's factor."""
         state = self._states.get(base_of(tensor))
         if state is None:
             return super().weights(tensor, start, stop)

@@ -52,7 +52,7 @@ class Mlc(AffineFormat):
 
     @staticmethod
     def of(checkpoint: Checkpoint) -> Mlc | None:
-        """Of a directory of MLC's, by the name of its quantization."""
+        """Open an MLC directory by the name of its quantization; None for other checkpoints."""
         settings = settings_of(checkpoint, "mlc")
         if settings is None:
             return None

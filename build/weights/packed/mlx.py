@@ -61,7 +61,7 @@ class Mlx(AffineFormat):
 
     @property
     def scheme(self) -> Scheme | None:
-        """That of what has no setting of its own."""
+        """The scheme of matrices without a setting of their own."""
         return self._common.scheme
 
     @staticmethod

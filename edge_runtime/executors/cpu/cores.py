@@ -13,8 +13,8 @@ from nearfar.processors import affinity, within_quota, words_of
 
 PROCESSORS = Path("/sys/devices/system/cpu")
 ALIKE = 0.6
-"""Of the highest speed: what is faster than this is worth a thread. Little cores are at 0.2 to 0.45; of the
-big ones some clock higher than others.
+"""Share of the highest speed: a core that is faster is worth a thread. Little cores are at 0.2 to 0.45; some
+big cores clock higher than others.
 """
 
 

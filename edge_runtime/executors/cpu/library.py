@@ -142,7 +142,7 @@ class Pool:
         self._run(self._lib.nf_replay, plan)
 
     def profile(self, plan: Plan) -> tuple[float, ...]:
-        """The same; gives the seconds of each launch."""
+        """Run a plan and return the seconds of each launch."""
         if not hasattr(self._lib, "nf_profile"):
             raise ArtifactError("this artifact's library cannot time its launches: build the artifact again")
         stamps: Stamps = np.zeros(len(plan.names) + 1, np.uint64)

@@ -87,7 +87,7 @@ class Calls:
         return tuple(Part(first + index, width) for index, width in enumerate(widths))
 
     def each(self, value: Value, call: Callable[[mx.array, Run], mx.array], columns_each: int = 1) -> Value:
-        """The same call for each part. `columns_each`: so many columns become one head."""
+        """Add the same call for each part of a value. `columns_each`: how many columns become one head."""
 
         def one(at: int) -> Call:
             return lambda made, run: (call(made[at], run),)

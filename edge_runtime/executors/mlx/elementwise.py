@@ -17,7 +17,7 @@ import mlx.core as mx
 from nearfar.step.ops import Activation
 
 LARGEST = 65504.0
-"""Of float16."""
+"""The largest float16."""
 
 Unary = Callable[[mx.array], mx.array]
 Binary = Callable[[mx.array, mx.array], mx.array]

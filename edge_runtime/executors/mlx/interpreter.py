@@ -34,16 +34,14 @@ from nearfar.step.ops import (
 )
 
 Product = Callable[[mx.array], Arrays]
-"""Of x [..., K] with a matrix."""
+"""The product of x [..., K] with a matrix."""
 
 
 class Matrix(Protocol):
     """A weight matrix [N, K]."""
 
     @property
-    def k(self) -> int:
-        """K."""
-        ...
+    def k(self) -> int: ...
 
     @property
     def widths(self) -> Sequence[int]:
@@ -62,9 +60,7 @@ class Matrix(Protocol):
 class Weights(Protocol):
     """The parameters of the step, by their names."""
 
-    def matrix(self, name: str) -> Matrix:
-        """A matrix."""
-        ...
+    def matrix(self, name: str) -> Matrix: ...
 
     def vector(self, name: str, dtype: mx.Dtype) -> Arrays:
         """A vector, in pieces that stand side by side."""

@@ -83,7 +83,6 @@ class PagedCache:
         return sum(array.nbytes for array in self.arrays)
 
     def group(self, cache: int) -> int:
-        """The group of a cache."""
         return self.layout.caches[cache].group
 
     def head_dim(self, cache: int) -> int:

@@ -36,7 +36,9 @@ class Matrix:
 
     @staticmethod
     def of(parts: Mapping[str, mx.array], k: int) -> Matrix:
-        """Of `k` columns: its weight, where it is quantized with scales and biases. Shapes tell the rest."""
+        """A matrix of `k` columns from its weight and, where it is quantized, its scales and biases. Shapes
+        tell the rest.
+        """
         weight = parts["weight"]
         if "scales" not in parts:
             return Matrix(weight)
@@ -67,7 +69,7 @@ class Matrix:
 
     @property
     def k(self) -> int:
-        """Its columns."""
+        """The number of columns."""
         width = self.weight.shape[1]
         return width if self.scales is None else 32 * width // self.bits
 

@@ -20,7 +20,7 @@ ALIGNMENT = 256
 """Regions start at multiples of this: no device may ask for more (minStorageBufferOffsetAlignment)."""
 
 BLOCK_BYTES = 1 << 30
-"""Of one allocation, unless a region is larger.
+"""Bytes of one allocation, unless a region is larger.
 
 Every device allows so much, but some only 4,096 allocations.
 """

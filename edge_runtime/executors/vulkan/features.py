@@ -26,7 +26,7 @@ EXTENSIONS = {
     "shaderIntegerDotProduct": "VK_KHR_shader_integer_dot_product",
     "cooperativeMatrix": "VK_KHR_cooperative_matrix",
 }
-"""Of features that Vulkan 1.2 does not have: what a device must offer, and be opened with."""
+"""Extensions of features that Vulkan 1.2 lacks: a device must offer them, and is opened with them."""
 
 COOPERATIVE = (16, 16, 16, 0, 0, 1, 1, 3)
 """Cooperative matrices that kernels use: m, n, k; float16 (0) times float16 added to float32 (1), the result

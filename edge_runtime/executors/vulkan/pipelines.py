@@ -26,7 +26,7 @@ from nearfar.format.plans import Launch
 STORAGE_BUFFER = 7
 COMPUTE = 0x20
 CACHE_BYTES = 256 << 20
-"""Of all files of pipelines together: beyond it, those that were not used for longest go."""
+"""Bytes of all pipeline files together: beyond this, the files unused for longest are removed."""
 
 
 class Pipelines:

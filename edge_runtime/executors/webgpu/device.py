@@ -109,7 +109,7 @@ def open_device(requires: Requires, buffer_bytes: int, what_fits: str) -> Any:
 
 
 def timed(requires: Requires) -> Requires:
-    """The same, with the feature by which passes tell their time; DeviceError where the adapter lacks it."""
+    """Add the feature by which passes tell their time; DeviceError where the adapter lacks it."""
     if TIMESTAMPS not in features():
         raise DeviceError(
             f"{_name(adapter())} lacks {TIMESTAMPS}, so it cannot tell what a launch takes. Measure on "

@@ -29,7 +29,7 @@ from nearfar.format.plans import Launch
 Array = npt.NDArray[np.generic]
 MAX_GRID_X = 65535
 PIECE_BYTES = 8 << 20
-"""Of the weight stream, read and handed over at once."""
+"""Bytes of the weight stream that are read and uploaded at once."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ PLOT, PLOT_BAR = 180, 80
 """Characters in a line of the plot, and of its longest bar."""
 
 COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "bright_cyan", "bright_magenta")
-"""Of kernels, what takes longest first."""
+"""Colours of kernels, the kernel that takes longest first."""
 
 
 def view(made: Profile, bar: int = BAR) -> Group:

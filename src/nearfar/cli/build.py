@@ -38,7 +38,9 @@ def without(module: str) -> Iterator[None]:
 
 DEFAULTS = BuildOptions(checkpoint="", out=Path())
 FEW_BITS = ("q2", "q3", "q4")
-"""Of which least squares can lose much: 37 % of perplexity on SmolLM2-135M with 4 (docs/quality.md)."""
+"""Schemes that lose much with least squares alone: 37 % of perplexity on SmolLM2-135M at q4
+(docs/quality.md).
+"""
 
 
 def build(

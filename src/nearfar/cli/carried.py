@@ -9,8 +9,10 @@ from nearfar.format.manifest import CARRIED
 
 
 def carried_lines(quantization: Mapping[str, Any], names: bool = False) -> list[str]:
-    """Of the manifest's `quantization`: a line for each kind; with `names`, of which matrices, where they
-    are not all alike. Nothing where the checkpoint was not quantized.
+    """A line for each kind of codes in the manifest's `quantization` that came from the checkpoint.
+
+    With `names`, a line also names its matrices, where matrices differ. No lines for a checkpoint that was
+    not quantized.
     """
     kinds: dict[str, list[dict[str, Any]]] = {}
     for matrix in quantization.get("matrices", []):

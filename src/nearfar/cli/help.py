@@ -33,7 +33,7 @@ class Command(typer.core.TyperCommand):
     """A command with such a help."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Its arguments; what is refused is named with its value."""
+        """Parse the command's arguments; an error names the refused value."""
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:

@@ -66,7 +66,7 @@ def inspect(
 
 
 def _launches(found: Sequence[Path], program: str | None) -> list[dict[str, Any]]:
-    """Of every artifact that has kernels of ours; beside them others are only named."""
+    """The launches of every artifact that has kernels of ours; other artifacts beside them are only named."""
     artifacts = [Artifact.open(path) for path in found]
     planned = [artifact for artifact in artifacts if has_plans(artifact)]
     for artifact in artifacts if planned else ():
@@ -169,7 +169,7 @@ def _step_bytes(artifact: Artifact, program: Program) -> int:
 
 
 def _matrix_bytes(artifact: Artifact) -> int:
-    """The same by the list of matrices: vectors, and tables of rotations, are next to nothing."""
+    """Bytes of the matrices that a token reads: vectors, and tables of rotations, are next to nothing."""
     read = {
         name
         for op in artifact.manifest.step.operations

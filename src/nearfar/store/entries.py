@@ -71,7 +71,7 @@ class Entry:
 
     @property
     def targets(self) -> dict[str, Path]:
-        """Its artifacts by target."""
+        """The model's artifacts by target."""
         try:
             return by_target(self.folder)
         except ArtifactError:
@@ -96,7 +96,7 @@ class Entry:
 
     @property
     def bytes(self) -> int:
-        """Of all of its files; of those that are left, while another process removes it."""
+        """Bytes of all files of the model; while another process removes it, of the files that are left."""
         return sum(_size(Path(folder, name)) for folder, _, names in os.walk(self.folder) for name in names)
 
     @property
@@ -162,7 +162,7 @@ class Store:
         return next(exact, None) or next(alike, None)
 
     def require(self, name: str) -> Entry:
-        """The same; StoreError where there is none."""
+        """Find a model by name; StoreError where there is none."""
         found = self.find(name)
         if found is None:
             if Path(name).expanduser().exists():

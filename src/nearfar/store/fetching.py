@@ -31,7 +31,7 @@ Told = Callable[[int, int], None]
 
 ASIDE = ".downloading"
 SECONDS = 20.0
-"""That a host may be silent."""
+"""Seconds that a host may be silent."""
 TRIES = 4
 PAUSE = 0.5
 """Seconds before the second try; each further pause is twice as long."""

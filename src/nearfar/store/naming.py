@@ -36,7 +36,7 @@ class Asked:
 
     @property
     def bits(self) -> tuple[str | None, str | None]:
-        """Of new codes: those of floats, and those of codes."""
+        """The schemes of new codes: for matrices of floats, and for matrices that have codes."""
         return self.quant, self.requantize
 
     def suits(self, there: Wanted) -> bool:

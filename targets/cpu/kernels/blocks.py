@@ -48,7 +48,7 @@ class Queries:
 
     @classmethod
     def of(cls, job: Attend, unit: Unit, buf: Buffers, m: Expr, kv_head: Expr, rows: int) -> Queries:
-        """Those of rows m … m+rows−1."""
+        """Queries of rows m … m+rows−1 for one KV head."""
         position, slot = T.Bind(buf["positions"][m]), T.Bind(buf["slots"][m])
         first = v.i32(0) if job.window is None else T.Bind(tirx.max(position + 1 - job.window, 0))
         tile = _tile(unit, job.heads // job.kv_heads, rows, job.page_size)
@@ -80,7 +80,7 @@ class Queries:
         return self.m if self.rows == 1 else T.Bind(self.m + q // self.group)
 
     def head(self, q: Expr) -> Expr:
-        """Its head."""
+        """The head of query `q` of the tile."""
         return T.Bind(self.kv_head * self.group + (q if self.rows == 1 else q % self.group))
 
     def weights(self) -> Expr:
@@ -189,9 +189,10 @@ def block_of(
 
 @dataclass(frozen=True)
 class _Span:
-    """Of a block, what some row sees: positions begin … end, which lie on pages start … stop.
+    """The part of a block that some row sees: positions begin … end, which lie on pages start … stop.
 
-    All count from the block's beginning; `column`: of the page table, where it begins.
+    Positions and pages count from the block's beginning; `column`: the page table's column where the block
+    begins.
     """
 
     column: Expr

@@ -245,7 +245,7 @@ class Pairs(Products):
 
 
 def products(unit: Unit, matrix: Matrix, rows: int, columns: int) -> Products:
-    """Those of a unit."""
+    """The products that suit a vector unit's dot instruction."""
     kinds: dict[Dot, type[Products]] = {"vpdpbusd": Bytes, "sdot": Bytes, "usmmla": Squares}
     return kinds.get(unit.dot, Pairs)(unit, matrix, rows, columns)
 

@@ -42,7 +42,7 @@ def opened(job: J) -> J:
 
 
 def opened_rows(job: O) -> O:
-    """The same of a job over rows of logits, however few."""
+    """The job over rows of logits with an open number of rows, however few."""
     symbols: dict[str, Any] = {"rows": tirx.Var(ROWS, "int32")}
     return replace(job, **symbols)
 
@@ -53,7 +53,7 @@ def closed(shape: Sequence[Any], rows: int) -> tuple[int | None, ...]:
 
 
 def whole(shape: Sequence[Any], rows: int) -> tuple[int, ...]:
-    """The same of a shape without other symbols."""
+    """The extents of a shape whose only symbol is the number of rows."""
     extents = closed(shape, rows)
     if None in extents:
         raise AssertionError(f"{tuple(shape)} has other symbols than {ROWS}")

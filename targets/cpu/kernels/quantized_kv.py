@@ -38,7 +38,7 @@ class Layout:
 
     @classmethod
     def of(cls, job: RopeAppend | Attend, unit: Unit) -> Layout | None:
-        """That of a job, None where its cache holds floats."""
+        """The layout of a job's cache, None where the cache holds floats."""
         if job.kv_dtype not in BITS:
             return None
         bits = BITS[job.kv_dtype]
@@ -58,7 +58,7 @@ class Layout:
 
     @property
     def bytes(self) -> int:
-        """Of a page's head: codes and pairs."""
+        """Bytes of one head's part of a page: codes, and pairs of scale and bias."""
         return 4 * self.page_size * row_words(self.head_dim, f"int{self.bits}")
 
     @property

@@ -21,7 +21,7 @@ BINS = 256
 FINE = 16.0
 """Bins in a unit of l. The last bin has everything below: together less than 2⁻²² of the mass, each."""
 COPIES = 4
-"""Of the counts, for lanes in turn: many tokens in one bin would each wait for the one before."""
+"""Copies of the counts, for lanes in turn: many tokens in one bin would each wait for the one before."""
 NEG_INF = float("-inf")
 
 

@@ -126,7 +126,7 @@ def cast(value: Expr, dtype: str) -> Expr:
 
 
 def bits(value: Expr, dtype: str) -> Expr:
-    """The same bits as another type."""
+    """The bits of `value` read as another type."""
     return tirx.reinterpret(dtype, value)
 
 

@@ -123,7 +123,7 @@ def _product(trace: Trace, streamed: frozenset[str]) -> tuple[int, int, int] | N
 
 
 def _cache_reads(trace: Trace, fetched: float, context: int) -> float:
-    """Of causal rows, the last at context - 1."""
+    """How often causal rows, the last one at context - 1, read the cache positions that they see."""
     cache, rows = trace.parameters["k_cache"], trace.parameters["q"].shape[0]
     position = 2 * int(np.prod(cache.shape[1:])) * cache.kind.size / PAGE_SIZE
     seen = sum(max(context, rows) - row for row in range(rows))

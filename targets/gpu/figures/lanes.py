@@ -79,7 +79,7 @@ class Lanes:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of an array over all axes."""
+        """The shape of an array over all axes."""
         return tuple(len(axis.points) for axis in self._axes)
 
     def values(self, right: int) -> Array:

@@ -21,7 +21,7 @@ class Kind:
 
     @staticmethod
     def of(expr: Any) -> Kind:
-        """Of an expression."""
+        """The kind of an expression."""
         dtype = expr.ty.dtype
         text = str(dtype)
         return Kind(text.rstrip("0123456789x"), int(dtype.bits), int(dtype.lanes))
@@ -82,7 +82,7 @@ class Trace:
 
 
 def kind_of(buffer: Any) -> Kind:
-    """Of a buffer's elements."""
+    """The kind of a buffer's elements."""
     text = str(buffer.dtype)
     base, _, lanes = text.partition("x")
     name = base.rstrip("0123456789")
@@ -90,7 +90,7 @@ def kind_of(buffer: Any) -> Kind:
 
 
 def shape_of(buffer: Any) -> tuple[int, ...]:
-    """Of a buffer; 0 where the runtime chooses an extent."""
+    """A buffer's shape, with 0 where the runtime chooses an extent."""
     return tuple(int(extent) if isinstance(extent, tirx.IntImm | int) else 0 for extent in buffer.shape)
 
 

@@ -24,7 +24,7 @@ from .reads import Reads
 from .trace import Kind, Memory, Trace, kind_of, parameter_of, shape_of
 
 Value = int | Array | None
-"""Of an integer or truth; None: data, or not known."""
+"""The value of an integer or a truth; None: data, or not known."""
 
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Div": operator.floordiv,

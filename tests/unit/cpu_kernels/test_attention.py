@@ -60,7 +60,7 @@ TOGETHER = [
     *(attend(128, 4, 2, 64, kv_dtype, 512) for kv_dtype in ("int8", "int4")),
     attend(128, 4, 2, 32, "int4", 512, window=100),
 ]  # fmt: skip
-"""Of so many rows that tasks take several."""
+"""Jobs with so many rows that a task takes several."""
 FULL, LONG = attend(4, 2, 1, 16, "float16", 32768), attend(16, 2, 1, 16, "float16", 32768, window=512)
 
 

@@ -112,7 +112,7 @@ def test_what_is_not_finite_stays_so(jobs, job):
 
 
 def test_softcap_is_that_of_float32(jobs):
-    """Also close to 0, where 1 − 2/(1 + e^2x) has few digits."""
+    """The softcap is exact close to 0 as well, where 1 − 2/(1 + e^2x) has few digits."""
     values = np.concatenate([np.linspace(-200, 200, 3000), np.geomspace(1e-6, 1e3, 1096)]).astype(np.float32)
     got = jobs.compute(CAP, swept(CAP, values))["out"][0]
     np.testing.assert_allclose(got, 30 * np.tanh(values.astype(np.float64) / 30), rtol=1e-6)

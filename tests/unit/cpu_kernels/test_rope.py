@@ -77,7 +77,7 @@ def test_the_table_is_used_as_it_is(jobs):
 
 
 def test_what_a_float16_cache_cannot_hold_saturates(jobs):
-    """And what is not a number stays so."""
+    """NaN stays NaN."""
     job = rope(16, 4, 2, 16, "float16")
     inputs = inputs_of(job, np.random.default_rng(6), pages=PAGES, context=CONTEXT)
     inputs["positions"][:3] = [7, 8, 9]

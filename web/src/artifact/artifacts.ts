@@ -10,7 +10,7 @@ import { openManifest } from "./reader.js";
 export interface Found {
   readonly base: URL;
   readonly manifest: SealedManifest;
-  /** Of manifest.json. */
+  /** The text of manifest.json. */
   readonly text: string;
 }
 

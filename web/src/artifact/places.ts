@@ -12,7 +12,7 @@ export function modelUrl(model: string | URL, hub: string | URL = HUB): URL {
   return addressOf(model, globalThis.location?.href, hub);
 }
 
-/** The same, of an address that may be relative to `from`. */
+/** The address of a model; `model` may be an address relative to `from`. */
 export function addressOf(model: string | URL, from: string | URL | undefined, hub: string | URL = HUB): URL {
   if (!(model instanceof URL) && (typeof model !== "string" || model === ""))
     throw new RequestError(

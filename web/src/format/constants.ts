@@ -6,7 +6,7 @@ export const FORMAT = "nearfar-artifact";
 /** The format of what a server may answer for the manifest.json that a folder of several targets lacks. */
 export const LISTING = "nearfar-targets";
 
-/** Of the format; a reader reads no other. */
+/** The version of the format; a reader reads no other. */
 export const VERSION = 3;
 
 /** The manifest's key for its own digest. */
@@ -36,7 +36,10 @@ export const WASM_RESERVED = 2097152;
 /** wasm: bytes of the stack that the host gives each further thread. */
 export const WASM_STACK = 262144;
 
-/** Of messages, for every chat template; others (ipython, document) are for templates that name them. */
+/**
+ * Roles of messages that every chat template takes; others (ipython, document) are for templates that name
+ * them.
+ */
 export const ROLES = ["system", "developer", "user", "assistant", "tool"] as const;
 
 /** Answers to one prompt, `n`: OpenAI's bound, and far more than a device's slots run at once. */
@@ -359,7 +362,7 @@ export interface ProgramRecord {
   readonly device_class?: "software" | "mobile" | "integrated" | "discrete" | null;
 }
 
-/** Files of the tokenizer. */
+/** TokenizerFiles(files: 'tuple[File, ...]') */
 export interface TokenizerFilesRecord {
   readonly files: readonly FileRecord[];
 }

@@ -34,7 +34,7 @@ export const STRUCTURE = [
   "definitions",
 ] as const;
 
-/** Those of them that name schemas for others to refer to. */
+/** Keywords that name schemas for other schemas to refer to. */
 export const DEFINITIONS = ["$defs", "definitions"] as const;
 
 /**
@@ -71,5 +71,5 @@ export const TYPES = ["string", "number", "integer", "object", "array", "boolean
 /** Pairs of schemas: their number grows with the square of a oneOf, and again with every level below. */
 export const MOST_COMPARED = 20000;
 
-/** Of a reference through others. */
+/** The most steps of a reference through other references. */
 export const MOST_STEPS = 64;

@@ -33,7 +33,7 @@ export function between({ low, high }: Bounds, whole: boolean): string | null {
 const ZERO: Bound = { whole: "0", part: "", included: true };
 const MORE_THAN_ZERO: Bound = { ...ZERO, included: false };
 
-/** Of the number without its sign. */
+/** The bound of the number without its sign. */
 function boundOf({ value, included }: { readonly value: number; readonly included: boolean }): Bound {
   const [mantissa = "0", exponent = "0"] = Math.abs(value).toString().split("e");
   const [before = "0", after = ""] = mantissa.split(".");

@@ -108,7 +108,7 @@ class Walk extends TypedKeywords {
     return made;
   }
 
-  /** Of a keyword that says all of a schema; null: it has none. */
+  /** The grammar's schema for a keyword that says all of a schema; null: the schema has none. */
   #structure(known: Schema, place: string): Schema | null {
     for (const key of ["$ref", "const", "enum", "allOf", "anyOf", "oneOf"] as const) {
       if (!(key in known)) continue;

@@ -24,7 +24,7 @@ export interface ShareOptions {
   readonly grammars?: Follow;
 }
 
-/** Those of the page's engine, without what needs workers. */
+/** Options of the page's engine, without what needs workers. */
 export interface HereOptions extends Omit<EngineOptions, "worker" | "threads">, ShareOptions {}
 
 /**

@@ -42,15 +42,15 @@ export interface Support {
   /** In the device's memory, and of the download. */
   readonly weightBytes: number;
   /**
-   * Of the first load: weights, tokenizer, and the pack of the program. In an artifact without packs, kernels
-   * and plans come to it, which are mostly far less.
+   * Bytes of the first load: weights, tokenizer, and the bundle of the program. An artifact without bundles
+   * adds kernels and plans, which are mostly far less.
    */
   readonly downloadBytes: number;
   /** How long that takes; null where nothing tells how fast the way is. */
   readonly downloadSeconds: number | null;
   /** How long the browser compiles the program; null where none runs, or the manifest does not tell its size. */
   readonly compileSeconds: number | null;
-  /** Of the whole first load: WebGPU compiles while the weights come, WebAssembly before that. */
+  /** Seconds of the whole first load: WebGPU compiles while the weights come, WebAssembly before that. */
   readonly loadSeconds: number | null;
   /**
    * Where the seconds are from. Of the download: `loads` of models from that origin; the `manifest`, which was

@@ -9,7 +9,7 @@ export interface ListedModel {
   readonly name: string;
   /** For createEngine and isSupported. */
   readonly url: URL;
-  /** Of the first load. */
+  /** Bytes of the first load. */
   readonly bytes: number;
   readonly needs: {
     /** What it is built for. */

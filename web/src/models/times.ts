@@ -30,7 +30,7 @@ export function speedFrom(url: URL): Speed | null {
     : { bytesPerSecond: seen, basis: "manifest" };
 }
 
-/** Of the last fetch of `url`; 0 where it came from a cache, or another origin that does not tell. */
+/** Bytes per second of the last fetch of `url`; 0 where it came from a cache, or another origin that does not tell. */
 function speedOfFetch(url: URL): number {
   const last = performance.getEntriesByName(url.href, "resource").at(-1);
   const { transferSize = 0, requestStart, responseEnd } = (last ?? {}) as PerformanceResourceTiming;

@@ -21,7 +21,7 @@ export interface NodeWorker {
   terminate(): unknown;
 }
 
-/** Those of the page's engine, with another kind of worker. */
+/** Options of the page's engine, with another kind of worker. */
 export interface NodeEngineOptions extends Omit<EngineOptions, "worker"> {
   /**
    * The engine's worker, for programs that are bundled: a Worker of `nearfar/node/worker`, as the bundler

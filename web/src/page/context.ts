@@ -8,7 +8,7 @@ import type { ChatMessage, ContextPolicy, MessageParam } from "../protocol/opena
 import type { Prepared } from "./completions.js";
 import { checkedMessages } from "./conversation.js";
 
-/** Of the context, what an answer gets that says nothing about its length, and what it gets at most. */
+/** Divisors of the context: the tokens of an answer whose request names no length, and of any answer at most. */
 const ANSWER_SHARE = 4;
 const MOST_SHARE = 2;
 

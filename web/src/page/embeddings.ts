@@ -80,13 +80,13 @@ function inputsOf(input: EmbeddingRequest["input"]): EmbeddingInputs {
   return (input as EmbeddingInputs).map((one) => (typeof one === "string" ? one : [...one]));
 }
 
-/** Of length 1 by L2; zeros stay what they are. */
+/** The vector scaled to length 1 (L2); zeros stay zeros. */
 function unit(vector: Float32Array): Float32Array<ArrayBuffer> {
   const length = Math.sqrt(vector.reduce((sum, value) => sum + value * value, 0));
   return Float32Array.from(vector, (value) => value / Math.max(length, 1e-12));
 }
 
-/** Of little-endian float32. */
+/** The vector's little-endian float32 as base64. */
 function base64(vector: Float32Array): string {
   const view = new DataView(new ArrayBuffer(vector.length * 4));
   vector.forEach((value, i) => {

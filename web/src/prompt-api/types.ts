@@ -47,14 +47,14 @@ export interface PromptContent {
 export interface PromptMessage {
   readonly role: "system" | "user" | "assistant";
   readonly content: string | readonly PromptContent[];
-  /** Of the assistant's last message: the answer goes on from it. */
+  /** Marks the assistant's last message: the answer goes on from it. */
   readonly prefix?: boolean;
 }
 
 /** A question, or turns of a conversation. */
 export type PromptInput = string | readonly PromptMessage[];
 
-/** Of one question. */
+/** Options of one question. */
 export interface PromptOptions {
   /** A JSON schema, or a regular expression that the whole answer matches. */
   readonly responseConstraint?: object | RegExp;

@@ -8,7 +8,7 @@ export interface Answerer {
   readonly chat: { readonly completions: Endpoint };
   /** Plain text completions; a HybridClient has none. */
   readonly completions?: Endpoint;
-  /** Of models that give embeddings; a HybridClient has none. */
+  /** Embeddings, for models that give them; a HybridClient has none. */
   readonly embeddings?: Endpoint;
   /** The model that is loaded; a HybridClient has none of its own. */
   readonly model?: { readonly name: string };

@@ -111,7 +111,7 @@ export type LoadStep =
   | { readonly phase: "prompt"; readonly read: number; readonly total: number }
   /** After "ready": the GPU was lost, or had no memory for a step, and is opened anew, with the weights. */
   | { readonly phase: "reopening" }
-  /** That is done, and answers go on; there may be less room for a context than before. */
+  /** The device was opened again, and answers go on; there may be less room for a context than before. */
   | { readonly phase: "reopened"; readonly contextLength: number };
 
 /** What the page may show of a loaded model. */
@@ -123,7 +123,7 @@ export interface ModelCard {
   /** The program of the artifact that this device runs. */
   readonly program: string;
   readonly choice: ProgramChoice;
-  /** Of its kernels: "f16" or "f32". */
+  /** The precision of the kernels: "f16" or "f32". */
   readonly precision: string;
   readonly adapter: string;
   readonly contextLength: number;
@@ -144,7 +144,7 @@ export interface EngineStats {
   readonly choice: ProgramChoice;
   readonly gpuBuffers: number;
   readonly gpuBytes: number;
-  /** Of WebAssembly's memory, and threads that compute there; 0 where a GPU runs the model. */
+  /** Bytes of WebAssembly's memory, and threads that compute there; 0 where a GPU runs the model. */
   readonly wasmBytes: number;
   readonly threads: number;
   /** Kernels launched since the device was opened. */
@@ -166,7 +166,7 @@ export interface EngineStats {
 /** What a request cost; times in milliseconds. */
 export interface RequestStats {
   readonly promptTokens: number;
-  /** Of the prompt, found in the prefix cache. */
+  /** Tokens of the prompt that were found in the prefix cache. */
   readonly cachedTokens: number;
   readonly completionTokens: number;
   /** From the call to the first token. */
@@ -195,7 +195,7 @@ export interface ProfileOptions {
 export interface LaunchCost {
   readonly kernel: string;
   readonly milliseconds: number;
-  /** Of the time of all launches. */
+  /** The launch's share of the time of all launches. */
   readonly share: number;
   /** Bytes of the weights that it reads, where it reads them whole. */
   readonly weightBytes: number;
@@ -229,7 +229,7 @@ export type Prompt =
       readonly calling?: Calling;
       readonly variables?: TemplateVariables;
     }
-  /** Or its token ids. `echo`: it comes before its answers, or instead of them. */
+  /** The prompt as text or token ids. `echo`: the prompt comes before its answers, or instead of them. */
   | {
       readonly kind: "text";
       readonly text: string | readonly number[];
@@ -257,7 +257,7 @@ export interface TokenScore {
   readonly top: readonly { readonly token: string; readonly logprob: number }[];
 }
 
-/** Of a call, which `index` numbers in its answer: first its id and name, then its arguments in pieces. */
+/** A part of a call, which `index` numbers in its answer: first id and name, then its arguments in pieces. */
 export type CallPart =
   | (ToolCall & { readonly index: number })
   | { readonly index: number; readonly function: { readonly arguments: string } };
@@ -308,7 +308,7 @@ export type ToWorker =
   | { readonly type: "ping" };
 
 export type FromWorker =
-  /** Its first word: the script has been found and runs. */
+  /** The worker's first word: its script has been found and runs. */
   | { readonly type: "started" }
   | { readonly type: "pong" }
   | { readonly type: "progress"; readonly progress: LoadProgress }

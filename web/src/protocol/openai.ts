@@ -7,7 +7,7 @@ export interface ChatMessage {
   readonly name?: string;
   /** What the assistant asked to be called. */
   readonly tool_calls?: readonly ToolCall[];
-  /** Of the call whose result this is. */
+  /** The id of the call whose result this is. */
   readonly tool_call_id?: string;
   /** What the assistant thought before it answered. */
   readonly reasoning_content?: string;
@@ -65,7 +65,7 @@ export interface MessageParam extends Omit<ChatMessage, "content" | "tool_calls"
 /** A conversation that leaves too little room for its answer. */
 export interface ContextOverflow {
   readonly messages: readonly ChatMessage[];
-  /** Of the whole conversation as the model's prompt. */
+  /** Tokens of the whole conversation as the model's prompt. */
   readonly tokens: number;
   /** Tokens that the prompt may have, so that the answer has room. */
   readonly limit: number;
@@ -203,7 +203,7 @@ export interface ChatLogprobs {
   content: (TokenLogprob & { top_logprobs: TokenLogprob[] })[];
 }
 
-/** The same of a text that was continued: lists of equal length. */
+/** Log-probabilities of a continued text: lists of equal length. */
 export interface CompletionLogprobs {
   tokens: string[];
   token_logprobs: number[];
@@ -279,9 +279,9 @@ export interface CompletionChunk extends Reply<"text_completion", CompletionChoi
 export interface EmbeddingRequest {
   input: string | readonly string[] | readonly number[] | readonly (readonly number[])[];
   model?: string | null;
-  /** So many values, the first ones, normalized again: for models that were trained so. */
+  /** How many values of a vector are wanted: the first ones, normalized again, for models trained so. */
   dimensions?: number | null;
-  /** "base64": of little-endian float32. */
+  /** "base64": the bytes of little-endian float32. */
   encoding_format?: "float" | "base64" | null;
   user?: string | null;
   signal?: AbortSignal | null;

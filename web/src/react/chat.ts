@@ -14,7 +14,7 @@ export interface ChatOptions {
   /** Stands before every conversation; it is no part of `messages`. */
   readonly system?: string;
   readonly initialMessages?: readonly ChatMessage[];
-  /** Of every request: temperature, max_tokens and the like. */
+  /** Parameters of every request: temperature, max_tokens and the like. */
   readonly request?: SendOptions;
 }
 
@@ -24,7 +24,7 @@ export interface Chat {
   readonly status: "idle" | "answering";
   /** What ended the last answer, where it was no end of its own; the text that there was is kept. */
   readonly error: Error | null;
-  /** Of the last answer that came to its end. */
+  /** Tokens of the last answer that came to its end. */
   readonly usage: Usage | null;
   /**
    * Adds the user's message and the model's answer to it, piece by piece; resolves when that is over, however

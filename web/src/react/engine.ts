@@ -5,7 +5,7 @@ import { later } from "../protocol/errors.js";
 import type { LoadProgress } from "../protocol/messages.js";
 import { useLatest } from "./latest.js";
 
-/** Those of the engine, whose progress and end the hook minds. */
+/** Options of the engine; the hook itself takes care of progress and of the engine's end. */
 export interface UseEngineOptions extends Omit<EngineOptions, "signal" | "onProgress"> {
   /** What loads the model instead of the package's own `createEngine`: that of nearfar/here, or an app's. */
   readonly createEngine?: (url: string | URL, options: EngineOptions) => Promise<Engine>;

@@ -7,7 +7,7 @@ import { type EngineState, type UseEngineOptions, useEngine } from "./engine.js"
 export { type Chat, type ChatOptions, type SendOptions, useChat } from "./chat.js";
 export { type EngineState, type UseEngineOptions, useEngine } from "./engine.js";
 
-/** Of the engine, and of the conversation with it. */
+/** Options of the engine, and of the conversation with it. */
 export interface UseNearfarOptions extends UseEngineOptions, ChatOptions {}
 
 /** What {@link useNearfar} gives: the state of the engine, and the conversation. */

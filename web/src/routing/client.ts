@@ -55,7 +55,7 @@ export class HybridClient {
     return this.#router.records.all;
   }
 
-  /** The same as JSON lines. */
+  /** The records as JSON lines. */
   exportRecords(): string {
     return this.#router.records.jsonLines();
   }

@@ -21,7 +21,7 @@ export interface Message {
   readonly tool_calls?: readonly unknown[];
   readonly tool_call_id?: string;
   readonly reasoning_content?: string | null;
-  /** Of a message: only that it is private, which makes the request private. It is not sent. */
+  /** Marks a message as private, which makes the request private. The field is not sent. */
   readonly x_nearfar?: Pick<RequestRouting, "private">;
 }
 

@@ -149,7 +149,7 @@ const WHOLE = [
   "period",
   "min_repeat",
 ];
-/** Of numbers; 0 of all others. */
+/** The least value of each number; 0 for all others. */
 const LEAST: Readonly<Record<string, number>> = {
   window: 1,
   period: 1,

@@ -14,7 +14,7 @@ const LONG = 32;
 /** Texts, conversations and windows that are kept; those used longest ago are forgotten first. */
 const REMEMBERED = 20_000;
 const WINDOWS = 100_000;
-/** Of each of them that are kept from visit to visit: 280 kB of marks. */
+/** Marks of each kind that are kept from visit to visit: 280 kB in all. */
 const KEPT = 20_000;
 /** Characters in a row that make an error's message a quotation. */
 const QUOTE = 12;
@@ -76,7 +76,7 @@ export class PrivateTexts {
   }
 
   /**
-   * Of a request. What an application says to all (the system prompt, tools, other parameters) is nobody's secret,
+   * The marks of a request. What an application says to all (the system prompt, tools, other parameters) is nobody's secret,
    * so its windows are not the user's own; but it may quote what is one.
    */
   marks({ messages, ...params }: Pick<HybridRequest, "messages"> & object): Marks {
@@ -121,7 +121,7 @@ export class PrivateTexts {
     return add(this.#conversations, conversation === null ? [] : [conversation], REMEMBERED);
   }
 
-  /** Of the windows of all its texts together, and of each of its files. */
+  /** The marks of all windows of a value's texts together, and of each of its files. */
   #marksWithin(value: object): string[] {
     const said = [...strings(value)];
     const data = letters(said.flatMap(([text, isFile]) => (isFile ? [] : [text])).join("\n"));

@@ -35,7 +35,7 @@ export function windows(data: Uint8Array): number[] {
   return [...hashes.keys()].filter((at) => least.has(hashes[at] ?? 0));
 }
 
-/** Of each window the polynomial of its bytes, modulo 2^32, mixed as at MurmurHash3's end. */
+/** The polynomial of each window's bytes, modulo 2^32, mixed as at MurmurHash3's end. */
 function windowHashes(data: Uint8Array): Uint32Array {
   const made = new Uint32Array(Math.max(data.length - WINDOW + 1, 0));
   let value = 0;

@@ -10,7 +10,7 @@ export type Scorer = (messages: readonly Message[]) => number | null;
 
 export interface Difficulty extends Scorer {
   (messages: readonly Message[]): number;
-  /** Of a prompt alone. */
+  /** The difficulty of a prompt, from the prompt alone. */
   score(prompt: string): number;
 }
 

@@ -23,7 +23,7 @@ export class Speeds implements SpeedRecord {
     if (tokens >= MIN_PREFILL && seconds > 0) this.prefill_tps = mean(this.prefill_tps, tokens / seconds);
   }
 
-  /** So many tokens came in that time, counted from the one before them. */
+  /** Notes that `tokens` tokens came in `seconds`, counted from the token before them. */
   decode(tokens: number, seconds: number): void {
     if (tokens >= MIN_DECODE && seconds > 0) this.decode_tps = mean(this.decode_tps, tokens / seconds);
   }

@@ -20,7 +20,7 @@ import { refusalOf } from "../protocol/refusal.js";
 export interface SharePort {
   postMessage(message: FromWorker): void;
   addEventListener(type: "message", listener: (event: { readonly data: ToWorker }) => void): void;
-  /** Of MessagePorts, which wait for it. */
+  /** Starts a MessagePort, which waits for this call. */
   start?(): void;
 }
 

@@ -82,7 +82,7 @@ class Tab {
   #leave: () => void = () => undefined;
   #isOpen = true;
   #lines = 0;
-  /** Of the newest page that leads, as far as this one knows; and how often that was heard. */
+  /** When the newest page that leads began, as far as this page knows; and how often that was heard. */
   #since = 0;
   #heard = 0;
   readonly #pulse: Pulse;

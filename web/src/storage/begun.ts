@@ -1,7 +1,7 @@
 import { alone, type MovableFileHandle, remove } from "./files.js";
 import type { Part } from "./http.js";
 
-/** Of the names of files that have come in part. */
+/** The suffix of names of files that have come in part. */
 export const BEGUN = ".begun";
 
 /**

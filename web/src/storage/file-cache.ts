@@ -26,7 +26,7 @@ const LOCK = "nearfar-files";
 /** What is kept of an artifact. */
 interface FileList {
   readonly url: string;
-  /** Of the model. */
+  /** The model's name. */
   readonly name: string;
   /** When it was last loaded; milliseconds since 1970. */
   readonly used: number;
@@ -46,7 +46,7 @@ export interface Artifact {
   readonly manifest: string;
   /** By SHA-256. */
   readonly files: readonly string[];
-  /** Those of them that take the room. */
+  /** The files that take most of the room. */
   readonly large?: readonly { readonly sha256: string; readonly bytes: number }[];
 }
 
@@ -161,7 +161,7 @@ export class OpfsCache implements FileCache {
   constructor(
     private readonly folders: Folders,
     private readonly artifact: Artifact,
-    /** Of the artifact's list. */
+    /** The key of the artifact's list. */
     private readonly list: string,
     /** SHA-256 of the manifest. */
     private readonly manifest: string,

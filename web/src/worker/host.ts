@@ -27,7 +27,7 @@ export type ThreadWord = { readonly type: "ready" } | { readonly type: "failed";
 /** The host's end of the line to a thread. */
 export interface ThreadPort {
   start(task: ThreadTask): void;
-  /** Also told of a thread that does not start. */
+  /** Listens to the thread; a thread that does not start is told as well. */
   listen(onWord: (word: ThreadWord) => void): void;
   end(): void;
 }

@@ -42,7 +42,7 @@ from nearfar.targets.gpu.packing import parts
 PAIRS = 2 * WIDTH
 """Numbers of a head that a lane has: two vectors."""
 MAX_THREADS = 256
-"""Of a workgroup, which every device allows."""
+"""The most threads of a workgroup that every device allows."""
 
 
 def projects(job: Project, tuning: Tuning) -> bool:
@@ -77,7 +77,7 @@ class Heads:
 
     @staticmethod
     def of(job: Project) -> Heads:
-        """Those of a job."""
+        """How a job's heads are divided among lanes."""
         half = job.paged.head_dim // PAIRS
         normed = job.paged.norm_eps is not None or job.paged.v_norm_eps is not None
         quantized = job.paged.append and job.paged.kv_dtype in BITS
@@ -93,7 +93,7 @@ class Heads:
         return bx % (self.half // self.lanes) * self.lanes + tx
 
     def columns(self, heads: int) -> Columns:
-        """Those of so many heads."""
+        """The columns of `heads` heads."""
 
         def place(bx, tx, side):
             return (self.head(bx) * 2 + side) * self.half + self.lane(bx, tx)
@@ -213,7 +213,7 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
         return ((head - paged.heads) * 2 + side) * half + tx
 
     def encode(pair, r, codes, weights, vectors, row, bx, tx):
-        """Those vectors as codes."""
+        """Quantize the two vectors of `pair`."""
         head = heads.head(bx)
         T.buffer_store(weights, spread(T.float32(0)), [0])
         with T.If(head >= paged.heads), T.Then():
@@ -225,7 +225,7 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
                 quantizer.encode(codes, row, side * half + tx, pair, r * 2 + side, weights[0])
 
     def write(r, codes, rows, k_cache, v_cache, row, bx, tx):
-        """Them to the cache."""
+        """Write the codes of a row to the cache."""
 
         def to(cache, page, head, offset):
             for side in range(2):

@@ -41,11 +41,12 @@ _NAN_F16 = 0x7E00
 
 @dataclass(frozen=True)
 class Memory:
-    """Of the workgroup, by vector of a head: the least and largest component, and, of 4 bits, the codes and
-    what they leave.
+    """What the quantizer keeps while it works.
 
-    Of the lane: the group's offset, largest component and inverse scale, then a sum; scale and offset as
-    bits; of its vectors the words with both, then those with codes.
+    The workgroup keeps, for each vector of a head, its least and largest component and, with 4 bits, the
+    codes and what rounding leaves. A lane keeps the group's offset, largest component and inverse scale, then
+    a sum; scale and offset as bits; and for its vectors the words with scale and offset, then the words with
+    codes.
     """
 
     low: Any
@@ -194,7 +195,7 @@ def _code(steps, levels: int):
 
 
 def _folded(of, values: list):
-    """Of all values, by a function of two."""
+    """Combine all values by a function of two."""
     made = values[0]
     for value in values[1:]:
         made = of(made, value)

@@ -158,7 +158,7 @@ def _normed(job: RopeAppend, rotated: bool) -> tirx.PrimFunc:
     turns = ceil_div(longest, threads)
 
     def mean(total, bx):
-        """Of a stretch of q or k."""
+        """The mean of squares of a stretch of q or k, from their sum."""
         if not whole:
             return total * T.float32(0.5 / half)
         q_factor, k_factor = T.float32(0.5 / half / heads), T.float32(0.5 / half / kv)

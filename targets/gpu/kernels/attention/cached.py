@@ -41,7 +41,7 @@ class Quantized:
 
     @staticmethod
     def of(job: Paged) -> Quantized | None:
-        """That of a job's cache, None where it holds floats."""
+        """How a job's cache is quantized, None where the cache holds floats."""
         if job.kv_dtype not in BITS:
             return None
         bits = BITS[job.kv_dtype]
@@ -61,7 +61,7 @@ class Quantized:
 
     @property
     def words(self) -> int:
-        """Of a row, with its pairs."""
+        """Words of a row, its pairs of scale and bias included."""
         return row_words(self.head_dim, f"int{self.bits}")
 
     @property
@@ -84,7 +84,7 @@ class Quantized:
         return self.page_size * self.row + offset * (self.head_dim // self.group) + d // self.vectors
 
     def four(self, word, d):
-        """Of the word that holds vector `d` its four components, a byte each."""
+        """The four components of vector `d`, a byte each, from the word that holds them."""
         if self.bits == BYTE:
             return word
         shift = T.Cast("uint32", d // self.apart % 2 * 4)
@@ -105,12 +105,12 @@ class Cached:
 
     @staticmethod
     def of(job: Paged, head: Head) -> Cached:
-        """Those of a job."""
+        """The cache that a job reads."""
         return Cached(job, head, Quantized.of(job))
 
     @property
     def dtype(self) -> str:
-        """Of the buffer: vectors of floats, or words."""
+        """The buffer's dtype: vectors of floats, or words."""
         return self.head.dtype(self.job.kv_dtype) if self.quantized is None else "uint32"
 
     def extents(self, pages):

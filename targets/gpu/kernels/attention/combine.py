@@ -130,7 +130,7 @@ def tail(head: Head, partial, row, of, part, place: int):
 
 
 def logarithm(head: Head, partial, row, of, part):
-    """That of a part's sum of exponentials."""
+    """The logarithm of a part's sum of exponentials."""
     return tail(head, partial, row, of, part, 0) + tail(head, partial, row, of, part, 1)
 
 
@@ -142,7 +142,7 @@ class Gathered:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the parts, as vectors."""
+        """The shape of the buffer with the parts, in vectors."""
         split, heads = self.job.split, self.job.split_heads
         return self.job.m, heads, split.count, (self.job.matrix.k // heads + Split.TAIL) // WIDTH
 
@@ -207,10 +207,10 @@ class Gathered:
 
 
 def row_bytes(job: Linear) -> int:
-    """Of all rows of a job as it reads them, and so of one of their parts."""
+    """Bytes of all rows of a job as the job reads them, which is also the size of one part."""
     return job.m * job.matrix.k * (4 if job.x_dtype == "float32" else 2)
 
 
 def gathered_bytes(job: Linear, split: Split, heads: int) -> int:
-    """Of workgroup memory that a matmul combines its rows in."""
+    """Bytes of workgroup memory in which a matmul combines its rows."""
     return row_bytes(job) + 4 * job.m * heads * split.count

@@ -78,7 +78,7 @@ def _attend(job: Attend, tile: Tile, split: Split) -> tirx.PrimFunc:
         return mine // (group // own) if group % own == 0 else (mine * own + i) // group
 
     def head_in(mine, i):
-        """Its head."""
+        """The head of the thread's query `i` within its group."""
         if own % group == 0:
             return i % group
         return mine % (group // own) * own + i if group % own == 0 else (mine * own + i) % group

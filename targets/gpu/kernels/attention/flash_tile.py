@@ -32,7 +32,7 @@ class Tile:
     own_keys: int
     slice: int
     parts: int = 1
-    """Of the positions that a full tile sees, at most."""
+    """Into how many parts the positions that a full tile sees are split at most."""
 
     @property
     def vectors(self) -> int:
@@ -46,7 +46,7 @@ class Tile:
 
     @property
     def groups(self) -> int:
-        """Of threads with the same vectors."""
+        """How many groups of threads there are; the threads of a group have the same vectors."""
         return self.threads // self.lanes
 
     def columns(self, head: Head) -> int:
@@ -90,6 +90,6 @@ def _fits(tile: Tile, head: Head, device: DeviceClass, memory: int) -> bool:
 
 
 def most_parts(job: Attend, tile: Tile) -> int:
-    """Of a tile with few rows, as a step has that goes on with a prompt beside a decode."""
+    """The most parts of a tile with few rows, as in a step that continues a prompt beside a decode."""
     more = FEWER_ROWS if job.m <= FEW_TILES * tile.queries else 1
     return min(tile.parts * more, MAX_PARTS, ceil_div(seen(job), LEAST))

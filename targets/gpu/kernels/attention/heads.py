@@ -22,12 +22,12 @@ class Head:
 
     @staticmethod
     def of(job: Attend) -> Head:
-        """That of a job."""
+        """How a job's heads are read: in vectors, or number by number where vectors do not divide them."""
         width = 1 if job.head_dim % WIDTH else WIDTH
         return Head(width, job.head_dim // width)
 
     def dtype(self, scalar: str) -> str:
-        """Of a buffer of vectors."""
+        """The dtype of a buffer of vectors."""
         return scalar if self.width == 1 else f"{scalar}x{self.width}"
 
     def f32(self, vector):

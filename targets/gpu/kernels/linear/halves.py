@@ -122,7 +122,7 @@ class Halves(Products):
             T.buffer_store(self.pair, T.Cast(F16X2, two), [i * self.pairs + p])
 
     def _factors(self, size):
-        """Of four inputs: each is divided by what its code is too large."""
+        """The factors of four inputs: each undoes the power of two by which the masked code is too large."""
         if self.nested == 1:
             return spread(size)
         return joined([size * T.float32(0.5 ** (e % self.nested * self.matrix.bits)) for e in range(WIDTH)])

@@ -40,7 +40,9 @@ def column_of(bx, tx, output, lanes: int, outputs: int, beside: int):
 
 
 def loaded_column(bx, tx, output, lanes: int, outputs: int, beside: int, last: int | None):
-    """The same, at most `last` (None: no column is beyond it); groups of neighbours are moved as a whole."""
+    """The column of `column_of`, at most `last` (None: no column is beyond it); a group of neighbours moves
+    as a whole.
+    """
     column = column_of(bx, tx, output, lanes, outputs, beside)
     if last is None:
         return column
@@ -74,7 +76,7 @@ class Units:
 
     @staticmethod
     def of(matrix: Matrix) -> Units:
-        """Those of a matrix."""
+        """The units in which a matrix is stored."""
         planes = PLANES[matrix.bits] if matrix.quantized else (matrix.bits,)
         if len(planes) == 1:
             inputs = 32 // matrix.bits

@@ -231,7 +231,7 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                 add(acc, r, side, f32x4(chain[r * each + side]) * factor)
 
     def add_lopsided(acc, eight, factors, scales, wt, x, logit_rows, norm, tile, copy, chunk, tx, by, ty):
-        """Of chunks that are lopsided the products of the rows as they are."""
+        """Add the products of rows with lopsided chunks, from the rows as they are."""
         for r in range(own):
             with T.If(factors[chunk_of(copy, r, ty, chunk)] < 0), T.Then(), seldom():
                 row = T.min(row_of(by, r, ty), m - 1) if ragged_m else row_of(by, r, ty)

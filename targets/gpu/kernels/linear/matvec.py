@@ -55,7 +55,7 @@ def groups(job: Linear) -> int:
 
 
 def workgroups(job: Linear) -> int:
-    """Of a group of rows."""
+    """How many workgroups a group of rows takes."""
     return ceil_div(job.columns // WIDTH, LANES)
 
 

@@ -29,7 +29,7 @@ from nearfar.targets.gpu.kernels.script.vectors import (
 )
 
 INPUTS = 32
-"""That share a scale."""
+"""Inputs that share a scale."""
 TILE_K = 64
 """Inputs whose scales lie together, and that the product takes at a time."""
 BYTES = 4  # of a word

@@ -32,7 +32,7 @@ EXPONENT = 0xFF << MANTISSA
 DENSE_LIMIT = 12
 """Exponent of the limit where no codes are multiplied: products are float32 then."""
 LEAST_EXPONENT = 32
-"""Of a float32's bits: inputs below 2^-94 are scaled as if they were as large."""
+"""The least exponent in a float32's bits: inputs below 2^-94 are scaled as if they were 2^-94."""
 
 
 FAR = 8 << MANTISSA

@@ -33,7 +33,7 @@ class Tiled:
 
     @property
     def threads(self) -> int:
-        """Of a workgroup."""
+        """Threads of a workgroup."""
         return self.lanes * self.deep
 
     @property

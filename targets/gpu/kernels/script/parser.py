@@ -33,7 +33,7 @@ _PLAIN = (
     ast.UnaryOp, ast.Tuple, ast.List, ast.JoinedStr, ast.FormattedValue, ast.operator, ast.unaryop,
     ast.expr_context,
 )  # fmt: skip
-"""Of an expression what Python itself evaluates."""
+"""Parts of an expression that Python itself evaluates."""
 _COMPARED = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 
@@ -53,7 +53,9 @@ def parsed(func: Callable[..., None]) -> Script:
 
 @lru_cache(maxsize=256)
 def _parsed(code: CodeType, filename: str) -> Script:
-    """Of what a function was compiled to; the same code of another file may have other annotations."""
+    """The script of a compiled function. `filename` is part of the key: equal code in another file may have
+    other annotations.
+    """
     lines, first = inspect.getsourcelines(code)
     (function,) = ast.parse(textwrap.dedent("".join(lines))).body
     ast.increment_lineno(function, first - 1)
@@ -207,7 +209,7 @@ class _Rewriter(ast.NodeTransformer):
         return super().generic_visit(node)
 
     def visit_ListComp(self, node: ast.ListComp) -> ast.expr:
-        """Of one name, over what is known when the kernel is made."""
+        """Rewrite a list made by one `for` of one name, over values known when the kernel is made."""
         (made, *more) = node.generators
         if more or made.ifs or made.is_async or not isinstance(made.target, ast.Name):
             self.refuse(node, "a list in a kernel is made by one `for`, of one name and without `if`")
@@ -242,7 +244,7 @@ class _Rewriter(ast.NodeTransformer):
         return self.call("chosen", self.visit(node.test), *chosen)
 
     def call(self, function: str, *args: ast.expr) -> ast.expr:
-        """Of a function of statements.py."""
+        """A call of a function of statements.py."""
         return ast.Call(ast.Attribute(_get(BUILD), function, ast.Load()), list(args), [])
 
 

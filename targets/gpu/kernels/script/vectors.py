@@ -38,7 +38,7 @@ def word_buffer(matrix: Matrix) -> tuple[tuple[int, ...], str]:
 
 
 def scale_buffer(matrix: Matrix) -> tuple[tuple[int, ...], str]:
-    """The same of the scale and bias words."""
+    """Shape and dtype of the buffer with the words of scales and biases, in vectors."""
     return quarter(scale_shape(matrix)), f"uint32x{WIDTH}"
 
 
@@ -142,7 +142,7 @@ class Reader:
 
     @staticmethod
     def of(matrix: Matrix) -> Reader:
-        """That of a matrix. Of a dense one a unit is as many inputs as one vector of x has."""
+        """The reader of a matrix. A unit of a dense matrix has as many inputs as one vector of x."""
         units = Units.of(matrix)
         fold = max(WIDTH // units.inputs, 1)
         return Reader(matrix, units, units.inputs * fold, units.words * fold, units.count // fold)
@@ -210,7 +210,7 @@ class Slices:
 
     @staticmethod
     def of(matrix: Matrix, made: int) -> Slices:
-        """Those of a matrix."""
+        """The slices of a matrix: one for each plane of bits."""
         out, before = [], 0
         for bits in PLANES[matrix.bits] if matrix.quantized else (matrix.bits,):
             out.append((bits, before, max(made * bits // 32, 1)))

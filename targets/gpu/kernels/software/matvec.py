@@ -74,7 +74,7 @@ def tiling(job: Linear) -> Tiling:
 
 
 def tree_sum(products: list):
-    """Their sum as a tree: a chain of additions would wait for each."""
+    """The sum of the products as a tree: in a chain each addition would wait for the one before."""
     while len(products) > 1:
         products = [a + b for a, b in zip(products[::2], products[1::2], strict=True)]
     return products[0]

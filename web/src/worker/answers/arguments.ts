@@ -34,7 +34,7 @@ function objectIn(text: string): ExactMap | null {
  */
 function completed(text: string): [whole: string, cut: string] {
   const made: string[] = [];
-  /** Of what is open. */
+  /** The closing signs of what is open. */
   const closing: string[] = [];
   /** The length of the second text, and what has been closed behind it. */
   let safe = 0;

@@ -5,7 +5,7 @@ import type { CallFormat, Named } from "./format.js";
 import { Nesting } from "./nesting.js";
 import { Cursor, isObject, jsonOf, matchAt, SpelledReader, Wrong, written } from "./values.js";
 
-/** Of a tool, where it stands without quotes. */
+/** A tool's name where it stands without quotes. */
 export const NAME = /[^ \t\r\n<>[\](){}|"',:=]+/y;
 /** Between the parts of JSON. */
 export const BLANKS = " \t\r\n";

@@ -7,7 +7,7 @@
 import { BLANKS } from "./calls.js";
 import { matchAt } from "./values.js";
 
-/** Of the tags that models put around a call. */
+/** Names of the tags that models put around a call. */
 const TAGS = [
   "tool_call",
   "tool_calls",

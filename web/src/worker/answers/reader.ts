@@ -20,7 +20,7 @@ export interface Fragment {
 }
 
 export interface ReaderOptions {
-  /** Those that may be called; without any, calls are text. */
+  /** Tools that may be called; without any, calls are text. */
   readonly tools?: readonly FunctionTool[];
   /** The prompt has begun a section of reasoning. */
   readonly reasoningOpen?: boolean;
@@ -40,7 +40,7 @@ export class AnswerReader {
   readonly #names: ReadonlySet<string>;
   #kind: "text" | "reasoning" | "call" | "arguments" | "record" | "behind";
   #held = "";
-  /** That began the section of calls. */
+  /** The mark that began the section of calls. */
   #mark = "";
   #strip = false;
   /** Nothing for the user has come yet. */
@@ -49,7 +49,7 @@ export class AnswerReader {
   /** A call of this section went out; more may come in a list. */
   #after: "" | "call" | "list" = "";
   readonly #isLoose: boolean;
-  /** Of a call that does not keep to the format. */
+  /** The opening of a call that does not keep to the format. */
   #loosely: Opening | null = null;
   /** What is held begins a line. */
   #fresh = true;
@@ -199,7 +199,7 @@ export class AnswerReader {
     this.#fresh = true;
   }
 
-  /** Of a call with which what is held of a section begins, if it can go out as it comes. */
+  /** The head of the call with which the held text begins, if that call can be streamed as it comes. */
   #head(marks: readonly string[]): Head | null {
     const calls = this.#calls;
     if (this.#kind !== "call" || !calls || !isStreamed(calls, this.#mark) || this.#after === "call")

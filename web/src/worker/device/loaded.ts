@@ -10,7 +10,7 @@ export interface ModelBackend extends TimedBackend {
   launchesOf(name: FunctionName): number;
   /** Bytes of the cache. */
   readonly kvMemory: number;
-  /** Of WebAssembly: bytes of its memory, and threads that compute. */
+  /** What WebAssembly holds: bytes of its memory, and threads that compute. */
   readonly held?: { readonly bytes: number; readonly threads: number };
 }
 

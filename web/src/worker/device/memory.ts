@@ -14,7 +14,7 @@ export interface MemoryOptions {
 }
 
 export interface MemoryPlan {
-  /** Of each group. */
+  /** Pages of each group. */
   readonly pages: readonly number[];
   readonly contextLength: number;
   readonly kvBytes: number;
@@ -133,11 +133,11 @@ export function planMemory(
 /** A group of caches before it has its pages. */
 interface Pool {
   readonly window: Window;
-  /** Of one page, all caches together. */
+  /** Bytes of one page, all caches together. */
   readonly pageBytes: number;
-  /** That one sequence can need. */
+  /** The most pages that one sequence can need. */
   readonly mostPages: number;
-  /** That the device can hold in one buffer, and that would not lie idle. */
+  /** The most pages that the device can hold in one buffer, and that would not lie idle. */
   readonly limit: number;
 }
 

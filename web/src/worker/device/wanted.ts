@@ -29,7 +29,7 @@ export function wantedPrograms(
   return pinned === undefined ? named.filter((program) => rank(program) === widest) : named;
 }
 
-/** Those of so many bits; 16 are floats of either size. */
+/** The programs with a cache of `bits` bits; 16 stands for floats of either size. */
 function ofBits(programs: readonly Program[], bits: number): readonly Program[] {
   const found = programs.filter((program) => rank(program) === bits);
   if (found.length > 0) return found;

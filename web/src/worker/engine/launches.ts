@@ -40,7 +40,7 @@ export class Launches {
     return runs;
   }
 
-  /** Those of the functions whose kernels are yet to be compiled. */
+  /** The runs whose functions have kernels that are yet to be compiled. */
   unready(runs: readonly Run[]): Run[] {
     return runs.filter(([name, size]) => this.backend.missing(name, size) > 0);
   }

@@ -4,7 +4,7 @@
  */
 
 /**
- * So many requests may be admitted past one that finds no room for its pages; then it is the next.
+ * How many requests may be admitted past one that finds no room for its pages; then that one is next.
  */
 export const OVERTAKEN = 32;
 

@@ -13,7 +13,7 @@ export interface TimedBackend extends Backend {
   checkTimes(): void;
   /** Milliseconds of each launch, in order; rejects as `fetch` does. */
   profile(name: "step", size: number): Promise<number[]>;
-  /** Of each launch of a plan: its kernel, and the bytes of the weights that it reads whole. */
+  /** Each launch of a plan: its kernel, and the bytes of the weights that it reads whole. */
   launchesIn(name: "step", size: number): readonly Pick<LaunchCost, "kernel" | "weightBytes">[];
 }
 

@@ -30,7 +30,7 @@ export interface Step {
   readonly copies: readonly PageCopy[];
   /** The requests that get a token, in the order of their logits rows. */
   readonly sampled: readonly Request[];
-  /** Those of them that go on: the sampler feeds row i of the next step with the token of `feeds[i]`. */
+  /** The requests that go on: the sampler feeds row i of the next step with the token of `feeds[i]`. */
   readonly feeds: readonly Request[];
 }
 

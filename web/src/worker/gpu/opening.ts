@@ -80,7 +80,7 @@ class Opening<E extends Backend, S extends TrialStage<E>> {
   #stage: S | null = null;
   /** Why programs are not tried again at this load. */
   readonly #failed = new Map<string, unknown>();
-  /** Those of them that did not run alone either. */
+  /** Programs that did not run alone either. */
   readonly #spent = new Set<string>();
 
   constructor(

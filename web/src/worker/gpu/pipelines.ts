@@ -11,7 +11,7 @@ export interface KernelPipeline {
  */
 const AT_ONCE = 8;
 
-/** Of WebGPU's implementations, where the process that holds the GPU is no more. */
+/** Messages of WebGPU's implementations where the process that holds the GPU has ended. */
 const GONE = /device (is |was )?(lost|destroyed)|Instance reference no longer exists|Instance dropped/i;
 const NO_MEMORY = /out of (device |host |video )?memory|OutOfMemory|OUT_OF_.*MEMORY/i;
 

@@ -19,7 +19,7 @@ export type StageOptions = MemoryOptions &
     readonly signal: AbortSignal;
     /** Whether a processor plays the GPU. */
     readonly software: boolean;
-    /** Those that are tried first; empty where it is known which will run. */
+    /** Programs that are tried first; empty where it is known which will run. */
     readonly tried: readonly Program[];
     /** How many of the kernels are compiled that the load waits for. */
     readonly onKernels?: ((compiled: number, total: number) => void) | undefined;

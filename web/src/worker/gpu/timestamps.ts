@@ -31,7 +31,7 @@ export class Timestamps {
     this.#resolved = buffers.create("timestamps", this.bytes, usage);
   }
 
-  /** Of all stamps. */
+  /** Bytes of all stamps. */
   get bytes(): number {
     return 2 * this.passes * BYTES;
   }

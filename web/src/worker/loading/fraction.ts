@@ -1,8 +1,8 @@
 import type { LoadStep } from "../../protocol/messages.js";
 
-/** Of a first load, what the weights take; the rest is for kernels. They come side by side. */
+/** The share of weights in a first load; the rest is for kernels. Both come side by side. */
 const WEIGHTS = 0.8;
-/** Of that, what comes after a byte is here: it is verified, and put on the device. */
+/** The share of WEIGHTS that a byte counts after it has come: it is then verified, and uploaded to the device. */
 const UPLOAD = 0.1;
 
 /** How much of a load is done. */

@@ -54,7 +54,7 @@ export class Grammars {
     return Object.assign(way, { allowed });
   }
 
-  /** So many answers at the start of a grammar. */
+  /** Follows `count` answers from the start of a grammar. */
   async followEach(
     grammar: Grammar,
     count: number,
@@ -188,7 +188,7 @@ class Way implements Constraint {
 /** The line to one worker. */
 class Line {
   #answer: (word: FromGrammars) => void = () => undefined;
-  /** Of the question under way: it is late that much later. */
+  /** Gives the question under way `ms` more milliseconds. */
   #late: (ms: number) => void = () => undefined;
 
   constructor(private readonly port: GrammarPort) {

@@ -83,7 +83,7 @@ export function findTemplates(
   return { plain: plain || null, tools: named.get("tool_use") || null };
 }
 
-/** Of a tokenizer config: one text, or a list of named ones. */
+/** The templates of a tokenizer config: one text, or a list of named ones. */
 function namedTemplates(value: unknown): [string, string][] {
   if (typeof value === "string") return [["default", value]];
   const items: readonly unknown[] = Array.isArray(value) ? value : [];

@@ -147,7 +147,7 @@ export class WasmExecutor implements ModelBackend {
     if (this.#failure) throw this.#failure;
   }
 
-  /** Of a plan, `count` launches from number `first` on. After a failure nothing runs any more. */
+  /** Runs `count` launches of a plan from number `first` on. After a failure nothing runs any more. */
   #replay(name: FunctionName, size: number, first: number, count: number): void {
     const plan = this.#plan(name, size);
     const bound = this.#parts?.bound.get(plan);

@@ -26,7 +26,7 @@ export interface Layout {
   readonly tables: number;
   /** The end of each further thread's stack, which grows downwards. */
   readonly stacks: readonly number[];
-  /** Of the whole memory, in pages of WASM_PAGE. */
+  /** Bytes of the whole memory, in whole pages of WASM_PAGE bytes. */
   readonly bytes: number;
 }
 

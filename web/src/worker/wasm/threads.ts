@@ -12,7 +12,7 @@ export class Threads {
   #running = 0;
   #failure: string | null = null;
 
-  /** Those that run, the first one included. */
+  /** The number of threads that run, the first one included. */
   get count(): number {
     return 1 + this.#running;
   }

@@ -20,9 +20,9 @@ import {
   whole,
 } from "./values.js";
 
-/** Of a product of texts or lists. */
+/** The most parts of a product of texts or lists. */
 const MOST_PARTS = 16 << 20;
-/** Of a number; a bigint has no other bound. */
+/** The most bits of a number; a bigint has no other bound. */
 const MOST_BITS = 4096n;
 
 /** `value.name`: what Python has of that name comes before a key. `what`: how the template names the value. */

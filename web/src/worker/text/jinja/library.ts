@@ -21,7 +21,7 @@ import {
   whole,
 } from "./values.js";
 
-/** Of a range. Jinja's sandbox has the same. */
+/** The most numbers of a range. Jinja's sandbox has the same bound. */
 const MOST_RANGE = 100_000;
 
 export function filter(name: string, value: Value, given: Given): Value {

@@ -39,7 +39,7 @@ export type Target =
 
 export interface Signature {
   readonly names: readonly string[];
-  /** Of the last names. */
+  /** Defaults of the last names. */
   readonly defaults: readonly Expr[];
 }
 

@@ -29,9 +29,9 @@ import {
 /** Turns of loops, and calls: a template takes a few for each message. As in Python's text/templates.py. */
 const MOST_STEPS = 1_000_000;
 const MOST_MS = 10_000;
-/** Of a rendered conversation. */
+/** The most characters of a rendered conversation. */
 const MOST_CHARACTERS = 16 << 20;
-/** Of calls of macros: V8's stack has room for about ten times as many. */
+/** How deep calls of macros may nest: V8's stack has room for about ten times as many. */
 const MOST_DEPTH = 200;
 
 type Leave = "break" | "continue" | null;

@@ -1,0 +1,124 @@
+"""Lint of English: docstrings and doc comments that cannot be understood alone.
+
+`python scripts/plain_english.py` reads the project's Python and TypeScript and names each docstring that
+begins with a word which needs an earlier sentence ("Those of a job."), and each one that only repeats the
+name it describes. `make lint` runs it; CONTRIBUTING.md has the rule with examples.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTHON = (
+    "step", "format", "kernels", "targets", "build", "edge_runtime", "remote", "fallback_server", "routing",
+    "src/nearfar", "tests", "benchmarks", "examples", "scripts",
+)  # fmt: skip
+TYPESCRIPT = ("web/src", "web/chat")
+OPENERS = re.compile(
+    r"(Those|That|Of|Such|Its|Their|They|Them|The same|So many|So much|Also|And|Or|But|But for|So)\b"
+)
+COMMENT = re.compile(r"^[ \t]*/\*\*[ \t\n*]*(?P<text>.*?)\*/", re.MULTILINE | re.DOTALL)
+EMPTY = frozenset(
+    [
+        "a",
+        "all",
+        "an",
+        "and",
+        "are",
+        "as",
+        "at",
+        "be",
+        "by",
+        "for",
+        "from",
+        "in",
+        "is",
+        "it",
+        "its",
+        "of",
+        "on",
+        "one",
+        "or",
+        "that",
+        "the",
+        "this",
+        "to",
+        "with",
+    ]
+)
+"""Words that say nothing by themselves."""
+
+
+def words(text: str) -> set[str]:
+    """The words of a text or of a name in any case style, without a plural's s."""
+    apart = re.sub(r"([a-z])([A-Z])", r"\1 \2", text).replace("_", " ").lower()
+    return {word.rstrip("s") for word in re.findall(r"[a-z0-9]+", apart)}
+
+
+def repeats(text: str, *names: str) -> bool:
+    """Whether a docstring has no word beyond the names that it describes."""
+    if "`" in text or "[" in text:
+        return False
+    return words(text) - EMPTY <= words(" ".join(names))
+
+
+def in_python(source: str) -> Iterator[tuple[int, str, tuple[str, ...]]]:
+    """Each docstring, also of constants and fields: its line, its text, and the names that it describes."""
+    outer: dict[ast.AST, str] = {}
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        for place, item in enumerate(node.body):
+            outer[item] = getattr(node, "name", "")
+            text = (
+                item.value.value if isinstance(item, ast.Expr) and isinstance(item.value, ast.Constant) else 0
+            )
+            if isinstance(text, str) and (place == 0 or not function):
+                named = place == 0 and not isinstance(node, ast.Module) and len(node.body) > 1
+                names = (node.name, outer.get(node, "")) if named else ()  # type: ignore[union-attr]
+                yield item.lineno, text, names
+
+
+def faults(path: Path) -> Iterator[str]:
+    """What is wrong in a file, a line each."""
+    source = path.read_text(encoding="utf-8")
+    if path.suffix == ".py":
+        found = list(in_python(source))
+    else:
+        found = [
+            (source.count("\n", 0, match.start()) + 1, match["text"], ())
+            for match in COMMENT.finditer(source)
+        ]
+    for line, text, names in found:
+        told = " ".join(text.split())
+        where = f"{path.relative_to(ROOT)}:{line}: {told[:60]!r}"
+        if OPENERS.match(told):
+            yield f"{where} begins with a word that needs an earlier sentence: name what it describes"
+        elif names and repeats(told, *names):
+            yield f"{where} only repeats the name: say what the name does not, or delete it"
+
+
+def files() -> Iterator[Path]:
+    """The project's own sources; the package's symlinks to its parts are not followed."""
+    for folders, suffixes in ((PYTHON, (".py",)), (TYPESCRIPT, (".ts", ".tsx"))):
+        for folder in folders:
+            for path in sorted((ROOT / folder).rglob("*")):
+                if path.suffix in suffixes and "node_modules" not in path.parts and path.resolve() == path:
+                    yield path
+
+
+def main() -> int:
+    """Print each fault; returns the exit status."""
+    found = [fault for path in files() for fault in faults(path)]
+    print("\n".join(found) if found else "docstrings can be understood alone")
+    return int(bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
