@@ -224,8 +224,9 @@ export class Model {
     if (again) this.#onProgress({ phase: "reopened", contextLength: again.model.contextLength });
   }
 
-  /** For the browser's console, and for tests. */
+  /** For tests, which put `nearfar` on the window before the page begins: no page publishes it by itself. */
   #publish(): void {
+    if (!("nearfar" in window)) return;
     const published = { engine: this.#engine, createEngine, artifact: this.#artifact, client: this.client };
     Object.assign(window, { nearfar: published });
   }

@@ -35,6 +35,7 @@ class LineWorker implements WorkerPort {
   busy = false;
   readonly #hear: ((event: { readonly data: FromWorker }) => void)[] = [];
   readonly #fail: ((event: { readonly message: string }) => void)[] = [];
+  readonly #garbled: (() => void)[] = [];
 
   postMessage(message: ToWorker): void {
     const copy = structuredClone(message);
@@ -54,8 +55,8 @@ class LineWorker implements WorkerPort {
     this.say({ type: "answer", id, answer: { event: "end", stats: STATS } });
   }
 
-  addEventListener(type: "message" | "error", listener: (event: never) => void): void {
-    (type === "message" ? this.#hear : this.#fail).push(listener as never);
+  addEventListener(type: "message" | "error" | "messageerror", listener: (event: never) => void): void {
+    ({ message: this.#hear, error: this.#fail, messageerror: this.#garbled })[type].push(listener as never);
   }
 
   terminate(): void {
@@ -64,6 +65,11 @@ class LineWorker implements WorkerPort {
 
   say(data: FromWorker): void {
     for (const hear of this.#hear) hear({ data });
+  }
+
+  /** One of its messages cannot be read. */
+  garble(): void {
+    for (const garbled of this.#garbled) garbled();
   }
 
   die(message: string): void {
@@ -119,6 +125,17 @@ describe("engine.lost", () => {
     expect(reason).toMatchObject({ code: "worker-failed", name: "DeviceError" });
     expect(reason.message).toContain("out of stack");
     await expect(ask(engine)).rejects.toMatchObject({ code: "worker-failed" });
+  });
+
+  test("settles where a message of the worker cannot be read: the answer that it had would never come", async () => {
+    const { engine, workers } = await engineOf();
+    const [worker] = workers;
+    if (worker) worker.busy = true;
+    const answer = expect(ask(engine)).rejects.toMatchObject({ code: "worker-failed" });
+    await soon();
+    worker?.garble();
+    await answer;
+    expect((await engine.lost).message).toContain("one of its messages cannot be read");
   });
 
   test("settles where the device could not be opened anew, with that reason", async () => {

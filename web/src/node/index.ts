@@ -17,7 +17,7 @@ export * from "../page/exports.js";
 /** What of a Worker of node:worker_threads an engine uses. */
 export interface NodeWorker {
   postMessage(message: unknown): void;
-  on(event: "message" | "error", listener: (value: unknown) => void): unknown;
+  on(event: "message" | "error" | "messageerror" | "exit", listener: (value: unknown) => void): unknown;
   terminate(): unknown;
 }
 
@@ -57,7 +57,12 @@ function portOf(worker: NodeWorker): WorkerPort {
     postMessage: (message) => worker.postMessage(message),
     addEventListener: (type: string, listener: (event: never) => void) => {
       if (type === "message") worker.on("message", (data) => listener({ data } as never));
-      else worker.on("error", (error) => listener({ message: String(error) } as never));
+      else if (type === "messageerror") worker.on(type, () => listener({} as never));
+      else {
+        worker.on("error", (error) => listener({ message: String(error) } as never));
+        // process.exit() in the worker is no error; after `terminate` nobody listens any more.
+        worker.on("exit", (code) => listener({ message: `it ended with code ${code}` } as never));
+      }
     },
     terminate: () => worker.terminate(),
   };

@@ -64,9 +64,10 @@ export class WorkerLink {
 
   constructor(private readonly worker: WorkerPort) {
     worker.addEventListener("message", ({ data }) => this.#receive(data));
-    worker.addEventListener("error", ({ message }) =>
-      this.#die(`The engine's worker failed: ${message || "it did not start"}. ${this.#remedy}`),
-    );
+    const onFailure = (why: string): void => this.#die(`The engine's worker failed: ${why}. ${this.#remedy}`);
+    worker.addEventListener("error", ({ message }) => onFailure(message || "it did not start"));
+    // Workers tell of a message that cannot be read; whoever awaits it would wait for ever. Other ports need not.
+    worker.addEventListener("messageerror" as "error", () => onFailure("one of its messages cannot be read"));
   }
 
   /** What helps where the worker is no more. */

@@ -174,6 +174,9 @@ export class Share {
     this.#running = running;
     worker.addEventListener("message", ({ data }) => this.#fromWorker(running, data));
     worker.addEventListener("error", ({ message: why }) => this.#died(running, why || "it did not start"));
+    worker.addEventListener("messageerror" as "error", () =>
+      this.#died(running, "one of its messages cannot be read"),
+    );
     worker.postMessage(message);
   }
 

@@ -14,8 +14,11 @@ import { Share, type SharePort } from "./share.js";
  * answers, however busy the engine's worker is.
  */
 const SILENCE = 8;
-/** How long a SharedWorker may take for its first word: one that hangs says none to a page that comes later. */
-const FIRST_WORD_MS = 30_000;
+/**
+ * Seconds that a SharedWorker may take for its first word: one that hangs says none to a page that comes later.
+ * A page that is frozen meanwhile does not count them: it would load the model a second time, beside the worker.
+ */
+const FIRST_WORD = 30;
 /** How long the page that takes over waits for a last word. */
 const LAST_WORD_MS = 1000;
 
@@ -38,7 +41,7 @@ export interface Places {
 export async function openShared(name: string, places: Places): Promise<WorkerPort> {
   const { overPort, startWorker } = places;
   const worker = openSharedWorker(places.worker);
-  if (worker && (await starts(worker))) return overPort(worker.port);
+  if (worker && (await starts(worker, places.Pulse))) return overPort(worker.port);
   worker?.port.close();
   // Both are for pages of https and localhost alone.
   if (!("locks" in navigator) || typeof BroadcastChannel !== "function") return startWorker(undefined);
@@ -56,17 +59,18 @@ function openSharedWorker(open: () => SharedWorker): SharedWorker | null {
 }
 
 /** Whether its script runs, and answers. Ports keep what comes until they are read. */
-function starts(worker: SharedWorker): Promise<boolean> {
+function starts(worker: SharedWorker, Beat: typeof Pulse): Promise<boolean> {
   const settled = new AbortController();
   const once = { once: true, signal: settled.signal };
-  let timer: ReturnType<typeof setTimeout> | undefined;
+  let pulse: Pulse | null = null;
   return new Promise<boolean>((resolve) => {
     worker.addEventListener("error", () => resolve(false), once);
     worker.port.addEventListener("message", () => resolve(true), once);
     worker.port.start();
-    timer = setTimeout(() => resolve(false), FIRST_WORD_MS);
+    pulse = new Beat(FIRST_WORD, () => true, { ask: () => undefined, silent: () => resolve(false) });
+    pulse.watch();
   }).finally(() => {
-    clearTimeout(timer);
+    (pulse as Pulse | null)?.end();
     settled.abort();
   });
 }

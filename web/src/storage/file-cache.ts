@@ -155,6 +155,11 @@ export async function deleteModel(base: URL): Promise<boolean> {
   return found;
 }
 
+/** Held, shared, while the model of that list runs: a GPU that is lost is opened anew from its files. */
+function runs(list: string): string {
+  return `nearfar-runs ${list}`;
+}
+
 export class OpfsCache implements FileCache {
   readonly #files: readonly string[];
 
@@ -191,6 +196,12 @@ export class OpfsCache implements FileCache {
     const last = parseList(await read(this.folders.lists, this.list));
     await this.#write({ manifest: last?.manifest ?? null, files: last?.files ?? [], coming: this.#files });
     await locked("idle", () => sweep(this.folders));
+  }
+
+  /** Keeps the files from models that want their room, until `signal` aborts. */
+  hold(signal: AbortSignal): void {
+    const held = new Promise<void>((resolve) => signal.addEventListener("abort", () => resolve()));
+    locks?.request(runs(this.list), { mode: "shared" }, () => held).catch(() => undefined);
   }
 
   /** Notes that the load is done: now the artifact starts without a network, and its last build goes. */
@@ -237,14 +248,27 @@ export class OpfsCache implements FileCache {
     await locked("shared", () => store(this.folders.lists, this.list, bytes));
   }
 
-  /** Gives up another artifact, or the last build of this one. Whether there was one. */
+  /** Deletes a list, unless a tab runs its model. Whether it did. */
+  async #giveUp(list: string): Promise<boolean> {
+    const giveUp = async (isIdle: boolean): Promise<boolean> => {
+      if (isIdle) await locked("shared", () => remove(this.folders.lists, list));
+      return isIdle;
+    };
+    if (!locks) return giveUp(true);
+    return locks.request(runs(list), { ifAvailable: true }, (lock) => giveUp(lock !== null));
+  }
+
+  /** Gives up another artifact that no tab runs, or the last build of this one. Whether there was one. */
   async #makeRoom(): Promise<boolean> {
     const lists = await readLists(this.folders);
     const own = lists.get(this.list);
     lists.delete(this.list);
-    const [oldest] = [...lists].sort(([, a], [, b]) => a.used - b.used);
-    if (oldest) await locked("shared", () => remove(this.folders.lists, oldest[0]));
-    else if (own?.files.some((name) => !this.#files.includes(name)))
+    const others = [...lists].sort(([, a], [, b]) => a.used - b.used);
+    let gaveUp = false;
+    for (let i = 0; i < others.length && !gaveUp; i++) gaveUp = await this.#giveUp(others[i]?.[0] ?? "");
+    if (gaveUp) {
+      // The sweep deletes its files.
+    } else if (own?.files.some((name) => !this.#files.includes(name)))
       await this.#write({ manifest: null, files: [], coming: this.#files });
     else return false;
     await locked("idle", () => sweep(this.folders));

@@ -63,6 +63,7 @@ async function openOn({ choice, found }: Chosen, settings: LoadSettings, hooks: 
   const { base, manifest } = found;
   const { signal, load, hasLeft, onProgress, onWarning, host, parts } = hooks;
   const cache = await openCache(found, onWarning);
+  cache?.hold(signal);
   const codec = loadCodec(found, { fetch: host.fetch, cache, signal }, parts);
   codec.catch(() => undefined);
   const open = await backendOf(choice.name, parts);

@@ -71,6 +71,8 @@ async function keep(
     await cache?.put(sha256, bytes, begun);
   } catch (error) {
     onFailure?.(error);
+    // Another tab could not open it while it is open here.
+    await begun?.close();
   }
   return bytes;
 }
