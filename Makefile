@@ -21,12 +21,20 @@ NPM_READY  := $(if $(WEB),web/node_modules/.ready)
 NPM_DEV_READY := $(if $(WEB),web/node_modules/.dev-ready)
 WEB_READY  := $(if $(WEB),web/dist/.ready)
 
-# npm and the Python environment have one folder each. Only the linters, which change nothing, run beside each other.
-ifndef SIDE_BY_SIDE
+# Targets run one after the other, but for those that a recipe names after $(SIDE): these share no folder that they
+# change. What they print comes in one piece each. The system's packages have been looked for before that.
+ifdef SIDE_BY_SIDE
+SYSTEM     :=
+SYSTEM_DEV :=
+else
 .NOTPARALLEL:
+SYSTEM     := system
+SYSTEM_DEV := system-dev
 endif
+SIDE = $(MAKE) --no-print-directory $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) SIDE_BY_SIDE=1
 
-.PHONY: help setup setup-dev system system-demo system-dev demo test test-all test-times mutations lint lint-python lint-web fuzz bench docs dist clean
+.PHONY: help setup setup-dev setup-python setup-web build-web system system-demo system-dev demo test test-all test-web \
+	test-times mutations lint lint-python lint-web fuzz bench docs dist clean
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
@@ -34,7 +42,18 @@ help: ## this list
 setup: system $(USER_READY) $(WEB_READY) ## .venv with what building and running need, the web package
 	@echo "nearfar is set up: $(BIN)/nearfar --help; what works here: $(BIN)/nearfar doctor"
 
-setup-dev: system-dev $(DEV_READY) $(NPM_DEV_READY) $(WEB_READY) ## all that the tests, the demo and the documentation need, too
+setup-dev: system-dev ## all that the tests, the demo and the documentation need, too
+	@$(SIDE) -j2 setup-python $(if $(WEB),setup-web)
+
+setup-python: $(DEV_READY)
+	@:
+
+# npm's packages for the tests have those for the build among them: the build begins when they are there.
+setup-web: $(NPM_DEV_READY)
+	@$(MAKE) --no-print-directory build-web
+
+build-web: $(WEB_READY)
+	@:
 
 system:
 	@scripts/check_system.sh
@@ -47,7 +66,7 @@ system-dev:
 
 INSTALL := $(BIN)/python scripts/install.py
 
-$(BIN)/python: | system
+$(BIN)/python: | $(SYSTEM)
 	@scripts/check_python.sh "$(PYTHON)"
 	$(PYTHON) -m venv $(VENV)
 
@@ -66,11 +85,11 @@ $(DEV_READY): pyproject.toml hatch_build.py scripts/install.py | $(BIN)/python
 # What the tests need is a workspace of its own, web/test, whose packages lie in the same folder.
 NPM_CI := cd web && npm ci --ignore-scripts --no-audit --no-fund
 
-$(NPM_READY): web/package.json web/package-lock.json | system
+$(NPM_READY): web/package.json web/package-lock.json | $(SYSTEM)
 	$(NPM_CI) --workspaces=false
 	@touch $@
 
-$(NPM_DEV_READY): web/package.json web/package-lock.json web/test/package.json | system-dev
+$(NPM_DEV_READY): web/package.json web/package-lock.json web/test/package.json | $(SYSTEM_DEV)
 	$(NPM_CI)
 	@touch $(NPM_READY) $@
 
@@ -82,7 +101,7 @@ demo: system-demo setup $(DEMO_READY) ## build the sample model, ask it in Pytho
 	$(BIN)/python examples/demo.py
 
 lint: setup-dev ## ruff, mypy --strict, tsc, biome; whether what is generated is up to date
-	@$(MAKE) --no-print-directory $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) -j2 SIDE_BY_SIDE=1 lint-python $(if $(WEB),lint-web)
+	@$(SIDE) -j2 lint-python $(if $(WEB),lint-web)
 
 lint-python:
 	$(BIN)/ruff check .
@@ -93,20 +112,22 @@ lint-web:
 	$(BIN)/python -m nearfar.format.generate --check
 	cd web && npm run --silent check && npm run --silent lint
 
-# Most tests run side by side; those that take the whole machine (tests/conftest.py) one by one. Both share what they
-# build. Each run writes how many CPU seconds its tests took; the last line compares them with tests/budgets.json.
+# The web tests run beside the linters, which leave a processor idle; then most of the Python tests side by side, and
+# those that take the whole machine (tests/conftest.py) one by one. All share what they build. Each run writes how many
+# CPU seconds its tests took; the last line compares them with tests/budgets.json.
 TIMES := $(CURDIR)/out/test-times
 # pytest keeps its rewritten assertions as byte code; without it each process rewrites all test files (12 CPU seconds).
 unexport PYTHONDONTWRITEBYTECODE
 test: export NEARFAR_TEST_ARTIFACTS := $(CURDIR)/out/tests
-test: setup-dev lint ## lint and all tests, products of parameters in turns: what CI runs
+test: setup-dev ## lint and all tests, products of parameters in turns: what CI runs
 	rm -rf "$(NEARFAR_TEST_ARTIFACTS)" "$(TIMES)" && mkdir -p "$(NEARFAR_TEST_ARTIFACTS)" "$(TIMES)"
-ifneq ($(WEB),)
-	cd web && NEARFAR_TEST_TIMES="$(TIMES)/web.json" npm run --silent test:all
-endif
+	@$(SIDE) -j3 lint-python $(if $(WEB),lint-web test-web)
 	NEARFAR_TEST_TIMES="$(TIMES)/side-by-side.json" $(BIN)/python -m pytest -rs -m "not alone" --numprocesses auto --dist loadgroup --no-loadscope-reorder
 	NEARFAR_TEST_TIMES="$(TIMES)/alone.json" $(BIN)/python -m pytest -rs -m alone
 	$(BIN)/python -m tests.support.budgets "$(TIMES)"/*.json
+
+test-web:
+	cd web && NEARFAR_TEST_TIMES="$(TIMES)/web.json" npm run --silent test:all
 
 test-all: export NEARFAR_TURN := all
 test-all: test ## the same with all turns: every case on every target and precision, hours

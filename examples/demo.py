@@ -28,6 +28,7 @@ from nearfar.routing import HybridClient, Policy
 
 ROOT = Path(__file__).resolve().parents[1]
 NEARFAR = [sys.executable, "-m", "nearfar"]
+BUILD = [*NEARFAR, "build"]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 # WebGPU on a machine without a GPU: Chromium's own software device.
 CHROMIUM_ARGUMENTS = ["--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"]
@@ -53,9 +54,10 @@ class Answer:
 def build(checkpoint: Path, out: Path) -> None:
     """`nearfar build`."""
     began = time.monotonic()
-    command = ["build", str(checkpoint), "--target", "cpu,webgpu,wasm", "--quant", "q4", "-o", str(out)]
-    print(f"$ nearfar {' '.join(command)}", flush=True)
-    subprocess.run([*NEARFAR, *command], check=True, env=child_environment())
+    options = ["--target", "cpu,webgpu,wasm", "--cpu-features", "native", "--quant", "q4"]
+    arguments = [str(checkpoint), *options, "-o", str(out)]
+    print(f"$ nearfar build {' '.join(arguments)}", flush=True)
+    subprocess.run([*BUILD, *arguments], check=True, env=child_environment())
     print(f"built in {time.monotonic() - began:.1f} s\n", flush=True)
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from nearfar.folders import HOME
 from tests.support import groups, times, turns
 from tests.support.artifacts import Built
 from tests.support.kept import use_kept
@@ -30,7 +33,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """A run has a home of its own: no test reads or writes the user's keys, lists, models and caches."""
     times.install(config)
+    if not hasattr(config, "workerinput"):  # workers inherit the folder
+        home = tempfile.mkdtemp(prefix="nearfar-tests-home-")
+        os.environ[HOME] = home
+        config.add_cleanup(lambda: shutil.rmtree(home, ignore_errors=True))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -43,15 +51,9 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.write_line(turns.told())
 
 
-ALONE = (
-    "e2e/test_bench",
-    "e2e/test_demo",
-    "e2e/test_ray",
-    "e2e/test_serve",
-    "e2e/test_soak",
-)
-"""Tests that take the whole machine (servers under load, a measurement): `make test` runs them one by one,
-the others side by side.
+ALONE = ("e2e/test_ray", "e2e/test_soak")
+"""Tests that take the whole machine (servers under load): `make test` runs them one by one, the others side
+by side. A processor idles meanwhile: a test that waits for events, however long they take, is none of these.
 """
 
 

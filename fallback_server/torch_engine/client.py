@@ -65,7 +65,7 @@ class TokenStream(EventStream):
         super().__init__(backend.unread)
         self.request = request
         self.message: Submit | None = None  # None while its grammar is being compiled
-        self.compiled: str | None = None  # the same text for all requests of one grammar
+        self.grammar_bytes = 0  # of its grammar, compiled
         self.compiling: asyncio.Task[None] | None = None
         self.started = False  # it has been part of a step
         self.emitted = False
@@ -261,7 +261,7 @@ class TorchBackend:
     async def _compile(self, stream: TokenStream, grammar: Grammar) -> None:
         """Send a request once its grammar is compiled."""
         try:
-            stream.compiled = await self._grammars.compiled(grammar)
+            stream.grammar_bytes = await self._grammars.bytes_of(grammar)
             stream.message = Submit(replace(stream.request, grammar=None), key_of(grammar))
         except NearfarError as error:
             self._put(stream.request.id, error)
@@ -277,13 +277,10 @@ class TorchBackend:
         message = stream.message
         if message is None or self._worker is None:  # else it is sent when there is a worker
             return
-        if (
-            message.grammar is not None
-            and stream.compiled is not None
-            and not self._learnt.has(message.grammar)
-        ):
-            self._send(Learn(message.grammar, stream.compiled))
-            for key in self._learnt.put(message.grammar, None, len(stream.compiled)):
+        grammar = stream.request.grammar
+        if message.grammar is not None and grammar is not None and not self._learnt.has(message.grammar):
+            self._send(Learn(message.grammar, grammar))
+            for key in self._learnt.put(message.grammar, None, stream.grammar_bytes):
                 self._send(Forget(key))
         self._send(message)
 

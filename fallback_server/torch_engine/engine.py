@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from nearfar.edge_runtime.cache import SequenceTable
+from nearfar.edge_runtime.grammars import Grammar
 from nearfar.errors import RequestError
 from nearfar.fallback_server.backend import (
     BackendInfo,
@@ -58,7 +59,7 @@ PromptLogprobs = list[tuple[Logprob, tuple[Logprob, ...]] | None]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A request's grammar has been read, in a thread beside the engine's, or cannot be used."""
+    """A request's grammar has been compiled, in a thread beside the engine's, or cannot be used."""
 
     id: str
     result: Any  # an xgrammar.CompiledGrammar or a RequestError
@@ -179,8 +180,8 @@ class Engine:
     def handle(self, message: Learn | Forget | Submit | Cancel | Embed | Loaded) -> None:
         """Take a message in; nothing is computed yet."""
         match message:
-            case Learn(key, compiled):
-                self._loader.submit(self._learn, key, compiled)
+            case Learn(key, grammar):
+                self._loader.submit(self._learn, key, grammar)
             case Forget(key):
                 self._loader.submit(self._forget, key)
             case Submit(request, grammar):
@@ -255,14 +256,16 @@ class Engine:
         self._pooled[request.id] = Pooled(request, work)
         self.scheduler.add(work)
 
-    def _learn(self, key: str, compiled: str) -> None:
-        """In the loader's thread: a large grammar takes longer to read than a step may wait."""
+    def _learn(self, key: str, grammar: Grammar) -> None:
+        """In the loader's thread: a large grammar takes longer to compile than a step may wait."""
         try:
-            self._grammars.load(key, compiled)
+            self._grammars.load(key, grammar)
         except RequestError as error:
             self._unusable[key] = error
         except Exception as error:  # a mistake of ours must not leave the requests waiting
-            self._unusable[key] = RequestError(f"the grammar cannot be read: {error!r}", "response_format")
+            self._unusable[key] = RequestError(
+                f"the grammar cannot be compiled: {error!r}", "response_format"
+            )
 
     def _forget(self, key: str) -> None:
         """In the loader's thread."""

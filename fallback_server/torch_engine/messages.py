@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from nearfar.edge_runtime.grammars import Grammar
 from nearfar.fallback_server.backend import BackendInfo, EmbedRequest, TokenEvent, TokenRequest
 from nearfar.fallback_server.torch_engine.options import TorchOptions
 
@@ -31,10 +32,10 @@ class Start:
 
 @dataclass(frozen=True)
 class Learn:
-    """A grammar as GrammarService compiled it, for the requests after it that name its key."""
+    """A grammar that GrammarService has tried out, for the requests after it that name its key."""
 
     key: str
-    compiled: str
+    grammar: Grammar
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from tests.shared_data import shared_data
 from tests.support import architectures, tiny
 from tests.support.artifacts import Built, reference
 from tests.support.browser import browser, new_page, serve
+from tests.support.turns import in_turns
 
 STORY = {"prompt": "", "max_tokens": 199, "temperature": 0, "raw": 1}
 
@@ -72,6 +73,7 @@ def test_a_cold_load_asks_for_six_files_and_the_shards_at_most(
     assert len(asked) > len(small), "the shards come too: the load was cold"
 
 
+@in_turns("quant")
 @pytest.mark.parametrize("quant", ["q4", "q8"])
 def test_greedy_tokens_equal_transformers_on_the_dequantized_weights(
     chromium: Any, built: Built, quant: str

@@ -18,7 +18,7 @@ from tests.support.paths import ROOT
 from tests.support.turns import paired
 
 PROMPT = "The old king looked at the sea and said that he would never again go out to the islands in winter"
-COUNT = 16
+COUNT = 4
 TARGETS = ("vulkan", "webgpu")
 PLACES = [("f32", TARGETS), *(("f16", (target,)) for _, target in paired(("f16",), TARGETS))]
 """Only in float32 do targets say the same to the bit; so a run has a program of float16 on one of them."""
@@ -69,7 +69,7 @@ def test_a_browser_runs_the_same_program(built: Path) -> None:
     script = """
       const own = await createEngine(artifact, { program: "mobile-f32-int8" });
       const { model } = own;
-      const made = await own.completions.create({ prompt: argument, max_tokens: 16, temperature: 0 });
+      const made = await own.completions.create({ prompt: argument, max_tokens: 4, temperature: 0 });
       return [model.program, made.choices[0].text];
     """
     with serve(built / "webgpu") as address, browser() as running:
@@ -77,5 +77,5 @@ def test_a_browser_runs_the_same_program(built: Path) -> None:
         page.wait("idle")
         program, text = page.run(script, PROMPT)
     with Engine.load(built / "webgpu", device="webgpu", kv_memory="4MB", program="mobile-f32-int8") as engine:
-        made = engine.completions.create(prompt=PROMPT, max_tokens=16, temperature=0)
+        made = engine.completions.create(prompt=PROMPT, max_tokens=COUNT, temperature=0)
     assert (program, text) == ("mobile-f32-int8", made.choices[0].text)

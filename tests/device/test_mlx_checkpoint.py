@@ -14,6 +14,7 @@ from nearfar.build.source import open_source
 from nearfar.build.weights.quantize import dequantize
 from nearfar.edge_runtime import Engine, SamplingParams
 from nearfar.errors import BuildError, CheckpointError
+from nearfar.kernels.buckets import Buckets
 from tests.support.late import late
 from tests.support.paths import ROOT
 
@@ -22,6 +23,10 @@ mlx_lm = late("mlx_lm", reason="mlx-lm is not installed")
 
 SAMPLE = ROOT / "examples" / "sample-model"
 PROMPT = "The fox"
+FEW: dict[str, Any] = {"cpu_features": ("native",), "buckets": Buckets((1, 16), (1,))}
+"""What programs for the CPU are built with: one with all sizes of steps takes 16 CPU seconds to compile, and
+there is one for each vector unit.
+"""
 
 
 def convert(checkpoint: Path, out: Path, dtype: str, bits: int = 4, group: int = 64) -> Path:
@@ -38,7 +43,7 @@ def converted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def built(converted: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("built")
-    build(BuildOptions(str(converted), out, targets=("cpu", "mlx")))
+    build(BuildOptions(str(converted), out, targets=("cpu", "mlx"), **FEW))
     return out
 
 
@@ -102,7 +107,7 @@ def test_matrices_may_differ_in_bits_and_groups(tmp_path: Path) -> None:
         dtype="float16",
         quant_predicate=mixed,
     )
-    made = build(BuildOptions(str(out), tmp_path / "built", targets=("cpu", "mlx")))
+    made = build(BuildOptions(str(out), tmp_path / "built", targets=("cpu", "mlx"), **FEW))
     stored = {
         m["name"]: m for m in json.loads((made[0] / "manifest.json").read_text())["quantization"]["matrices"]
     }
@@ -140,7 +145,7 @@ def test_modes_of_floats_are_what_mlx_makes_of_them(tmp_path: Path, mode: str, b
             assert rows.step == 0
             np.testing.assert_array_equal(dequantize(rows.rows, group), expected)
     if mode == "mxfp4":  # and runs
-        (made,) = build(BuildOptions(str(out), tmp_path / "built", targets=("cpu",)))
+        (made,) = build(BuildOptions(str(out), tmp_path / "built", targets=("cpu",), **FEW))
         with Engine.load(made) as engine:
             assert engine.completions.create(PROMPT, max_tokens=4, temperature=0).choices[0].text
 

@@ -24,10 +24,15 @@ from nearfar.folders import read_cache
 from nearfar.format.manifest import Kernel, Program
 from tests.shared_data import shared_data
 from tests.support.artifacts import Built
-from tests.support.backends import require
+from tests.support.backends import require, with_some_steps
 
 PATIENCE = 60
 """Seconds after which a test has failed that waits for kernels."""
+
+FEW = 4
+"""Rows of the second smallest step, of three. Steps of these sizes are among those of the tests over the
+backends (tests/support/backends.py): what one of both files has compiled Mesa keeps for the other.
+"""
 
 SHORT = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
 
@@ -54,11 +59,17 @@ class Rig:
         return {launch.kernel for bucket in buckets for launch in artifact.plan(bucket).launches}
 
 
-@pytest.fixture(params=["vulkan", "webgpu"])
-def rig(request: pytest.FixtureRequest, built: Built, monkeypatch: pytest.MonkeyPatch) -> Rig:
+@pytest.fixture(scope="module", params=["vulkan", "webgpu"])
+def path(request: pytest.FixtureRequest, built: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     require(request.param)
+    whole = built("stories260K", "none") / request.param
+    return with_some_steps(whole, tmp_path_factory.mktemp("stories") / request.param, (FEW,))
+
+
+@pytest.fixture
+def rig(path: Path, monkeypatch: pytest.MonkeyPatch) -> Rig:
     compiled: list[tuple[str, str]] = []
-    owner: Any = pipelines.Pipelines if request.param == "vulkan" else webgpu.WebGpuExecutor
+    owner: Any = pipelines.Pipelines if path.name == "vulkan" else webgpu.WebGpuExecutor
     original = owner._compile
 
     def compile_one(self: Any, name: str, kernel: Kernel) -> Any:
@@ -66,7 +77,7 @@ def rig(request: pytest.FixtureRequest, built: Built, monkeypatch: pytest.Monkey
         return original(self, name, kernel)
 
     monkeypatch.setattr(owner, "_compile", compile_one)
-    return Rig(request.param, built("stories260K", "none") / request.param, compiled)
+    return Rig(path.name, path, compiled)
 
 
 def played(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
@@ -85,7 +96,7 @@ def test_an_answer_waits_for_its_own_kernels_and_each_is_compiled_once_behind(
         engine.asynchronous.core.compiling.tell = lambda done, total: told.append((done, total))
         assert rig.compiled == [], "a processor that plays a GPU compiles what is asked for"
         first = [event.token for event in engine.generate([1, 5, 7], SHORT)]
-        needed = rig.kernels(("step", 1), ("step", 4), ("greedy", 1))
+        needed = rig.kernels(("step", 1), ("step", FEW), ("greedy", 1))
         assert {name for name, _ in rig.compiled} <= needed
         assert {thread for _, thread in rig.compiled} == {"nearfar-compile"}
         assert told[0][0] < told[0][1] <= len(needed)
@@ -98,7 +109,8 @@ def test_an_answer_waits_for_its_own_kernels_and_each_is_compiled_once_behind(
 
 def test_a_gpu_compiles_the_other_kernels_behind(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     played(monkeypatch, "discrete")
-    every = {content(kernel) for kernel in rig.program.kernels.values()}
+    runs = [(name, bucket.size) for name, buckets in rig.program.functions.items() for bucket in buckets]
+    every = {content(rig.program.kernels[name]) for name in rig.kernels(*runs)}
     with rig.load() as engine:
         last = list(engine.generate([1, 5, 7], SHORT))
         assert len(last) == 4
@@ -130,7 +142,7 @@ def test_steps_without_memory_become_smaller_and_the_text_stays(
         record = vulkan.VulkanExecutor._record
 
         def refused(self: vulkan.VulkanExecutor, function: str, size: int) -> Any:
-            if function == "step" and size > 16:
+            if function == "step" and size > FEW:
                 fail(self.gpu.name, "preparing kernels", "VkErrorOutOfDeviceMemory")
             return record(self, function, size)
 
@@ -139,15 +151,15 @@ def test_steps_without_memory_become_smaller_and_the_text_stays(
         prepare = webgpu.WebGpuExecutor._prepare
 
         def refused_too(self: webgpu.WebGpuExecutor, function: str, size: int) -> Any:
-            if function == "step" and size > 16:
+            if function == "step" and size > FEW:
                 raise require_wgpu().GPUOutOfMemoryError("not enough memory left")
             return prepare(self, function, size)
 
         monkeypatch.setattr(webgpu.WebGpuExecutor, "_prepare", refused_too)
     with rig.load() as engine, caplog.at_level(logging.WARNING):
         assert [event.token for event in engine.generate(tokens, SHORT)] == expected
-        assert engine.asynchronous.core.largest_step == 16
-        assert "steps of at most 16 rows" in caplog.messages[-1]
+        assert engine.asynchronous.core.largest_step == FEW
+        assert f"steps of at most {FEW} rows" in caplog.messages[-1]
         caplog.clear()
         assert [event.token for event in engine.generate(tokens[:80], SHORT)]
         assert not caplog.messages

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import httpx
 import jsonschema
 import pytest
 
 from nearfar.edge_runtime import Engine
-from tests.support.backends import Lab
+from tests.support.backends import BACKENDS, FAST, Lab
+from tests.support.commands import nearfar
+from tests.support.turns import paired
 
 SCHEMA = {
     "type": "object",
@@ -29,7 +30,15 @@ BOOK = {"type": "json_schema", "json_schema": {"name": "book", "schema": SCHEMA}
 ASK = [{"role": "user", "content": "Which book do you like best?"}]
 
 
-@pytest.mark.parametrize("seed", range(3))
+SEEDS = range(3)
+ASKED = [
+    *((backend, seed) for backend in FAST for seed in SEEDS),
+    *paired([backend for backend in BACKENDS if backend not in FAST], SEEDS),
+]
+"""Backends and seeds."""
+
+
+@pytest.mark.parametrize(("backend", "seed"), ASKED, indirect=["backend"])
 def test_answers_validate_against_their_schema(classics: Engine, seed: int) -> None:
     made = classics.chat.completions.create(
         ASK, response_format=BOOK, temperature=1.5, seed=seed, n=2, max_tokens=400
@@ -80,19 +89,9 @@ def test_a_served_artifact_follows_the_same_schema(lab: Lab) -> None:
 def test_the_command_line_takes_a_schema(lab: Lab, tmp_path: Path) -> None:
     schema = tmp_path / "book.json"
     schema.write_text(json.dumps(SCHEMA))
-    command = [
-        sys.executable,
-        "-m",
-        "nearfar",
-        "run",
-        str(lab.artifact("q4", "cpu")),
-        "A book?",
-        "--seed",
-        "2",
-    ]
 
-    def run(*options: str | Path) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([*command, *map(str, options)], capture_output=True, text=True, timeout=60)
+    def run(*options: str | Path) -> CompletedProcess[str]:
+        return nearfar("run", lab.artifact("q4", "cpu"), "A book?", "--seed", "2", *options)
 
     jsonschema.validate(json.loads(run("--schema", schema).stdout), SCHEMA)
     assert run("--json-object", "--max-tokens", "8").stdout.startswith("{")

@@ -35,8 +35,7 @@ def made(lab: Lab) -> Path:
 def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user who has built and trusted nothing yet."""
     monkeypatch.delenv("NEARFAR_TRUST", raising=False)
-    for variable in ("HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "LOCALAPPDATA"):
-        monkeypatch.setenv(variable, str(tmp_path / "home"))
+    monkeypatch.setenv("NEARFAR_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
 
 

@@ -52,7 +52,7 @@ def artifact(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("NEARFAR_HOME", str(tmp_path))
     monkeypatch.setattr(variants, "SLOW", 1e9)  # a busy machine must not end a trial
     monkeypatch.setattr(variants, "BUDGET", 1e9)
 

@@ -13,10 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from nearfar.kernels.buckets import Buckets
 from tests.shared_data import shared_data
+from tests.support.artifacts import Built, build_command
 from tests.support.commands import nearfar
 
 LAUNCHES_PER_LAYER = 8
+FEW = Buckets((1, 16))
+"""Sizes of steps: all of them take four times as long to compile."""
 CLASSES = ("software", "discrete")
 """Two classes of GPUs: all four are twice the work, and the same code."""
 
@@ -36,7 +40,7 @@ def build_stories(out: Path, *more: object, kernels: Path | None = None) -> str:
     settings = {} if kernels is None else {"NEARFAR_KERNEL_CACHE": str(kernels)}
     # A process of its own: what one build leaves in memory must not decide the bytes of the next.
     done = subprocess.run(
-        [sys.executable, "-m", "nearfar", "build", str(model), *map(str, options), "-o", str(out)],
+        [*build_command(FEW), str(model), *map(str, options), "-o", str(out)],
         capture_output=True, text=True, timeout=600, env={**os.environ, **settings},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -111,13 +115,20 @@ def test_inspect_tells_what_the_artifact_holds(stories: Path) -> None:
         assert dense == [f"layers.{i}.down" for i in range(5)], "172 inputs are no multiple of 64"
         for program in report["programs"]:
             buckets = {entry["size"]: entry["launches"] for entry in program["functions"]["step"]}
-            between = {2, 8, 32} if report["target"] == "cpu" else set()
-            assert set(buckets) == {1, 4, 16, 64, 256} | between
+            assert set(buckets) == set(FEW.step)
             outside = 2  # embedding, logits
             assert buckets[1] <= 5 * LAUNCHES_PER_LAYER + outside
     assert [p["name"] for p in reports["webgpu"]["programs"]] == [
         f"{name}-{precision}" for name in CLASSES for precision in ("f16", "f32")
     ]
+
+
+def test_steps_have_the_sizes_that_suit_the_target(built: Built) -> None:
+    for target, between in (("cpu", {2, 8, 32}), ("webgpu", set())):
+        shown = nearfar("inspect", built("classics-7M", "q4") / target, "--json")
+        for program in json.loads(shown.stdout)["programs"]:
+            sizes = {entry["size"] for entry in program["functions"]["step"]}
+            assert sizes == {1, 4, 16, 64, 256} | between
 
 
 def test_inspect_is_readable(stories: Path) -> None:

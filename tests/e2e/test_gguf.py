@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import gguf
 
+from nearfar.build.options import BuildOptions
 from tests.shared_data import shared_data
 from tests.support import gguf_files
+from tests.support.artifacts import FEW
 from tests.support.commands import nearfar
 
 
@@ -50,7 +54,8 @@ def test_codes_of_a_gguf_file_are_in_inspect(tmp_path: Path) -> None:
         return gguf.quants.quantize(value.astype("float32"), gguf_files.KINDS.Q8_0), "Q8_0"
 
     file = gguf_files.write(source, tmp_path / "classics.gguf", store, vocabulary=vocabulary)
-    built = nearfar("build", file, "--target", "cpu", "--cpu-features", "native", "-o", tmp_path / "out")
+    with mock.patch("nearfar.cli.build.BuildOptions", partial(BuildOptions, buckets=FEW)):
+        built = nearfar("build", file, "--target", "cpu", "--cpu-features", "native", "-o", tmp_path / "out")
     assert built.returncode == 0, built.stderr
     assert "exact: 17 matrices" in built.stderr
     shown = nearfar("inspect", tmp_path / "out" / "cpu")

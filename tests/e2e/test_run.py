@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from nearfar.build.pipeline import BuildOptions, build
+from nearfar.kernels.buckets import Buckets
 from tests.shared_data import shared_data
 from tests.support import commands
 from tests.support.artifacts import Built
@@ -21,7 +22,11 @@ def stories(built: Built) -> Path:
 @pytest.fixture(scope="module")
 def classics(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("classics")
-    build(BuildOptions(str(shared_data("models", "classics-1M")), out, ("cpu",), "none"))
+    options = BuildOptions(
+        str(shared_data("models", "classics-1M")), out, ("cpu",), "none", cpu_features=("native",),
+        buckets=Buckets((1, 16), (1,)),
+    )  # fmt: skip
+    build(options)
     return out
 
 

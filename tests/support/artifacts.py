@@ -10,7 +10,31 @@ import pytest
 from filelock import FileLock
 
 from nearfar.build.targets import target_names
+from nearfar.kernels.buckets import Buckets
 from tests.shared_data import shared_data
+
+BUCKETS = dict.fromkeys((("classics-7M", "q4"), ("stories260K", "none")))
+FEW = Buckets((1, 16))
+"""Sizes of steps by model and quantization: all that suit a target (None), those that all targets have, and
+for other models a few. To compile the kernels of a size takes 2 CPU seconds for the CPU, one for another
+target.
+"""
+_FEWER = (
+    "from functools import partial\n"
+    "from nearfar.cli import app, build\n"
+    "from nearfar.kernels.buckets import Buckets\n"
+    "build.BuildOptions = partial(build.BuildOptions, buckets={})\n"
+    "app()\n"
+)
+
+
+def build_command(buckets: Buckets | None = None) -> list[str]:
+    """The command `nearfar build` as a process of its own. `buckets`: sizes of steps, for which it has no
+    option.
+    """
+    if buckets is None:
+        return [sys.executable, "-m", "nearfar", "build"]
+    return [sys.executable, "-c", _FEWER.format(buckets), "build"]
 
 
 class Built:
@@ -35,10 +59,7 @@ class Built:
             lacking = [name for name in targets or target_names() if not (out / name).exists()]
             if lacking:
                 command = [
-                    sys.executable,
-                    "-m",
-                    "nearfar",
-                    "build",
+                    *build_command(BUCKETS.get((checkpoint.name, quant), FEW)),
                     str(checkpoint),
                     "--quant",
                     quant,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,11 +35,15 @@ WASM = {"wasm": 1, "wasm-threads": 3}
 BACKENDS = (*(backend for name in device_names() for backend in VARIANTS.get(name, (name,))), *WASM)
 """A target, with the precision of its program where it is not the device's to choose."""
 
+FAST = ("cpu", "wasm")
+"""Backends on which an answer of a hundred tokens takes less than a CPU second; on the others 2 to 6."""
+
 MODELS = {"stories": ("stories260K", "none"), "q4": ("classics-7M", "q4"), "q8": ("classics-7M", "q8")}
 
 
 ON_SOFTWARE = ("webgpu", "vulkan")
-"""Targets that software plays in tests."""
+"""Targets that software plays in tests: a program of theirs takes seconds to compile, a long prompt too."""
+SOFTWARE = [name for name in BACKENDS if name.partition("-")[0] in ON_SOFTWARE]
 SOME = {STEP_BUCKETS[1], *(rows for _, rows in paired(("",), (0, *STEP_BUCKETS[2:-1])))}
 """Rows that steps can have there in this run, beside the fewest and the most. The second fewest always: two
 answers at once took steps of 64 rows without it, 200 CPU seconds in test_structured_output alone.
@@ -65,14 +69,7 @@ class Lab:
         if target not in ON_SOFTWARE:
             return whole
         made = self._folder / model / target
-        if not made.exists():
-            made.mkdir(parents=True)
-            for each in whole.iterdir():
-                if each.name != "manifest.json":
-                    (made / each.name).symlink_to(each)
-            (made / "manifest.json").write_bytes((whole / "manifest.json").read_bytes())
-            edit_manifest(made, _with_some_steps)
-        return made
+        return made if made.exists() else with_some_steps(whole, made, SOME)
 
     def engine(self, model: str, backend: str) -> Engine:
         """An engine that all tests of the session share; skips where the device is absent."""
@@ -95,12 +92,22 @@ class Lab:
             engine.close()
 
 
-def _with_some_steps(manifest: dict[str, Any]) -> None:
-    for program in manifest["programs"]:
-        steps = program["functions"]["step"]
-        program["functions"]["step"] = [
-            step for step in steps if step in (steps[0], steps[-1]) or step["size"] in SOME
-        ]
+def with_some_steps(whole: Path, made: Path, sizes: Collection[int]) -> Path:
+    """An artifact in the folder `made` that has some steps of another: the fewest rows, the most, `sizes`."""
+
+    def fewer(manifest: dict[str, Any]) -> None:
+        for program in manifest["programs"]:
+            steps = program["functions"]["step"]
+            kept = [step for step in steps if step in (steps[0], steps[-1]) or step["size"] in sizes]
+            program["functions"]["step"] = kept
+
+    made.mkdir(parents=True)
+    for each in whole.iterdir():
+        if each.name != "manifest.json":
+            (made / each.name).symlink_to(each)
+    (made / "manifest.json").write_bytes((whole / "manifest.json").read_bytes())
+    edit_manifest(made, fewer)
+    return made
 
 
 def require(backend: str) -> None:

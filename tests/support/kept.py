@@ -35,6 +35,7 @@ def use_kept(environment: MutableMapping[str, str], now: float | None = None) ->
     zig = folder / "zig" / _zig()
     for each in (folder / "mesa", zig):  # Mesa makes its own folder, not those above it
         each.mkdir(parents=True, exist_ok=True)
+    environment[FOLDER] = str(folder)  # for processes that are given another NEARFAR_HOME
     environment.setdefault(KERNELS, str(folder / "kernels"))
     environment.setdefault("MESA_SHADER_CACHE_DIR", str(folder / "mesa"))
     environment.setdefault("MESA_SHADER_CACHE_MAX_SIZE", MESA_LIMIT)

@@ -367,8 +367,7 @@ def test_what_was_verified_is_not_read_again_to_be_trusted(
 ) -> None:
     """A library can be large; but one that has changed since is another."""
     monkeypatch.delenv("NEARFAR_TRUST", raising=False)
-    for variable in ("HOME", "XDG_DATA_HOME", "LOCALAPPDATA"):
-        monkeypatch.setenv(variable, str(tmp_path / "home"))
+    monkeypatch.setenv("NEARFAR_HOME", str(tmp_path / "home"))
     read: list[str] = []
     digest = hashlib.file_digest
 

@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.hostile import ENGINES, HOSTILE, Rig, attack, completion, healthy, open_rig
 from tests.support.servers import RunningServer
+from tests.support.turns import in_turns
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +77,7 @@ def closed_after(connection: socket.socket) -> float:
     return time.monotonic() - start
 
 
+@in_turns("rig")  # what reads requests is the same whatever computes, and waits for seconds
 @pytest.mark.parametrize(
     ("sent", "answer"),
     [

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from nearfar.folders import cache_folder
+from nearfar.folders import cache_folder, data_folder
 from tests.support.kept import UNUSED, use_kept
 
 
@@ -34,6 +34,12 @@ def test_without_a_name_it_is_beside_the_user_s_cache_and_not_in_it(
     kernels = Path(environment["NEARFAR_KERNEL_CACHE"])
     assert kernels == tmp_path / "home" / "nearfar-tests" / "kernels"
     assert not kernels.is_relative_to(cache_folder())
+
+
+def test_a_run_has_a_home_of_its_own() -> None:
+    for folder in (cache_folder(), data_folder()):
+        assert folder.parent.name.startswith("nearfar-tests-home-")
+        assert not folder.is_relative_to(Path.home())
 
 
 def test_what_zig_of_another_version_made_is_given_up_after_a_month(tmp_path: Path) -> None:

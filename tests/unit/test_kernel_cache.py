@@ -92,6 +92,7 @@ def test_the_folder_is_the_one_that_the_environment_names(
     monkeypatch.setenv(FOLDER, str(tmp_path / "named"))
     assert KernelCache().folder == tmp_path / "named"
     monkeypatch.delenv(FOLDER)
+    monkeypatch.delenv("NEARFAR_HOME")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     if sys.platform == "linux":
         assert KernelCache().folder == tmp_path / "cache" / "nearfar" / "kernels"

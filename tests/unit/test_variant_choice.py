@@ -76,7 +76,7 @@ def test_nothing_is_tried_where_the_choice_is_known(case: dict[str, Any]) -> Non
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("NEARFAR_HOME", str(tmp_path))
 
 
 def test_a_choice_is_kept_for_its_artifact_its_adapter_and_its_finalists() -> None:

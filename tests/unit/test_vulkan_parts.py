@@ -128,6 +128,7 @@ def test_pipelines_of_two_drivers_and_of_other_kernels_are_kept_apart(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.delenv("NEARFAR_HOME")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     a, b, c = (kernel(name)[1] for name in "abc")
     one = pipelines.cache_file("device-driver1", [a, b])

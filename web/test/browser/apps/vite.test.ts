@@ -21,6 +21,10 @@ import {
 import { type Installed, installPackage } from "../../support/built.js";
 import { CHROMIUM, openChromium } from "../../support/chromium.js";
 import { run, WEB } from "../../support/programs.js";
+import { inTurns } from "../../support/turns.js";
+
+/** Of the majors before the present one a run has one. */
+const EARLIER = inTurns(["vite6", "vite7"]).map((name) => ({ name, sources: ["page"] }));
 
 let installed: Installed;
 let browser: Browser;
@@ -44,8 +48,7 @@ describe.skipIf(!CHROMIUM)("an app in Chromium", BESIDE, () => {
   afterAll(() => browser?.close());
 
   describe.each([
-    { name: "vite6", sources: ["page"] },
-    { name: "vite7", sources: ["page"] },
+    ...EARLIER,
     { name: "vite", sources: ["page"] },
     { name: "vite", sources: ["page", "shared"] },
   ])("of $name: $sources", ({ name, sources }) => {
