@@ -1,4 +1,4 @@
-/** Those who wait for their turn; one channel serves all of them. */
+/** Calls of `turn` that wait; one channel serves all of them. */
 const waiting: (() => void)[] = [];
 let channel: MessageChannel | null = null;
 
