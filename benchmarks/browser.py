@@ -27,7 +27,7 @@ from typing import Any
 
 from playwright.sync_api import Browser, BrowserContext, sync_playwright
 
-from nearfar.page_server import PageServer, Site, open_server
+from nearfar.cli.page_server import PageServer, Site, open_server
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = Path(__file__).parent / "web"

@@ -24,8 +24,8 @@ def build(shape: str, folder: Path) -> Path:
     """The artifact, for this machine's processor."""
     from nearfar.build.pipeline import BuildOptions
     from nearfar.build.pipeline import build as run
+    from nearfar.build.synth import synth_checkpoint
     from nearfar.kernels.buckets import Buckets
-    from nearfar.synth import synth_checkpoint
 
     synth_checkpoint(shape, folder / "checkpoint")
     options = BuildOptions(

@@ -27,8 +27,8 @@ def build(shape: str, folder: Path) -> Path:
     """The q4 artifact of a shape, for the CPU."""
     from nearfar.build.pipeline import BuildOptions
     from nearfar.build.pipeline import build as run
+    from nearfar.build.synth import synth_checkpoint
     from nearfar.kernels.buckets import Buckets
-    from nearfar.synth import synth_checkpoint
 
     checkpoint = folder / "checkpoint"
     synth_checkpoint(shape, checkpoint)
@@ -73,7 +73,7 @@ def load(artifact: Path, tokens: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure the shapes, print a table."""
-    from nearfar.synth import published, shape_names
+    from nearfar.build.synth import published, shape_names
 
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

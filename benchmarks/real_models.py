@@ -1,16 +1,13 @@
-"""Real trained models on each target: seconds to load, and whether their greedy texts equal those of others.
+"""Real trained models on each target: seconds to load, and whether their greedy texts equal llama.cpp's.
 
     python benchmarks/real_models.py FILE.gguf… [--targets cpu,onnx,vulkan,webgpu] [--tokens 48]
     python benchmarks/real_models.py FILE.gguf… --folder DIR --json FILE
 
 Each model is built once for each target, into DIR/<model>/<target> or a folder that is deleted afterwards; a
 target that cannot run here is left out with its reason. The texts are those of eight prompts, continued by
-the token that is most likely each time. Two others read the same file (pip install 'nearfar[bench]'; what is
-not installed is left out): llama.cpp, and transformers with all weights and sums in float32, which is what
-the file says. Where two tokens are nearly as likely, rounding decides: so the table also has how many
-characters were equal before the first that was not. llama.cpp attends with flash attention, as llama-server
-does where it can: without it llama.cpp sums in float16, and 4 of its 8 texts of Qwen2.5-Coder-0.5B are others
-than in float32.
+the token that is most likely each time. llama.cpp reads the same file (pip install 'nearfar[bench]'); without
+it the targets are compared with each other alone. Sums in another order decide differently where two tokens
+are nearly as likely: so the table also has how many characters were equal before the first that was not.
 
 A load is that of a process which has loaded the libraries, with the file in the system's cache: the median of
 three.
@@ -50,8 +47,6 @@ PROMPTS = (
 TARGETS = ("cpu", "onnx", "vulkan", "webgpu")
 LOADS = 3
 PEER = "llama.cpp"
-EXACT = "float32"
-NEEDED = {PEER: ("llama_cpp",), EXACT: ("torch", "transformers", "accelerate")}
 Texts = dict[str, list[str]]
 Continue = Callable[[str], str]
 
@@ -91,24 +86,21 @@ def measured(model: Path, base: Path, targets: list[str], tokens: int, console: 
     """Loads and texts of one model, printed as a table."""
     texts: Texts = {}
     loads: dict[str, float] = {}
-    for other, text_of in ((PEER, with_llama), (EXACT, with_transformers)):
-        if all(importlib.util.find_spec(name) for name in NEEDED[other]):
-            loads[other], texts[other] = text_of(model, tokens)
-        else:
-            console.print(f"{other}: left out (pip install 'nearfar\\[bench]')")
+    if importlib.util.find_spec("llama_cpp"):
+        loads[PEER], texts[PEER] = with_llama(model, tokens)
+    else:
+        console.print(f"{PEER} is not installed (pip install 'nearfar\\[bench]'): targets are compared alone")
     for target in targets:
         try:
             loads[target], texts[target] = with_nearfar(model, base, target, tokens)
         except (NearfarError, subprocess.CalledProcessError) as error:
             console.print(f"{target}: left out ({error})")
-    others = [name for name in (PEER, EXACT) if name in texts] or list(texts)[:1]
-    table = Table("", "load (s)", title=model.name)
-    for other in others:
-        table.add_column(f"equal to {other}")
-        table.add_column("equal beginnings (characters)")
+    first, *_ = texts
+    table = Table("", "load (s)", f"equal to {first}", "equal beginnings (characters)", title=model.name)
     for name, made in texts.items():
-        cells = (cell for other in others for cell in compared(made, texts[other]))
-        table.add_row(name, f"{loads[name]:.2f}", *cells)
+        equal = [ours == theirs for ours, theirs in zip(made, texts[first], strict=True)]
+        begun = [common(*pair) for pair in zip(made, texts[first], strict=True)]
+        table.add_row(name, f"{loads[name]:.2f}", f"{sum(equal)} of {len(equal)}", " ".join(map(str, begun)))
     console.print(table)
     return {"loads": loads, "texts": texts}
 
@@ -145,30 +137,7 @@ def with_llama(model: Path, tokens: int) -> tuple[float, list[str]]:
 
         return go
 
-    def opened() -> Any:
-        return Llama(str(model), n_ctx=1024, verbose=False, flash_attn=True)
-
-    return run(opened, continued, lambda llama: llama.close())
-
-
-def with_transformers(model: Path, tokens: int) -> tuple[float, list[str]]:
-    """The same by transformers, in float32."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    start = time.perf_counter()
-    read: dict[str, Any] = {"gguf_file": model.name}
-    tokenizer = AutoTokenizer.from_pretrained(model.parent, **read)
-    loaded = AutoModelForCausalLM.from_pretrained(model.parent, dtype=torch.float32, **read).eval()
-    seconds = time.perf_counter() - start
-
-    def go(prompt: str) -> str:
-        ids = tokenizer(prompt, return_tensors="pt")
-        made = loaded.generate(**ids, max_new_tokens=tokens, do_sample=False, repetition_penalty=1.0)
-        return str(tokenizer.decode(made[0, ids["input_ids"].shape[1] :], skip_special_tokens=True))
-
-    with torch.inference_mode():
-        return seconds, [go(prompt) for prompt in PROMPTS]
+    return run(lambda: Llama(str(model), n_ctx=1024, verbose=False), continued, lambda llama: llama.close())
 
 
 def run(
@@ -186,13 +155,6 @@ def run(
     texts = [go(prompt) for prompt in PROMPTS]
     close(engine)
     return statistics.median(seconds), texts
-
-
-def compared(made: list[str], others: list[str]) -> tuple[str, str]:
-    """How many texts are equal, and how far each is."""
-    pairs = list(zip(made, others, strict=True))
-    equal = sum(ours == theirs for ours, theirs in pairs)
-    return f"{equal} of {len(pairs)}", " ".join(str(common(*pair)) for pair in pairs)
 
 
 def common(ours: str, theirs: str) -> int:

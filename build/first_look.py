@@ -8,15 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nearfar import strict_json
 from nearfar.checkpoint_files import ADAPTER, check_no_adapter
 from nearfar.edge_runtime.text.files import NO_TEMPLATE
 from nearfar.errors import ArtifactError, CheckpointError, RequestError
 from nearfar.hub import HUB_ID, check_there, names_of, no_path, snapshot, text_of
-from nearfar.step.kinds import writes_no_text
+from nearfar.step.kinds import CONFIG, check_writes_text, config_in, config_of
 from nearfar.step.models import NESTED, check_known
-
-CONFIG = "config.json"
 
 
 def first_look(source: str, context: int | None = None, embeddings: bool = False) -> None:
@@ -28,21 +25,12 @@ def first_look(source: str, context: int | None = None, embeddings: bool = False
     """
     if (told := no_path(source)) is not None:
         raise CheckpointError(told)
-    config = check_writes_text(source)
+    config = config_at(source)
     if config is None:
         _check_adapter(source)
     else:
+        check_writes_text(config, source)
         _check_buildable(source, config, context, embeddings)
-
-
-def check_writes_text(source: str) -> Mapping[str, Any] | None:
-    """The config of a checkpoint, here or on the hub, where there is one that can be read; CheckpointError
-    for that of a model that writes no text, which transformers would load with a head of random numbers.
-    """
-    config = _config(source)
-    if config is not None and (what := writes_no_text(config)):
-        raise CheckpointError(f"{source}: config.json: {what}")
-    return config
 
 
 def check_chats(source: str) -> None:
@@ -54,7 +42,7 @@ def check_chats(source: str) -> None:
 
     if is_gguf(path):
         there = any(key.startswith("tokenizer.chat_template") for key in read_header(path).metadata)
-    elif _config(source) is not None:
+    elif config_at(source) is not None:
         from nearfar.build.weights.checkpoint import DirectoryCheckpoint
 
         folder = _settings(source)
@@ -137,17 +125,13 @@ def _check_adapter(source: str) -> None:
         return
 
 
-def _config(source: str) -> Mapping[str, Any] | None:
+def config_at(source: str) -> Mapping[str, Any] | None:
+    """The config of a checkpoint, here or on the hub, where there is one that can be read."""
     path = Path(source).expanduser()
     if path.exists():
-        text = (path / CONFIG).read_bytes() if (path / CONFIG).is_file() else None
-    else:
-        named = HUB_ID.fullmatch(source)
-        if named and named["wanted"] is not None:
-            check_there(named["repository"])  # a repository of GGUF files has no configuration
-        text = text_of(named["repository"], CONFIG) if named and named["wanted"] is None else None
-    try:
-        read = None if text is None else strict_json.loads(text)
-    except ValueError:
-        return None
-    return read if isinstance(read, dict) else None
+        return config_in(path)
+    named = HUB_ID.fullmatch(source)
+    if named and named["wanted"] is not None:
+        check_there(named["repository"])  # a repository of GGUF files has no configuration
+    text = text_of(named["repository"], CONFIG) if named and named["wanted"] is None else None
+    return None if text is None else config_of(text)

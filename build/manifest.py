@@ -7,7 +7,6 @@ from typing import Any
 
 import tvm
 
-import nearfar
 from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.quantize import METHOD
 from nearfar.build.weights.stream import KEPT, Report
@@ -19,6 +18,7 @@ from nearfar.format.manifest import (
     KvCache,
     Quantization,
     Rope,
+    ShortRope,
     StepRecords,
     StoredMatrix,
 )
@@ -26,6 +26,8 @@ from nearfar.format.manifest import Model as ModelRecord
 from nearfar.format.sizes import MAX_ROWS, PAGE_SIZE
 from nearfar.kernels.quantized import Matrix
 from nearfar.step.model import Model, Step, op_record, param_record
+from nearfar.step.rope import Rope as StepRope
+from nearfar.version import __version__
 
 CACHE = Cache(page_size=PAGE_SIZE, slots=MAX_ROWS)
 
@@ -67,19 +69,38 @@ def step_records(step: Step) -> StepRecords:
     return StepRecords(tuple(map(op_record, step.ops)), tuple(map(param_record, step.params)))
 
 
-def rope_tensor(name: str) -> str:
-    """The weight that holds a table's frequencies."""
-    return f"rope.{name}.inv_freq"
+def rope_tensors(step: Step) -> dict[str, tuple[float, ...]]:
+    """The frequencies of all tables, by the names of the weights that hold them."""
+    tensors = {}
+    for name, rope in step.ropes.items():
+        tensors[_rope_tensor(name)] = rope.inv_freq
+        if rope.short is not None:
+            tensors[_rope_tensor(name, "short")] = rope.short.inv_freq
+    return tensors
+
+
+def _rope_tensor(*parts: str) -> str:
+    return ".".join(("rope", *parts, "inv_freq"))
 
 
 def stream_ropes(step: Step) -> dict[str, Rope]:
     """The manifest's `ropes` where frequencies are tensors of the weight stream."""
-    return {name: Rope(rope_tensor(name), rope.scale) for name, rope in step.ropes.items()}
+    return {
+        name: _rope(rope, _rope_tensor(name), _rope_tensor(name, "short"))
+        for name, rope in step.ropes.items()
+    }
 
 
 def listed_ropes(step: Step) -> dict[str, Rope]:
     """The manifest's `ropes` where frequencies stand in it."""
-    return {name: Rope(rope.inv_freq, rope.scale) for name, rope in step.ropes.items()}
+    return {
+        name: _rope(rope, rope.inv_freq, rope.short.inv_freq if rope.short else ())
+        for name, rope in step.ropes.items()
+    }
+
+
+def _rope(rope: StepRope, long: str | tuple[float, ...], short: str | tuple[float, ...]) -> Rope:
+    return Rope(long, rope.scale, ShortRope(short, rope.short.context) if rope.short else None)
 
 
 def quantization(scheme: str, matrices: dict[str, Matrix], report: Report) -> Quantization:
@@ -123,7 +144,7 @@ def provenance(checkpoint: Checkpoint, sha256: str, report: Report, keys: bool) 
     No times or paths: the same input gives the same bytes.
     """
     made = {
-        "nearfar": nearfar.__version__,
+        "nearfar": __version__,
         "tvm": tvm.__version__,
         "checkpoint": checkpoint.name,
         "checkpoint_sha256": sha256,

@@ -30,7 +30,8 @@ from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import ArtifactError, BuildError
 from nearfar.format.adapters import DEVICE_CLASSES
 from nearfar.format.kv import OF_BITS
-from nearfar.format.manifest import FORMAT, VERSION, File, Manifest, TokenizerFiles, Weights, document
+from nearfar.format.manifest import FORMAT, VERSION, File, Manifest, TokenizerFiles, Weights
+from nearfar.format.manifest_file import document
 from nearfar.format.seal import seal
 from nearfar.interruptible import Stopped
 from nearfar.kernels.contract import PRODUCTS

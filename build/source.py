@@ -32,7 +32,6 @@ from nearfar.step.config import ConfigReader
 from nearfar.step.model import Model
 from nearfar.step.params import Param
 from nearfar.step.reading import Reading, read_model, without_prefix
-from nearfar.step.rope import longer_than
 
 
 @dataclass(frozen=True)
@@ -119,12 +118,15 @@ def open_source(options: BuildOptions) -> Source:
 def _surprises(reading: Reading) -> Iterator[str | None]:
     """Notes for the user: settings of config.json that a build follows in an unexpected way."""
     yield foreign_code(reading.config, reading.model_type)
-    if (original := longer_than(reading.config, reading.model.context_length)) is not None:
-        yield (
-            f"longrope: texts of up to {original:,} tokens are computed with the factors of longer ones, "
-            "and so their logits differ from transformers' (docs/decisions/0014-one-set-of-longrope.md): "
-            f"for such texts build with --context {original}"
-        )
+    for rope in reading.model.step.ropes.values():
+        if rope.short is not None:
+            original = rope.short.context
+            yield (
+                f"longrope: an engine with a context of more than {original:,} tokens takes the long factors "
+                "for all its texts: logits of short ones then differ from transformers' "
+                "(docs/decisions/0014-longrope.md). For the short factors load it with a context of "
+                f"{original:,} tokens (--context {original}); onnx needs a build with --context {original}"
+            )
 
 
 def _part(tensor: str) -> str:

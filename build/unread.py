@@ -1,24 +1,25 @@
 """Whether a config.json says something that its model file has not asked for: it is refused, never ignored.
 
-What a key means is known by transformers' own config class of the model type: a key that it has, with another
-value than its default, would change the answers there. Keys that it lacks change nothing there either, except
-those of other architectures' that a fork of the code may have honoured.
+What a key means is known by transformers' own config class of the model type, whose defaults are in
+config_defaults.json: a key that it has, with another value than its default, would change the answers there.
+Keys that it lacks change nothing there either, except keys of other architectures that a fork of the code may
+have honoured.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import os
-import re
-import sys
-from collections.abc import Iterable, Mapping
-from importlib.util import find_spec
+import functools
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from nearfar.build.weights.packed.settings import PLACES
 from nearfar.errors import CheckpointError
 from nearfar.step.config import ConfigReader, show
+
+DEFAULTS = "config_defaults.json"
+"""The file beside this one with the defaults of transformers' config classes."""
 
 NEUTRAL = frozenset({
     "model_type", "architectures", "transformers_version", "dtype", "torch_dtype", "auto_map",
@@ -70,48 +71,19 @@ def foreign_code(config: ConfigReader, model_type: str) -> str | None:
 
 def _honoured(unread: Mapping[str, Any], model_type: str) -> dict[str, Any]:
     """The unread keys that transformers knows and whose values differ from its defaults."""
-    written = _written(unread)
-    known = _defaults(model_type) if written else {}
+    known = _defaults()[model_type]
     return {key: value for key, value in unread.items() if key in known and value != known[key]}
 
 
-def _written(keys: Iterable[str]) -> set[str]:
-    """The keys that the source of transformers' config classes has somewhere as a word, as their fields are;
-    all keys where transformers is imported already or its source cannot be read.
+@functools.cache
+def _defaults() -> dict[str, dict[str, Any]]:
+    """By model_type the keys of transformers' config class, with their defaults (scripts/freeze_defaults.py).
 
-    What is left over of a config is mostly notes of whoever made it, which no class has: looking through 4 MB
-    takes 0.1 s, importing transformers 1 s of a processor, and 3 where PyTorch is installed.
+    A copy, since importing transformers takes 1 s of a processor, and 3 where PyTorch is installed.
     """
-    sources = [] if "transformers" in sys.modules else _sources()
-    if not sources:
-        return set(keys)
-    left = {key: re.compile(rf"\b{key}\b") for key in keys if key.isidentifier()}
-    found: set[str] = set()
-    for path in sources:
-        text = path.read_text(encoding="utf-8")
-        found |= {key for key, word in left.items() if key not in found and key in text and word.search(text)}
+    text = Path(__file__).with_name(DEFAULTS).read_text(encoding="utf-8")
+    found: dict[str, dict[str, Any]] = json.loads(text)
     return found
-
-
-def _sources() -> list[Path]:
-    """Files of the installed transformers that have its config classes, or what these inherit."""
-    spec = find_spec("transformers")
-    for root in map(Path, (spec and spec.submodule_search_locations) or ()):
-        if (root / "configuration_utils.py").is_file():
-            return [*root.glob("*_utils.py"), *root.glob("*/**/configuration_*.py")]
-    return []
-
-
-def _defaults(model_type: str) -> dict[str, Any]:
-    """The keys of the config class, with their defaults; none where the installed transformers lacks it."""
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # that there is no torch: none is needed
-    from transformers import CONFIG_MAPPING  # takes seconds, and is needed only for keys that it may know
-
-    if model_type not in CONFIG_MAPPING:
-        return {}
-    fields = [field for field in dataclasses.fields(CONFIG_MAPPING[model_type]) if field.init]
-    made = {f.name: f.default_factory() for f in fields if f.default_factory is not dataclasses.MISSING}
-    return made | {f.name: f.default for f in fields if f.default is not dataclasses.MISSING}
 
 
 def _refused(config: ConfigReader, model_type: str, key: str, value: object) -> CheckpointError:

@@ -6,15 +6,15 @@ A device is called like the target whose artifacts it runs; nothing else names i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Protocol, cast
 
 from nearfar.edge_runtime import executors
+from nearfar.edge_runtime.found import Found
 from nearfar.errors import RequestError
-from nearfar.format.adapters import Adapter
 
 if TYPE_CHECKING:
     from nearfar.edge_runtime.artifact.reader import Artifact
@@ -31,30 +31,6 @@ ELSEWHERE = {
     "gpu": "a GPU is vulkan, webgpu or on a Mac mlx",
 }
 """What other programs call devices, and what to take instead."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """What a device offers. `memory`: bytes that may be taken, where it is not simply the host's."""
-
-    features: frozenset[str]
-    limits: Mapping[str, int] = field(default_factory=dict)
-    memory: int | None = None
-    adapter: Adapter | None = None
-    """What kind of GPU it is; None on devices without programs for classes of them."""
-    arch: str | None = None
-    system: str | None = None
-    """Whose native code it runs: an architecture and an operating system; None on devices that run none."""
-    advice: str = ""
-    """What to do where it can run no program of an artifact."""
-
-    def largest_buffer(self) -> int | None:
-        """Bytes of the largest buffer that kernels of the device reach.
-
-        None where buffers have no limit of their own.
-        """
-        names = ("maxStorageBufferBindingSize", "maxBufferSize", "maxStorageBufferRange")
-        return min((self.limits[name] for name in names if name in self.limits), default=None)
 
 
 @dataclass(frozen=True)

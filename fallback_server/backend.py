@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from nearfar.edge_runtime.grammars import Grammar
+from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.format.sampling import NOTHING, SamplingDefaults
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -161,8 +162,10 @@ class Backend(Protocol):
         """End a request; nothing happens if it has ended already."""
         ...
 
-    async def embed(self, request: EmbedRequest) -> list[float]:
-        """The vector of a sequence. Cancelling the call ends the work on it. Refuses as `submit` does."""
+    async def embed(self, request: EmbedRequest) -> Vector:
+        """The vector of a sequence, as the model makes it. Cancelling the call ends the work on it. Refuses
+        as `submit` does.
+        """
         ...
 
     def stats(self) -> BackendStats:

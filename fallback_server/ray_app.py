@@ -119,9 +119,7 @@ class Front:
         # Serve awaits a constructor; type checkers do not know that.
         source = text_source(options.model, kind, options.engines)
         backend = await RayBackend.connect(handle, options.ray)
-        self._engine = LocalEngine(
-            backend, source.directory, source.bos, options.engines.text, options.engines.names
-        )
+        self._engine = LocalEngine(backend, source, options.engines.text, options.engines.names)
         await self._engine.start()
         keys = KeyStore(options.keys) if options.keys is not None else None
         limits = ServerLimits(requests=options.max_requests, fronts=options.fronts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Container, Coroutine
 from typing import Any
 
 from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
@@ -147,6 +147,12 @@ def check_room(waiting: int, max_waiting: int) -> None:
         raise OverloadError(f"{max_waiting} requests are waiting already; try again later", 2.0)
 
 
+def check_new(request_id: str, *under_way: Container[str]) -> None:
+    """RequestError for an id that is under way."""
+    if any(request_id in each for each in under_way):
+        raise RequestError(f"a request with the id {request_id!r} is under way already", "id")
+
+
 class TaskStreams:
     """The requests of a backend that are under way, by id, each with a task of its own."""
 
@@ -159,8 +165,7 @@ class TaskStreams:
 
     def check_new(self, request_id: str) -> None:
         """RequestError for an id that is under way."""
-        if request_id in self._streams:
-            raise RequestError(f"a request with the id {request_id!r} is under way already")
+        check_new(request_id, self._streams)
 
     def start(self, request_id: str, work: Callable[[TaskStream], Coroutine[Any, Any, None]]) -> TaskStream:
         """Work on a request; it is under way until its task ends."""

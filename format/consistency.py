@@ -7,14 +7,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 from nearfar.format import packs
+from nearfar.format.buffers import buffers
+from nearfar.format.manifest import Function, Kernel, Manifest, Program, Tensor
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP
-from nearfar.step.ops import Attend, RopeAppend, reads, weights_of
-
-if TYPE_CHECKING:
-    from nearfar.format.manifest import Function, Kernel, Manifest, Program, Tensor
+from nearfar.step.ops import problems_of
+from nearfar.step.shapes import Shapes
 
 DTYPE_BYTES = {
     "float32": 4,
@@ -78,24 +77,12 @@ def _step(manifest: Manifest) -> Iterator[str]:
         return
     if (manifest.model.task == "embed") != (manifest.step.embedding is not None):
         yield f"model.task is {manifest.model.task}, and the step ends in {ops[-1].op if ops else 'nothing'}"
-    made: set[str] = set()
+    shapes = Shapes(params, manifest.caches, manifest.ropes)
     for op in ops:
-        if unknown := [name for name in reads(op) if name not in made]:
-            yield f"step: {op.out} reads {unknown[0]}, which nothing before it makes"
-        made.add(op.out)
-        if isinstance(op, RopeAppend | Attend):
-            if not 0 <= op.cache < len(manifest.caches):
-                yield f"step: {op.out} uses cache {op.cache}, there are {len(manifest.caches)}"
-            elif op.heads % manifest.caches[op.cache].kv_heads:
-                yield (
-                    f"step: {op.out} has {op.heads} heads for {manifest.caches[op.cache].kv_heads} heads of "
-                    "keys"
-                )
-        if isinstance(op, RopeAppend) and op.rope is not None and op.rope not in manifest.ropes:
-            yield f"step: {op.out} turns by {op.rope!r}, which is not among ropes"
-        for weight in weights_of(op):
-            if weight not in params:
-                yield f"step: {op.out} names the weight {weight!r}, which is no parameter"
+        if found := problems_of(op, shapes):
+            yield from (f"step: {op.out} {problem}" for problem in found)
+            return  # what later operations read is not known
+        shapes.widths[op.out] = op.out_width(shapes)
 
 
 def _stream(manifest: Manifest) -> Iterator[str]:
@@ -134,10 +121,11 @@ def _ropes(manifest: Manifest) -> Iterator[str]:
     """The frequencies of each table are a tensor, half as many as a head of a cache is long."""
     halves = sorted({cache.head_dim // 2 for cache in manifest.caches})
     tensors = {tensor.name: tensor for tensor in manifest.weights.tensors}
-    for name, rope in manifest.ropes.items():
-        tensor = tensors.get(str(rope.inv_freq))
+    named = [(name, each) for name, rope in manifest.ropes.items() for each in rope.all_frequencies()]
+    for name, frequencies in named:
+        tensor = tensors.get(str(frequencies))
         if tensor is None:
-            yield f"ropes.{name}.inv_freq is {str(rope.inv_freq)[:80]!r}, which is no tensor of the weights"
+            yield f"ropes.{name}.inv_freq is {str(frequencies)[:80]!r}, which is no tensor of the weights"
         elif tensor.dtype != "float32" or tensor.shape not in [(half,) for half in halves]:
             yield (
                 f"tensor {tensor.name} is {tensor.dtype} {list(tensor.shape)}, "
@@ -147,8 +135,6 @@ def _ropes(manifest: Manifest) -> Iterator[str]:
 
 def _buffers(manifest: Manifest) -> Iterator[str]:
     """A buffer that a runtime does not know it could not fill, one of another shape it would fill wrongly."""
-    from nearfar.format.buffers import buffers  # which is made of the manifest's records
-
     tensors = {tensor.name: math.prod(tensor.shape) for tensor in manifest.weights.tensors}
     counts = {
         name: tensors.get(rope.inv_freq, 0) if isinstance(rope.inv_freq, str) else len(rope.inv_freq)
@@ -194,7 +180,7 @@ def _safetensors(manifest: Manifest) -> Iterator[str]:
         )
     halves = sorted({cache.head_dim // 2 for cache in manifest.caches})
     for name, rope in manifest.ropes.items():
-        if isinstance(rope.inv_freq, str) or len(rope.inv_freq) not in halves:
+        if any(isinstance(each, str) or len(each) not in halves for each in rope.all_frequencies()):
             yield f"ropes.{name}.inv_freq should be as many numbers as one of {halves}, none below 0"
     if manifest.config is None:
         yield "config is missing: the record of config.json"

@@ -1,29 +1,19 @@
-"""The manifest of an artifact as typed records: docs/artifact.md, checked by format/manifest.schema.json."""
+"""The manifest of an artifact as typed records (docs/artifact.md). manifest_file.py reads and checks them."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
-import json
-import types
 import typing
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-import jsonschema
-
-from nearfar import strict_json
-from nearfar.errors import ArtifactError
-from nearfar.format import consistency
 from nearfar.format.adapters import DeviceClass
 from nearfar.format.answers import AnswerFormat
 from nearfar.format.kv import Float, KvDtype
 from nearfar.format.sampling import NOTHING, SamplingDefaults
-from nearfar.format.seal import FIELD, is_sealed
-from nearfar.step.model import field_types, op_of, param_of
+from nearfar.step.model import op_of, param_of
 from nearfar.step.ops import Embedding, Op
 from nearfar.step.params import Param as StepParam
 
@@ -31,7 +21,6 @@ FORMAT = "nearfar-artifact"
 VERSION = 3
 LISTING = "nearfar-targets"
 """The format of what a server may answer for the manifest.json that a folder of several targets lacks."""
-LARGEST = 1e300  # of a number: what JSON can write and float64 cannot hold is refused
 
 Dim = int | str
 """A dimension: a number, or "pages.<group>" or "context", which the runtime chooses."""
@@ -81,6 +70,14 @@ class KvCache:
 
 
 @dataclass(frozen=True)
+class ShortRope:
+    """LongRoPE: the frequencies of engines whose context is at most `context`, instead of the others."""
+
+    inv_freq: str | tuple[float, ...]
+    context: int
+
+
+@dataclass(frozen=True)
 class Rope:
     """How the runtime makes a buffer `rope.<name>`: frequencies (mlx) or the tensor that holds them, and a
     factor.
@@ -91,6 +88,15 @@ class Rope:
 
     inv_freq: str | tuple[float, ...]
     scale: float
+    short: ShortRope | None = None
+
+    def frequencies(self, context: int) -> str | tuple[float, ...]:
+        """The frequencies of an engine whose sequences have at most `context` positions."""
+        return self.short.inv_freq if self.short and context <= self.short.context else self.inv_freq
+
+    def all_frequencies(self) -> tuple[str | tuple[float, ...], ...]:
+        """Those of every engine."""
+        return (self.inv_freq, *([self.short.inv_freq] if self.short else []))
 
 
 @dataclass(frozen=True)
@@ -312,113 +318,3 @@ class Manifest:
     sampling: SamplingDefaults = NOTHING
     """What a request that does not say how tokens are drawn gets."""
     provenance: dict[str, Any] = field(default_factory=dict)
-
-
-def document(manifest: Manifest) -> dict[str, Any]:
-    """The manifest as JSON, as a build writes it; fields that have their default are left out."""
-    return typing.cast(dict[str, Any], plain(manifest))
-
-
-def plain(value: Any) -> Any:
-    """Records as JSON; fields that have their default are left out."""
-    if dataclasses.is_dataclass(value):
-        given = ((f.name, getattr(value, f.name), f.default) for f in dataclasses.fields(value))
-        return {
-            name: plain(item)
-            for name, item, default in given
-            if default is dataclasses.MISSING or item != default
-        }
-    if isinstance(value, tuple | list):
-        return [plain(item) for item in value]
-    return {key: plain(item) for key, item in value.items()} if isinstance(value, dict) else value
-
-
-@functools.cache
-def schema() -> dict[str, Any]:
-    """The JSON Schema of the manifest."""
-    text = resources.files("nearfar.format").joinpath("manifest.schema.json").read_text(encoding="utf-8")
-    return typing.cast(dict[str, Any], json.loads(text))
-
-
-@functools.cache
-def _validator() -> Any:
-    """For JSON as Python reads it: 16.0 is no integer, and a number is one that float64 holds."""
-    base = jsonschema.Draft202012Validator
-    types = base.TYPE_CHECKER.redefine(
-        "integer", lambda _, value: type(value) is int and abs(value) <= LARGEST
-    )
-    types = types.redefine("number", lambda _, value: type(value) in (int, float) and abs(value) <= LARGEST)
-    return jsonschema.validators.extend(base, type_checker=types)(schema())
-
-
-def read(text: str, where: str) -> tuple[Manifest, dict[str, Any]]:
-    """The manifest in a file's text, as records and as JSON; ArtifactError where it is not as a build
-    wrote it.
-    """
-    try:
-        data = strict_json.loads(text)
-    except ValueError as error:
-        raise ArtifactError(f"{where} is not valid JSON ({error}). Build the artifact again") from error
-    _check_version(data, where)
-    if not is_sealed(text, data.get(FIELD)):
-        raise ArtifactError(
-            f"{where} is not as the build wrote it: its {FIELD} is not that of its bytes. Copy the artifact "
-            "again, or build it again with what should be different"
-        )
-    return parse(data, where), data
-
-
-def parse(data: object, where: str) -> Manifest:
-    """Check a manifest and turn it into records; `where` names it in messages."""
-    document = _check_version(data, where)
-    errors = sorted(_validator().iter_errors(document), key=lambda e: e.json_path)
-    found = [f"{e.json_path}: {e.message[:200]}" for e in errors]
-    manifest = None if errors else typing.cast(Manifest, record(Manifest, document))
-    if manifest is not None:
-        found = list(consistency.problems(manifest))
-    if manifest is None or found:
-        more = f"; and {len(found) - 8} more" if len(found) > 8 else ""
-        raise ArtifactError(
-            f"{where} does not follow the artifact format: {'; '.join(found[:8])}{more}. Build the "
-            "artifact again"
-        )
-    return manifest
-
-
-def _check_version(data: object, where: str) -> dict[str, Any]:
-    if not isinstance(data, dict) or data.get("format") != FORMAT:
-        raise ArtifactError(
-            f"{where} is not the manifest of a nearfar artifact (it has no format {FORMAT!r})"
-        )
-    version = data.get("version")
-    if type(version) is int and version > VERSION:
-        raise ArtifactError(
-            f"{where}: artifact format {version} is newer than this nearfar understands ({VERSION}). "
-            "Upgrade nearfar (pip install -U nearfar), or build the artifact again with this version"
-        )
-    if type(version) is not int or version != VERSION:
-        raise ArtifactError(
-            f"{where}: artifact format {str(version)[:80]}; this nearfar reads {VERSION}. Build the "
-            "artifact again with it"
-        )
-    return data
-
-
-def record(kind: Any, value: Any) -> Any:
-    """Turn checked JSON into the annotated type: records, tuples, dictionaries, optional values."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind):
-        hints = field_types(typing.cast(type, kind))
-        return typing.cast(Any, kind)(
-            **{key: record(hints[key], value[key]) for key in hints if key in value}
-        )
-    if origin is tuple:
-        return tuple(record(arguments[0], item) for item in value)
-    if origin is dict and arguments[1] is not Any:
-        return {key: record(arguments[1], item) for key, item in value.items()}
-    if origin in (types.UnionType, typing.Union) and value is not None:
-        inner = [argument for argument in arguments if argument is not types.NoneType]
-        return (
-            record(inner[0], value) if len(inner) == 1 else tuple(value) if isinstance(value, list) else value
-        )
-    return float(value) if kind is float else value

@@ -11,13 +11,10 @@ import json
 import zlib
 from collections.abc import Iterator, Mapping
 from itertools import accumulate
-from typing import TYPE_CHECKING
 
 from nearfar import strict_json
 from nearfar.errors import ArtifactError
-
-if TYPE_CHECKING:
-    from nearfar.format.manifest import Manifest, Program
+from nearfar.format.manifest import Manifest, Program
 
 
 def packed(files: Mapping[str, bytes]) -> bytes:

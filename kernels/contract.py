@@ -85,8 +85,14 @@ class Kernels(Packing, Protocol):
         """Whether there is a kernel for both jobs in one."""
         ...
 
+    def check(self, job: Job) -> None:
+        """BuildError where the target has no kernel for a job. A build asks it for all jobs before it reads
+        weights, so it looks at the job and makes nothing.
+        """
+        ...
+
     def stages(self, job: Job) -> Staged:
-        """The launches of a job; BuildError where the target has no kernel for it."""
+        """The launches of a job that passes `check`."""
         ...
 
     def split(self, attend: Attend, linear: Linear) -> Split | None:

@@ -7,50 +7,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
-from nearfar.edge_runtime.openai.records import TokenLogprob, TopLogprob
+from nearfar.edge_runtime.openai.pieces import Piece
+from nearfar.edge_runtime.openai.records import FinishReason, TokenLogprob, TopLogprob
+from nearfar.edge_runtime.tools.parts import CallPart
 
+FINISHES: tuple[FinishReason, ...] = get_args(FinishReason)
 MAX_TOKENS = 2**31 - 1
 """No count or index is larger."""
 
 
 class ShapeError(ValueError):
     """JSON without the shape that it should have."""
-
-
-@dataclass(frozen=True)
-class CallPart:
-    """A tool call, or a part of one: those after the first have neither id nor name. `arguments` is JSON,
-    or a part of it.
-    """
-
-    index: int
-    id: str
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True)
-class Part:
-    """What a chunk adds to one answer. `tokens`: that it stands for, as well as it is told; at least 1 for
-    any text.
-    """
-
-    index: int
-    text: str = ""
-    reasoning: str = ""
-    calls: tuple[CallPart, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
-    finish: str | None = None
-    tokens: int = 0
-    offsets: tuple[int, ...] = ()
-    """Where in a completion's text each token of `logprobs` begins; empty where the server does not say."""
-
-    @property
-    def useful(self) -> bool:
-        """Whether it has anything of the answer."""
-        return bool(self.text or self.reasoning or self.calls or self.logprobs or self.finish)
 
 
 @dataclass(frozen=True)
@@ -68,7 +37,7 @@ class Usage:
 class Chunk:
     """An event of a stream."""
 
-    parts: tuple[Part, ...] = ()
+    parts: tuple[Piece, ...] = ()
     usage: Usage | None = None
 
 
@@ -77,14 +46,14 @@ def read_chunk(record: Mapping[str, Any], *, chat: bool) -> Chunk:
     parts = tuple(
         read_part(_map(choice, "choice"), chat=chat) for choice in _list(record.get("choices"), "choices")
     )
-    return Chunk(tuple(part for part in parts if part.useful), read_usage(record.get("usage")))
+    return Chunk(tuple(part for part in parts if not part.empty), read_usage(record.get("usage")))
 
 
-def read_part(choice: Mapping[str, Any], *, chat: bool) -> Part:
+def read_part(choice: Mapping[str, Any], *, chat: bool) -> Piece:
     """A choice of a chunk."""
     index, finish = (
         _count(choice.get("index"), "index"),
-        _text(choice.get("finish_reason"), "finish_reason") or None,
+        _finish(_text(choice.get("finish_reason"), "finish_reason")),
     )
     ids = len(_list(choice.get("token_ids"), "token_ids"))  # vLLM tells them, if asked
     if not chat:
@@ -93,7 +62,7 @@ def read_part(choice: Mapping[str, Any], *, chat: bool) -> Part:
         logprobs = _parallel(parallel)
         offsets = tuple(_count(at, "text_offset") for at in _list(parallel.get("text_offset"), "text_offset"))
         tokens = ids or int(bool(text))
-        return Part(index, text, logprobs=logprobs, finish=finish, tokens=tokens, offsets=offsets)
+        return Piece(index, text, logprobs=logprobs, finish=finish, tokens=tokens, offsets=offsets)
     delta = _map(choice.get("delta"), "delta")
     text = _text(delta.get("content"), "content")
     reasoning = _text(delta.get("reasoning_content") or delta.get("reasoning"), "reasoning_content")
@@ -101,7 +70,12 @@ def read_part(choice: Mapping[str, Any], *, chat: bool) -> Part:
     told = _list(_map(choice.get("logprobs"), "logprobs").get("content"), "logprobs.content")
     logprobs = tuple(_logprob(_map(item, "logprob")) for item in told)
     tokens = ids or len(logprobs) or int(bool(text or reasoning or calls))
-    return Part(index, text, reasoning, calls, logprobs, finish, tokens)
+    return Piece(index, text, reasoning, calls, logprobs, finish, tokens)
+
+
+def _finish(reason: str) -> FinishReason | None:
+    """A reason of another server's own ("eos", "end_turn") is an end like any other."""
+    return next((known for known in FINISHES if known == reason), "stop") if reason else None
 
 
 def read_usage(value: object) -> Usage | None:

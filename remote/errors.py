@@ -18,6 +18,13 @@ _OVERFLOWS = ("maximum context length", "is longer than the model's context leng
 """vLLM's words of an overflow, and SGLang's; llama.cpp's type of the error is exceed_context_size_error."""
 _BAD = (400, 413, 422)
 _ABSENT = (404, 405, 501)
+_BRIEFLY = {
+    "timeout": "no answer in time",
+    "shape": "its answer has not the right shape",
+    "cut": "the connection was cut",
+    "error": "it told an error in the middle of an answer",
+}
+A_PAGE = "a web page, so another kind of server is there: check the address and its port"
 TEXT = 2000
 """Characters that are kept of a message."""
 
@@ -25,16 +32,22 @@ TEXT = 2000
 class RemoteError(NearfarError):
     """A server failed, or cannot take this call: another may do better.
 
-    The message names the address and says what came from there: it is for logs, and for who gave the address.
-    `code` is short: the status, or timeout, connection, cut, shape, error. `retry_after`: seconds that the
-    server asked for.
+    The message names the address and says what came from there: it is for who gave the address and the
+    prompt. Logs have `briefly` alone. `code` is short: the status, or timeout, connection, cut, shape, error.
+    `retry_after`: seconds that the server asked for. `web_page`: that is all that came with the status.
     """
 
     def __init__(
-        self, message: str, code: str, *, status: int | None = None, retry_after: float | None = None
+        self,
+        message: str,
+        code: str,
+        *,
+        status: int | None = None,
+        retry_after: float | None = None,
+        web_page: bool = False,
     ) -> None:
         super().__init__(message)
-        self.code, self.status, self.retry_after = code, status, retry_after
+        self.code, self.status, self.retry_after, self.web_page = code, status, retry_after, web_page
 
     @property
     def busy(self) -> bool:
@@ -87,7 +100,8 @@ def error_of(where: str, status: int, text: str, headers: Mapping[str, str]) -> 
         message = told.message or f"the server refuses the request (status {status})"
         return RefusedError(message, told.param, status, told.code)
     shown = f"{where}: status {status}: {told.message or shown_page(text)}"
-    return RemoteError(shown, str(status), status=status, retry_after=_seconds(headers))
+    seconds, page = _seconds(headers), not told.message and _is_page(text)
+    return RemoteError(shown, str(status), status=status, retry_after=seconds, web_page=page)
 
 
 def event_error(where: str, error: object) -> RemoteError | RefusedError:
@@ -107,18 +121,35 @@ def event_error(where: str, error: object) -> RemoteError | RefusedError:
 
 def shown_page(text: str) -> str:
     """What is shown of a body that has not OpenAI's shape: of a page, that it is one."""
-    if text.lstrip()[:9].lower().startswith(("<!doctype", "<html")):
-        return "a web page, so another kind of server is there: check the address and its port"
-    return " ".join(text[:200].split())
+    return A_PAGE if _is_page(text) else " ".join(text[:200].split())
+
+
+def _is_page(text: str) -> bool:
+    return text.lstrip()[:9].lower().startswith(("<!doctype", "<html"))
+
+
+def briefly(error: RemoteError | RefusedError) -> str:
+    """What is wrong with a server, in words of ours: what comes from a server may quote a private text."""
+    if error.status is not None:
+        page = isinstance(error, RemoteError) and error.web_page
+        return f"status {error.status}" + (f": {A_PAGE}" if page else "")
+    if error.code == "connection" and error.__cause__ is not None:
+        return no_tls(error.__cause__) or reason_of(error.__cause__)
+    return _BRIEFLY.get(error.code, "it failed")
 
 
 def unreachable(where: str, error: Exception) -> str:
     """What is said of a server that no connection comes about with."""
-    if "WRONG_VERSION_NUMBER" in str(error):  # OpenSSL's name for an answer that is no TLS
-        return f"{where} speaks no TLS: is it http:// and not https://?"
+    if said := no_tls(error):
+        return f"{where} {said}"
     if type(error).__name__ == "UnsupportedProtocol":  # httpx's, which is not imported for this
         return f"{where.rstrip('/')} is no address of a server: give http://HOST:PORT or https://HOST"
     return f"{where} cannot be reached: {reason_of(error)}"
+
+
+def no_tls(error: BaseException) -> str:
+    """Say that a server speaks no TLS, by OpenSSL's name for its answer; empty for another error."""
+    return "speaks no TLS: is it http:// and not https://?" if "WRONG_VERSION_NUMBER" in str(error) else ""
 
 
 def reason_of(error: BaseException) -> str:

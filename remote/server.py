@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 
 import httpx
 
+from nearfar.edge_runtime.openai.embeddings import Vector
+from nearfar.edge_runtime.turns import in_turns
 from nearfar.errors import RequestError
 from nearfar.machine import NONCE_HEADER
 from nearfar.remote.chunks import Chunk, ShapeError, read_chunk
@@ -19,11 +21,13 @@ from nearfar.remote.errors import (
     FewerAnswersError,
     RefusedError,
     RemoteError,
+    briefly,
     error_of,
     event_error,
     unreachable,
 )
 from nearfar.remote.events import beginning, body, datas
+from nearfar.remote.vectors import read_vectors
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -103,6 +107,8 @@ class Server:
 
     def __init__(self, url: str, http: httpx.AsyncClient, waits: Waits) -> None:
         self.root, self._http, self.waits = root_of(url), http, waits
+        self.name = str(httpx.URL(self.root).copy_with(userinfo=b""))
+        """The address as it is told, without a password."""
 
     async def models(self, seconds: float, nonce: str | None = None) -> tuple[Listed, ...]:
         """What it lists. `nonce`: asks for a proof that it computes here (`nearfar.machine`)."""
@@ -116,6 +122,13 @@ class Server:
     ) -> Mapping[str, Any]:
         """A whole answer."""
         return await self._whole("POST", path, call, seconds or self.waits.first_token, ANSWER_BYTES)
+
+    async def embeddings(self, call: Mapping[str, Any], count: int) -> tuple[list[Vector], int]:
+        """The vectors of so many inputs, and the tokens of these."""
+        clock = _Clock(self.waits.first_token)
+        async with self._response("POST", EMBEDDINGS, call, clock) as response:
+            data = await clock.wait(body(response, ANSWER_BYTES))
+            return await in_turns(read_vectors(data, count))
 
     async def stream(
         self, path: str, call: Mapping[str, Any], answers: int = 1
@@ -143,13 +156,13 @@ class Server:
                     if chunk.parts or chunk.usage:
                         yield chunk
             if finished and begun == finished and len(finished) < answers:
-                raise FewerAnswersError(self.root, answers, sorted({*range(answers)} - finished))
+                raise FewerAnswersError(self.name, answers, sorted({*range(answers)} - finished))
             if len(finished) < answers:
-                raise RemoteError(f"{self.root}: the stream ended before its answer", "cut")
+                raise RemoteError(f"{self.name}: the stream ended before its answer", "cut")
         except (RemoteError, RefusedError) as error:
             if len(finished) < answers:
                 raise
-            log.info("after the end of an answer: %s", error)
+            log.info("upstream %s, after the end of an answer: %s", self.name, briefly(error))
 
     async def _whole(
         self,
@@ -182,7 +195,7 @@ class Server:
             try:
                 if response.is_error:
                     text = await beginning(response, ERROR_BYTES, self.waits.connect)
-                    raise error_of(self.root, response.status_code, text, response.headers)
+                    raise error_of(self.name, response.status_code, text, response.headers)
                 yield response
             finally:
                 await response.aclose()
@@ -190,7 +203,7 @@ class Server:
     def _read(self, data: str, answers: int, *, chat: bool) -> Chunk:
         record = _object(data)
         if record.get("error"):
-            raise event_error(self.root, record["error"])
+            raise event_error(self.name, record["error"])
         chunk = read_chunk(record, chat=chat)
         if any(part.index >= answers for part in chunk.parts):
             raise ShapeError(
@@ -204,15 +217,15 @@ class Server:
         try:
             yield
         except httpx.TimeoutException as error:
-            raise RemoteError(f"{self.root}: {type(error).__name__}: {error}", "timeout") from error
+            raise RemoteError(f"{self.name}: {type(error).__name__}: {error}", "timeout") from error
         except TimeoutError as error:
-            raise RemoteError(f"{self.root}: {error}", "timeout") from error
+            raise RemoteError(f"{self.name}: {error}", "timeout") from error
         except httpx.ConnectError as error:
-            raise RemoteError(unreachable(self.root, error), "connection") from error
+            raise RemoteError(unreachable(self.name, error), "connection") from error
         except (httpx.HTTPError, httpx.StreamError) as error:
-            raise RemoteError(f"{self.root}: {type(error).__name__}: {error}", "cut") from error
+            raise RemoteError(f"{self.name}: {type(error).__name__}: {error}", "cut") from error
         except (ValueError, RecursionError) as error:
-            raise RemoteError(f"{self.root}: not the shape of an answer: {error}"[:500], "shape") from error
+            raise RemoteError(f"{self.name}: not the shape of an answer: {error}"[:500], "shape") from error
 
 
 def checked(root: str, path: str) -> str:

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any, Literal, Self, overload
 
 from nearfar.edge_runtime.openai.api import AsyncEngine
-from nearfar.edge_runtime.openai.records import Logprobs, TokenLogprob
+from nearfar.edge_runtime.openai.pieces import Piece as Answered
+from nearfar.edge_runtime.openai.pieces import delta_of, joined, message_of
+from nearfar.edge_runtime.openai.records import Choice, ChunkChoice, Delta, Logprobs, TokenLogprob
 from nearfar.edge_runtime.openai.stream import AsyncStream
 from nearfar.edge_runtime.openai.sync import Engine, Loop, Stream
 from nearfar.errors import RequestError
@@ -23,16 +25,7 @@ from nearfar.routing.policy import Policy
 from nearfar.routing.request import hints_of
 from nearfar.routing.router import Device, Router
 from nearfar.routing.run import Run
-from nearfar.routing.shapes import (
-    ChatCompletion,
-    ChatCompletionChunk,
-    Choice,
-    ChunkChoice,
-    Delta,
-    Message,
-    Piece,
-    whole_calls,
-)
+from nearfar.routing.shapes import ChatCompletion, ChatCompletionChunk, Piece
 
 Messages = Seq[Mapping[str, Any]]
 ENGLISH: Literal["english"] = "english"
@@ -60,7 +53,11 @@ class AsyncHybridClient:
         state: str | Path | None = None,
         records: str | Path | None = None,
     ) -> None:
-        policy = policy or Policy()
+        policy = Policy() if policy is None else policy
+        if not isinstance(policy, Policy):
+            raise RequestError(
+                f"policy must be a Policy, such as Policy(mode='auto'), not {policy!r:.80}", "policy"
+            )
         if device is None and cloud is None:
             raise RequestError("give the client a device, a cloud, or both", "device")
         self.router = Router(
@@ -231,7 +228,7 @@ async def _chunks(run: Run, usage: bool) -> AsyncGenerator[ChatCompletionChunk, 
         async for piece in pieces:
             if not begun:
                 begun = True
-                first = ChunkChoice(Delta("", "assistant"))
+                first = ChunkChoice(0, Delta("", "assistant"))
                 yield ChatCompletionChunk(**head, choices=[first], x_nearfar=run.provenance(whole=False))
             if piece.finish is None:
                 yield ChatCompletionChunk(**head, choices=[_choice(run, piece)])
@@ -250,12 +247,9 @@ async def _whole(run: Run) -> ChatCompletion:
     async with aclosing(run.pieces()) as coming:
         async for piece in coming:
             pieces.append(piece)
-    text, reasoning = "".join(piece.text for piece in pieces), "".join(piece.reasoning for piece in pieces)
-    calls = whole_calls(call for piece in pieces for call in piece.calls)
-    message = Message(text if text or not calls else None, calls or None, reasoning or None)
-    logprobs = [item for piece in pieces for item in _logprobs(run, piece)]
-    finish = next((piece.finish for piece in reversed(pieces) if piece.finish), "stop")
-    choice = Choice(message, finish, Logprobs(logprobs) if logprobs else None)
+    whole = joined(0, pieces)
+    logprobs = _logprobs(run, whole)
+    choice = Choice(0, message_of(whole), whole.finish or "stop", Logprobs(logprobs) if logprobs else None)
     return ChatCompletion(**head, choices=[choice], usage=run.usage, x_nearfar=run.provenance(whole=True))
 
 
@@ -266,10 +260,10 @@ def _head(run: Run) -> dict[str, Any]:
 
 def _choice(run: Run, piece: Piece) -> ChunkChoice:
     logprobs = _logprobs(run, piece)
-    return ChunkChoice(piece.delta(), piece.finish, Logprobs(logprobs) if logprobs else None)
+    return ChunkChoice(0, delta_of(piece), piece.finish, Logprobs(logprobs) if logprobs else None)
 
 
-def _logprobs(run: Run, piece: Piece) -> list[TokenLogprob]:
+def _logprobs(run: Run, piece: Answered) -> list[TokenLogprob]:
     """What the caller asked for; the monitor may have asked for more."""
     top = run.plan.call.top_logprobs
     return (

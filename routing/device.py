@@ -9,21 +9,18 @@ from typing import Any, cast
 
 from nearfar.edge_runtime import AsyncEngine
 from nearfar.edge_runtime.grammars.compiler import available
-from nearfar.edge_runtime.openai.parameters import (
-    ChatParams,
-    CommonParams,
-    checked_messages,
-    template_variables,
-)
+from nearfar.edge_runtime.openai.messages import checked_messages
+from nearfar.edge_runtime.openai.parameters import ChatParams, CommonParams, template_variables
 from nearfar.edge_runtime.openai.prompts import ChatEncoder
 from nearfar.edge_runtime.openai.records import ChatCompletionChunk
 from nearfar.edge_runtime.openai.stream import AsyncStream
 from nearfar.edge_runtime.openai.tooling import asked_choice, asked_tools
 from nearfar.edge_runtime.text.beside import beside, characters
 from nearfar.edge_runtime.tools.asking import offered
+from nearfar.edge_runtime.tools.parts import CallPart
 from nearfar.errors import DeviceError, RequestError
 from nearfar.routing.policy import Timeouts
-from nearfar.routing.shapes import Function, Piece, ToolCall
+from nearfar.routing.shapes import Piece
 from nearfar.routing.sides import Call, SideError, Size
 from nearfar.routing.speed import Speeds
 from nearfar.routing.types import DeviceState, Feature
@@ -133,7 +130,7 @@ class EngineDevice:
                     break
                 self._learn(chunk)
                 piece = _piece(chunk)
-                if piece.useful or piece.usage is not None:
+                if not piece.empty or piece.usage is not None:
                     limit = self._timeouts.device_between
                     finished = finished or piece.finish is not None
                     yield piece
@@ -175,11 +172,11 @@ def _piece(chunk: ChatCompletionChunk) -> Piece:
     delta = choice.delta
     text, reasoning = delta.content or "", delta.reasoning_content or ""
     calls = tuple(
-        ToolCall(Function(call.function.name, call.function.arguments), call.index, call.id, call.type)
+        CallPart(call.index, call.id or "", call.function.name or "", call.function.arguments)
         for call in delta.tool_calls or ()
     )
     tokens = len(logprobs) or int(bool(text or reasoning or calls))
-    return Piece(text, tokens, logprobs, reasoning, calls, choice.finish_reason)
+    return Piece(0, text, reasoning, calls, logprobs, choice.finish_reason, tokens)
 
 
 def _known(body: Mapping[str, Any]) -> dict[str, Any]:

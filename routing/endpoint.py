@@ -11,14 +11,15 @@ from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
 from nearfar.edge_runtime.openai.records import Usage
+from nearfar.errors import RequestError
 from nearfar.hosts import is_local
 from nearfar.machine import NONCE_BYTES, proves
-from nearfar.remote.chunks import CallPart, Chunk, Part
+from nearfar.remote.chunks import Chunk
 from nearfar.remote.continuing import continued
 from nearfar.remote.errors import RemoteError
 from nearfar.remote.server import CHAT, Server, Waits, client, root_of
 from nearfar.routing.policy import Timeouts
-from nearfar.routing.shapes import Function, Piece, ToolCall
+from nearfar.routing.shapes import Piece
 from nearfar.routing.sides import Call, SideError, estimate
 from nearfar.routing.speed import Speeds
 from nearfar.routing.types import FEATURES, Feature
@@ -47,6 +48,17 @@ class Endpoint:
     continues: bool = True
     prefill_tps: float | None = None
     cache_seconds: float = 300.0
+
+    def __post_init__(self) -> None:
+        """RequestError for an address that nobody can ask, and for a key that is no text."""
+        parts = urlsplit(self.url) if isinstance(self.url, str) else None
+        if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+            raise RequestError(
+                f"the address of an endpoint must be such as http://127.0.0.1:8000, not {self.url!r:.80}",
+                "url",
+            )
+        if not isinstance(self.key, str | None):
+            raise RequestError(f"key must be a string, not a {type(self.key).__name__}", "key")
 
     @property
     def root(self) -> str:
@@ -166,10 +178,10 @@ class _Watch:
 
     def saw(self, piece: Piece) -> None:
         """A piece came."""
-        if piece.count:
+        if piece.tokens:
             self._last = time.monotonic()
             self._first = self._first or self._last
-            self._tokens += piece.count
+            self._tokens += piece.tokens
 
     def end(self) -> None:
         """The answer is whole."""
@@ -184,22 +196,7 @@ def _side_error(error: RemoteError) -> SideError:
 
 def _pieces(chunk: Chunk) -> list[Piece]:
     """What a chunk says, in the client's own records."""
-    found = [piece for piece in map(_piece, chunk.parts) if piece.useful]
+    found = [Piece(**vars(part)) for part in chunk.parts]
     if (usage := chunk.usage) is not None:
         found.append(Piece(usage=Usage(usage.prompt, usage.completion, usage.prompt + usage.completion)))
     return found
-
-
-def _piece(part: Part) -> Piece:
-    calls = tuple(map(_call, part.calls))
-    return Piece(part.text, part.tokens, part.logprobs, part.reasoning, calls, part.finish)
-
-
-def _call(part: CallPart) -> ToolCall:
-    """The first part of a call has its id and name."""
-    return ToolCall(
-        Function(part.name or None, part.arguments),
-        part.index,
-        part.id or None,
-        "function" if part.id else None,
-    )

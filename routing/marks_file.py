@@ -5,15 +5,14 @@ from __future__ import annotations
 import base64
 import json
 import logging
-import os
 import secrets
-from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from nearfar.errors import RequestError
+from nearfar.folders import write_whole
 from nearfar.machine import key_for
 from nearfar.routing.store import private
 
@@ -89,18 +88,13 @@ class MarksFile:
             log.warning("%s cannot be written, and a restart forgets what is private: %s", self.path, error)
 
     def renew(self, known: Known) -> None:
-        """Write the whole file aside, with all that is kept, then put it in place."""
+        """Write the whole file anew, with all that is kept."""
         if self.path is None:
             return
-        aside = self.path.with_name(f".{self.path.name}.{os.getpid()}-{secrets.token_hex(4)}")
         try:
-            with private(aside) as file:
-                file.write(self._head() + (_line(known) if known else ""))
-            os.replace(aside, self.path)
+            write_whole(self.path, (self._head() + (_line(known) if known else "")).encode())
         except OSError as error:
             log.warning("%s cannot be written: %s", self.path, error)
-            with suppress(OSError):
-                aside.unlink(missing_ok=True)
 
     def _name(self) -> str:
         """The key's name, which does not tell the key."""

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar
 from nearfar.errors import RequestError
 from nearfar.remote.breaker import BreakerOptions as BreakerOptions
 from nearfar.routing.types import MODES, Mode, Side, Unit
+from nearfar.suggestions import advised
 
 Group = TypeVar("Group")
 
@@ -64,8 +65,9 @@ def _wrong(name: str, kind: str, value: object) -> str | None:
 def _parsed(group: type[Group], data: object, where: str) -> Group:
     if not isinstance(data, Mapping):
         raise RequestError(f"{where} must be an object, not {data!r}", where)
-    if unknown := sorted(str(name) for name in set(data) - {each.name for each in fields(group)}):  # type: ignore[arg-type]
-        raise RequestError(f"{where} has no field {', '.join(unknown)}", unknown[0])
+    known = {each.name for each in fields(group)}  # type: ignore[arg-type]
+    if unknown := sorted(str(name) for name in set(data) - known):
+        raise RequestError(f"{where} has no field {', '.join(unknown)}{advised(unknown, known)}", unknown[0])
     return group(**data)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from nearfar.errors import RequestError
 from nearfar.routing.sides import Call
 from nearfar.routing.types import MODES, Feature, Mode
+from nearfar.suggestions import advised
 
 _FORMATS: dict[str, Feature] = {
     "json_object": "json_object", "json_schema": "json_schema", "regex": "grammar", "grammar": "grammar",
@@ -37,7 +38,9 @@ class Hints:
         given = {name: value for name, value in (data or {}).items() if value is not None}
         unknown = sorted(str(name) for name in set(given) - set(_HINTS))
         if unknown:
-            raise RequestError(f"x_nearfar has no field {', '.join(unknown)}", "x_nearfar")
+            raise RequestError(
+                f"x_nearfar has no field {', '.join(unknown)}{advised(unknown, _HINTS)}", "x_nearfar"
+            )
         for name, (right, words) in _CHECKS.items():
             if name in given and not right(given[name]):
                 raise RequestError(f"x_nearfar.{name} must be {words}, not {given[name]!r}", "x_nearfar")

@@ -41,6 +41,7 @@ from nearfar.routing.types import (
     DeviceState,
     Mode,
     PrivateBy,
+    Reason,
     Request,
     Side,
 )
@@ -395,17 +396,37 @@ async def _endpoint_state(side: EndpointSide, *, private: bool) -> DeviceState:
     )
 
 
+_WORDS = {
+    "private": "the request is private",
+    "private_quote": "the request quotes a private text",
+    "mode": "the mode is {value}",
+    "context": "{value} tokens do not fit its context of {limit}",
+    "kv_memory": "{value} tokens do not fit its free KV memory of {limit}",
+    "feature": "it lacks {value}",
+    "budget_conversation": "{value} exceeds the budget of the conversation, {limit}",
+    "budget_day": "{value} exceeds the budget of the day, {limit}",
+    "breaker_open": "it failed, and is asked again in {value} s",
+    "retry_after": "it asked to be left alone for {value} s",
+}
+"""What a reason says, for people; the values of others say it themselves (docs/routing.md, "Reasons")."""
+
+
+def _words_of(reason: Reason) -> str:
+    shown = {
+        name: f"{value:.3g}" if isinstance(value, float) else value
+        for name, value in (("value", reason.value), ("limit", reason.limit))
+    }
+    named = reason.code if reason.value is None else f"{reason.code} ({reason.value})"
+    return _WORDS[reason.code].format_map(shown) if reason.code in _WORDS else named
+
+
 def _refusal(decision: Decision) -> NearfarError:
     """The error of a request that nothing can take."""
-    shown = ", ".join(
-        f"{reason.side or ''} "
-        f"{reason.code}{f' ({reason.value:g}' if isinstance(reason.value, float) else f' ({reason.value}'}"
-        f"{f' of {reason.limit:g}' if isinstance(reason.limit, int | float) else ''})".replace(
-            " (None)", ""
-        ).strip()
-        for reason in decision.reasons
+    shown = "; ".join(f"{reason.side or 'request'}: {_words_of(reason)}" for reason in decision.reasons)
+    message = (
+        f"neither the device nor the cloud can answer this ({shown}): change the mode or the policy, or "
     )
-    message = f"neither the device nor the cloud can answer this: {shown}"
+    message += "try later"
     if any(reason.code == "elsewhere" for reason in decision.reasons):
         message += (
             ". A private request needs a device that proves that it computes here: an artifact, an Engine, "

@@ -125,7 +125,7 @@ class Run:
     def _showing(self, action: Action, piece: Piece | None) -> list[Piece]:
         """What an action shows."""
         if action.do == "finish":
-            return [Piece(finish=action.what)]
+            return [Piece(finish="length")]  # the only end that the table itself gives
         if action.do not in ("show", "show_held"):
             return []
         held, self._held = self._held, []
@@ -254,14 +254,14 @@ class Run:
         side = leg.ticket.side
         try:
             while (piece := await anext(leg.source, None)) is not None:
-                self._parts += piece.useful and not leg.count
-                leg.count += piece.count
+                self._parts += not piece.empty and not leg.count
+                leg.count += piece.tokens
                 leg.usage = piece.usage or leg.usage
                 self._usage = piece.usage or self._usage
-                if piece.useful:
-                    plain = not piece.calls and not piece.reasoning
+                if not piece.empty:
+                    plain = not piece.tool_calls and not piece.reasoning
                     return Event(
-                        "piece", side, piece.count, plain, piece.finish, self._low(leg, piece)
+                        "piece", side, piece.tokens, plain, piece.finish, self._low(leg, piece)
                     ), piece
         except SideError as error:
             self._error = error
@@ -295,7 +295,7 @@ class Run:
         """Take note of what is about to be shown."""
         self._first = self._first or time.monotonic()
         self._text += piece.text
-        self._count += piece.count
+        self._count += piece.tokens
 
     def _end(self, error: BaseException | None) -> None:
         """Give back what is still held, remember the conversation, write the decision record."""

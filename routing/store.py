@@ -6,14 +6,13 @@ import asyncio
 import json
 import logging
 import os
-import secrets
 import threading
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
 from nearfar.errors import RequestError
+from nearfar.folders import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -52,19 +51,14 @@ class StateFile:
         return dict(data)
 
     def save(self, content: Mapping[str, Any]) -> None:
-        """Write the file aside, then put it in place."""
+        """Write the file anew."""
         if self.path is None:
             return
-        aside = self.path.with_name(f".{self.path.name}.{os.getpid()}-{secrets.token_hex(4)}")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with private(aside) as file:
-                file.write(json.dumps({"version": VERSION, **content}))
-            os.replace(aside, self.path)
+            write_whole(self.path, json.dumps({"version": VERSION, **content}).encode())
         except OSError as error:
             log.warning("the routing state %s cannot be written: %s", self.path, error)
-            with suppress(OSError):
-                aside.unlink(missing_ok=True)
 
 
 class StateWriter:

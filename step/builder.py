@@ -10,6 +10,7 @@ from nearfar.step.model import KvCache, Step
 from nearfar.step.ops import Activation, Op
 from nearfar.step.params import Param, Piece
 from nearfar.step.rope import Rope
+from nearfar.step.shapes import Shapes
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,10 @@ class StepBuilder:
 
     def __init__(self) -> None:
         self._ops: list[Op] = []
-        self._made: set[str] = set()
         self._params: dict[str, Param] = {}
         self._caches: list[KvCache] = []
         self._ropes: dict[str, Rope] = {}
+        self._shapes = Shapes(self._params, self._caches, self._ropes)
 
     # -- weights, caches, tables --
 
@@ -60,53 +61,53 @@ class StepBuilder:
     def embed(self, tensor: str, vocab: int, width: int, scale: float = 1.0, name: str = "embed") -> Value:
         """Rows of an embedding."""
         table = self.matrix(name, (Piece(tensor, vocab),), width)
-        return self._emit(lambda out: ops.Embed(out, table, scale), width, name)
+        return self._emit(lambda out: ops.Embed(out, table, scale), name)
 
     def norm(
         self, x: Value, tensor: str, eps: float, offset: float = 0.0, scale: float = 1.0, groups: int = 1
     ) -> Value:
         """RMS norm with the weight of a tensor; `offset` 1 where the checkpoint stores w − 1."""
         weight = self.vector(_short(tensor), (Piece(tensor, x.width // groups),), offset, scale)
-        return self._emit(lambda out: ops.Norm(out, x.name, weight, eps, groups), x.width, "norm")
+        return self._emit(lambda out: ops.Norm(out, x.name, weight, eps, groups), "norm")
 
     def linear(self, x: Value, name: str, pieces: Sequence[Piece], biased: bool = False) -> Value:
         """Product with the matrix `name` of stacked rows; `biased`: all of them have a bias."""
         weight = self.matrix(name, pieces, x.width)
         bias = self._bias(name, pieces) if biased else None
-        return self._emit(lambda out: ops.Linear(out, x.name, weight, bias), self._params[weight].n, name)
+        return self._emit(lambda out: ops.Linear(out, x.name, weight, bias), name)
 
-    def append(self, op: Op, width: int) -> Value:
+    def append(self, op: Op) -> Value:
         """An operation that is written out in full; its `out` must be new."""
-        if op.out in self._made:
+        if op.out in self._shapes.widths:
             raise AssertionError(f"two operations make {op.out!r}")
-        self._made.add(op.out)
+        self._shapes.widths[op.out] = width = op.out_width(self._shapes)
         self._ops.append(op)
         return Value(op.out, width)
 
     def glu(self, x: Value, activation: Activation) -> Value:
         """activation(gate)·up of x = [gate | up]."""
-        return self._emit(lambda out: ops.Glu(out, x.name, activation), x.width // 2, "glu")
+        return self._emit(lambda out: ops.Glu(out, x.name, activation), "glu")
 
     def act(self, x: Value, activation: Activation) -> Value:
         """The activation alone."""
-        return self._emit(lambda out: ops.Act(out, x.name, activation), x.width, "act")
+        return self._emit(lambda out: ops.Act(out, x.name, activation), "act")
 
     def add(self, a: Value, b: Value, scale: float = 1.0) -> Value:
         """(a + b)·scale."""
-        return self._emit(lambda out: ops.Add(out, a.name, b.name, scale), a.width, "x")
+        return self._emit(lambda out: ops.Add(out, a.name, b.name, scale), "x")
 
     def mul(self, a: Value, b: Value) -> Value:
         """a·b."""
-        return self._emit(lambda out: ops.Mul(out, a.name, b.name), a.width, "mul")
+        return self._emit(lambda out: ops.Mul(out, a.name, b.name), "mul")
 
     def scale(self, x: Value, tensor: str) -> Value:
         """x·w, where w is the one number of a tensor."""
         weight = self.vector(_short(tensor), (Piece(tensor, 1),))
-        return self._emit(lambda out: ops.Scale(out, x.name, weight), x.width, "scaled")
+        return self._emit(lambda out: ops.Scale(out, x.name, weight), "scaled")
 
     def columns(self, x: Value, start: int, count: int) -> Value:
         """Columns of x."""
-        return self._emit(lambda out: ops.Columns(out, x.name, start, count), count, "columns")
+        return self._emit(lambda out: ops.Columns(out, x.name, start, count), "columns")
 
     def logits(
         self, x: Value, tensor: str, vocab: int, tied: bool, bias: bool = False, softcap: float | None = None
@@ -115,7 +116,7 @@ class StepBuilder:
         pieces = (Piece(tensor, vocab),)
         weight = "embed" if tied else self.matrix("lm_head", pieces, x.width)
         added = self._bias("lm_head", pieces) if bias else None
-        self._emit(lambda out: ops.Logits(out, x.name, weight, added, softcap), vocab, "logits")
+        self._emit(lambda out: ops.Logits(out, x.name, weight, added, softcap), "logits")
 
     def fresh(self, hint: str) -> str:
         """A name for a value that `append` will make."""
@@ -125,8 +126,8 @@ class StepBuilder:
         """The list."""
         return Step(tuple(self._ops), tuple(self._params.values()), tuple(self._caches), dict(self._ropes))
 
-    def _emit(self, make: Callable[[str], Op], width: int, hint: str) -> Value:
-        return self.append(make(self.fresh(hint)), width)
+    def _emit(self, make: Callable[[str], Op], hint: str) -> Value:
+        return self.append(make(self.fresh(hint)))
 
     def _param(self, param: Param) -> str:
         if self._params.setdefault(param.name, param) != param:

@@ -166,12 +166,11 @@ def attention(
         RopeAppend(
             s.fresh("q"), qkv.name, at_cache, a.heads, a.rope, norms.get("q"), norms.get("k"),
             a.norm_eps if norms else 0.0, a.norm_all, a.norm_after, a.q_scale, a.v_norm if own else None, own,
-        ),
-        q,
+        )
     )  # fmt: skip
     scale = a.head_dim**-0.5 if a.scale is None else a.scale
     attended = s.append(
-        Attend(s.fresh("attended"), turned.name, at_cache, a.heads, scale, a.window, a.softcap), q
+        Attend(s.fresh("attended"), turned.name, at_cache, a.heads, scale, a.window, a.softcap)
     )
     return s.linear(attended, f"{name}.o", (Piece(f"{source}.{a.o_name}.weight", hidden),), a.o_bias)
 

@@ -5,9 +5,14 @@ commands ask before they download, load or compile anything.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from nearfar import strict_json
+from nearfar.errors import CheckpointError
 from nearfar.step.config import show
+
+CONFIG = "config.json"
 
 ENCODERS = frozenset({
     "albert", "bert", "big_bird", "camembert", "canine", "convbert", "data2vec-text", "deberta", "deberta-v2",
@@ -57,6 +62,33 @@ VECTORS = (
 MADE_OF_A_DECODER = f"so it is an encoder made of a decoder: {VECTORS}"
 OTHERS = f"{DOES}. Run this one with transformers"
 WITH_A_DECODER = f"an encoder with a decoder, which reads a text whole before it writes another: {OTHERS}"
+
+
+def config_in(folder: Path) -> Mapping[str, Any] | None:
+    """The config.json of a folder; None where there is none that can be read, which is told by who opens
+    the folder.
+    """
+    try:
+        return config_of((folder / CONFIG).read_bytes())
+    except OSError:
+        return None
+
+
+def config_of(text: str | bytes) -> Mapping[str, Any] | None:
+    """The config of the text of a config.json; None where it is no object of JSON."""
+    try:
+        read = strict_json.loads(text)
+    except ValueError:
+        return None
+    return read if isinstance(read, dict) else None
+
+
+def check_writes_text(config: Mapping[str, Any], source: str) -> None:
+    """CheckpointError for the config of a model that writes no text, which transformers would load with a
+    head of random numbers.
+    """
+    if what := writes_no_text(config):
+        raise CheckpointError(f"{source}: {CONFIG}: {what}")
 
 
 def writes_no_text(config: Mapping[str, Any], key: str = "model_type", within: str = "") -> str | None:

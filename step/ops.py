@@ -3,9 +3,14 @@
 A step takes M token rows, each with a token id, a position and a sequence, and gives logits, or embeddings,
 for the rows asked for. Values are named by strings; every operation makes one (`out`), float32 or the
 target's activation dtype, of shape [M, width]. Weights are named after parameters (params.py). The records
-know no target: the Relax lowering (build/program/lowering.py), the MLX interpreter
-(edge_runtime/executors/mlx), the NumPy reference of the tests, `inspect` and `synth` read the one list, and
-it stands in the manifest.
+know no target. Each reader of the list has one table from record to function: the Relax lowering
+(build/program/operations.py), NumPy (build/calibration/operations.py), MLX
+(edge_runtime/executors/mlx/operations.py) and ONNX (targets/onnx/operations.py). The list stands in the
+manifest. docs/adding-an-operation.md shows what one more operation takes.
+
+A record says with the types of its fields which values, weights, caches and rotations it names, with
+`out_width` how wide its result is, and with `problems` what does not fit. So `reads`, `weights_of`, the
+builder and the check of a manifest need nothing of their own for an operation.
 
 What does not need an operation is folded at build: partial and interleaved rotation into the order of rows
 (params.RotaryOrder), yarn and the like into the table of frequencies (rope.py), 1 + w norms and logit scales
@@ -15,8 +20,34 @@ into the weight (Param.offset, Param.scale), a residual multiplier into the embe
 
 from __future__ import annotations
 
+import functools
+import typing
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from enum import Enum
+from typing import Annotated, ClassVar, Literal
+
+from nearfar.step.shapes import Shapes
+
+
+class Role(Enum):
+    """What a field of a record names."""
+
+    INPUT = "a value that an operation before it makes"
+    MATRIX = "a parameter [n, k] that x [M, k] is multiplied by"
+    LOOKUP = "a parameter [n, k] whose rows are looked up"
+    VECTOR = "a parameter of one dimension, float32"
+    CACHE = "the number of a cache"
+    ROTATION = "a table of rotations"
+
+
+Input = Annotated[str, Role.INPUT]
+Matrix = Annotated[str, Role.MATRIX]
+Lookup = Annotated[str, Role.LOOKUP]
+Vector = Annotated[str, Role.VECTOR]
+Cache = Annotated[int, Role.CACHE]
+Rotation = Annotated[str, Role.ROTATION]
 
 Activation = Literal["silu", "gelu_tanh", "gelu_erf", "relu2"]
 """silu: x·σ(x). gelu_tanh, gelu_erf: the GELU (Hendrycks & Gimpel, 2016) by tanh, or exactly. relu2:
@@ -25,17 +56,44 @@ max(x, 0)².
 
 
 @dataclass(frozen=True)
-class Embed:
-    """out = scale · the rows of `table` [vocab, width] that the token ids name."""
+class Op(ABC):
+    """One operation. `op`: its name in a manifest."""
 
-    op: ClassVar = "embed"
+    op: ClassVar[str]
+    half: ClassVar[bool] = False
+    """Whether it can read values of the target's activation dtype. Others read float32, so that the residual
+    stream, and what is normalized on its way there, keep their range (docs/decisions/0003).
+    """
+    ends: ClassVar[bool] = False
+    """Whether it is the last operation of a list, which reads only the rows that `logit_rows` names."""
     out: str
-    table: str
-    scale: float = 1.0
+
+    @abstractmethod
+    def out_width(self, of: Shapes) -> int:
+        """Columns of `out`."""
+
+    def problems(self, of: Shapes) -> Iterator[str]:
+        """What does not fit together, as ends of a sentence that begins with the operation. Every name that
+        the record gives is known to `of`.
+        """
+        yield from ()
 
 
 @dataclass(frozen=True)
-class Norm:
+class Embed(Op):
+    """out = scale · the rows of `table` [vocab, width] that the token ids name."""
+
+    op: ClassVar = "embed"
+    table: Lookup
+    scale: float = 1.0
+
+    def out_width(self, of: Shapes) -> int:
+        """The table's inputs."""
+        return of.params[self.table].k
+
+
+@dataclass(frozen=True)
+class Norm(Op):
     """RMS norm: out = x / sqrt(mean(x²) + eps) · weight, in float32 (Zhang & Sennrich, 2019).
 
     `groups`: so many equal stretches of a row, each normalized by itself, with one weight [width/groups] for
@@ -43,26 +101,40 @@ class Norm:
     """
 
     op: ClassVar = "norm"
-    out: str
-    x: str
-    weight: str
+    x: Input
+    weight: Vector
     eps: float
     groups: int = 1
 
+    def out_width(self, of: Shapes) -> int:
+        """The width of x."""
+        return of.widths[self.x]
+
+    def problems(self, of: Shapes) -> Iterator[str]:
+        """There must be a weight for each column of a group."""
+        yield from of.long(self.weight, self.groups, of.widths[self.x])
+
 
 @dataclass(frozen=True)
-class Linear:
+class Linear(Op):
     """out = x·Wᵀ (+ bias)."""
 
     op: ClassVar = "linear"
-    out: str
-    x: str
-    weight: str
-    bias: str | None = None
+    x: Input
+    weight: Matrix
+    bias: Vector | None = None
+
+    def out_width(self, of: Shapes) -> int:
+        """The matrix's rows."""
+        return of.params[self.weight].n
+
+    def problems(self, of: Shapes) -> Iterator[str]:
+        """The matrix must take x; a bias must have a value for each row of the matrix."""
+        yield from of.product(self.x, self.weight, self.bias)
 
 
 @dataclass(frozen=True)
-class RopeAppend:
+class RopeAppend(Op):
     """Norms and rotation of q and k; k and v go to cache `cache`, out = q [M, heads·head_dim].
 
     x has columns [q | k | v], or q alone where `append` is false: the layer reads what another has appended.
@@ -76,13 +148,13 @@ class RopeAppend:
     """
 
     op: ClassVar = "rope_append"
-    out: str
-    x: str
-    cache: int
+    half: ClassVar = True
+    x: Input
+    cache: Cache
     heads: int
-    rope: str | None = None
-    q_norm: str | None = None
-    k_norm: str | None = None
+    rope: Rotation | None = None
+    q_norm: Vector | None = None
+    k_norm: Vector | None = None
     eps: float = 0.0
     norm_all: bool = False
     norm_after: bool = False
@@ -90,9 +162,23 @@ class RopeAppend:
     v_norm: float | None = None
     append: bool = True
 
+    def out_width(self, of: Shapes) -> int:
+        """The width of the queries."""
+        return self.heads * of.caches[self.cache].head_dim
+
+    def problems(self, of: Shapes) -> Iterator[str]:
+        """Heads, the weights of norms and the columns of x must be as the cache says."""
+        cache = of.caches[self.cache]
+        yield from of.grouped(self.heads, self.cache)
+        heads = self.heads + 2 * cache.kv_heads * self.append
+        yield from of.wide(self.x, heads * cache.head_dim)
+        for norm, count in ((self.q_norm, self.heads), (self.k_norm, cache.kv_heads)):
+            if norm is not None:
+                yield from of.long(norm, 1, cache.head_dim * (count if self.norm_all else 1))
+
 
 @dataclass(frozen=True)
-class Attend:
+class Attend(Op):
     """Causal grouped-query attention over cache `cache`; out [M, heads·head_dim].
 
     Scores are scale·q·k, softcap·tanh(score/softcap) where there is a softcap (Gemma 2). `window`: only so
@@ -101,94 +187,157 @@ class Attend:
     """
 
     op: ClassVar = "attend"
-    out: str
-    x: str
-    cache: int
+    half: ClassVar = True
+    x: Input
+    cache: Cache
     heads: int
     scale: float
     window: int | None = None
     softcap: float | None = None
-    sinks: str | None = None
+    sinks: Vector | None = None
+
+    def out_width(self, of: Shapes) -> int:
+        """The width of x."""
+        return of.widths[self.x]
+
+    def problems(self, of: Shapes) -> Iterator[str]:
+        """Queries must be as wide as the heads; there must be one sink for each head."""
+        yield from of.grouped(self.heads, self.cache)
+        yield from of.wide(self.x, self.heads * of.caches[self.cache].head_dim)
+        if self.sinks is not None:
+            yield from of.long(self.sinks, 1, self.heads)
 
 
 @dataclass(frozen=True)
-class Glu:
+class Glu(Op):
     """out = activation(gate) · up, of x = [gate | up] (Shazeer, "GLU Variants Improve Transformer", 2020)."""
 
     op: ClassVar = "glu"
-    out: str
-    x: str
+    half: ClassVar = True
+    x: Input
     activation: Activation
+
+    def out_width(self, of: Shapes) -> int:
+        """Half of the width of x."""
+        return of.widths[self.x] // 2
+
+    def problems(self, of: Shapes) -> Iterator[str]:
+        """The columns of x must have two halves."""
+        if of.widths[self.x] % 2:
+            yield f"halves {self.x}, which has {of.widths[self.x]} columns"
 
 
 @dataclass(frozen=True)
-class Act:
+class Act(Op):
     """out = activation(x)."""
 
     op: ClassVar = "act"
-    out: str
-    x: str
+    x: Input
     activation: Activation
+
+    def out_width(self, of: Shapes) -> int:
+        """The width of x."""
+        return of.widths[self.x]
 
 
 @dataclass(frozen=True)
-class Add:
+class Add(Op):
     """out = (a + b) · scale."""
 
     op: ClassVar = "add"
-    out: str
-    a: str
-    b: str
+    a: Input
+    b: Input
     scale: float = 1.0
+
+    def out_width(self, of: Shapes) -> int:
+        """The width of a, which is that of b."""
+        return of.widths[self.a]
+
+    def problems(self, of: Shapes) -> Iterator[str]:
+        """Both must have the same width."""
+        yield from of.wide(self.b, of.widths[self.a])
 
 
 @dataclass(frozen=True)
-class Mul:
+class Mul(Op):
     """out = a · b, element by element."""
 
     op: ClassVar = "mul"
-    out: str
-    a: str
-    b: str
+    a: Input
+    b: Input
+
+    def out_width(self, of: Shapes) -> int:
+        """The width of a, which is that of b."""
+        return of.widths[self.a]
+
+    def problems(self, of: Shapes) -> Iterator[str]:
+        """Both must have the same width."""
+        yield from of.wide(self.b, of.widths[self.a])
 
 
 @dataclass(frozen=True)
-class Scale:
+class Scale(Op):
     """out = x · weight, a number that the checkpoint holds: weight is float32 [1]."""
 
     op: ClassVar = "scale"
-    out: str
-    x: str
-    weight: str
+    x: Input
+    weight: Vector
+
+    def out_width(self, of: Shapes) -> int:
+        """The width of x."""
+        return of.widths[self.x]
+
+    def problems(self, of: Shapes) -> Iterator[str]:
+        """The weight must be one number."""
+        yield from of.long(self.weight, 1, 1)
 
 
 @dataclass(frozen=True)
-class Columns:
+class Columns(Op):
     """out = columns [start, start + count) of x."""
 
     op: ClassVar = "columns"
-    out: str
-    x: str
+    x: Input
     start: int
     count: int
 
+    def out_width(self, of: Shapes) -> int:
+        """`count`."""
+        return self.count
+
+    def problems(self, of: Shapes) -> Iterator[str]:
+        """The columns must be among those of x."""
+        if self.start + self.count > of.widths[self.x]:
+            yield (
+                f"takes columns {self.start} to {self.start + self.count} of {self.x}, which has "
+                f"{of.widths[self.x]}"
+            )
+
 
 @dataclass(frozen=True)
-class Logits:
+class Logits(Op):
     """The end: x·Wᵀ of the rows that `logit_rows` names, float32 [16, vocab]; softcap·tanh(y/softcap)
     where there is one.
     """
 
     op: ClassVar = "logits"
-    out: str
-    x: str
-    weight: str
-    bias: str | None = None
+    ends: ClassVar = True
+    x: Input
+    weight: Matrix
+    bias: Vector | None = None
     softcap: float | None = None
+
+    def out_width(self, of: Shapes) -> int:
+        """The vocabulary."""
+        return of.params[self.weight].n
+
+    def problems(self, of: Shapes) -> Iterator[str]:
+        """The matrix must take x; a bias must have a value for each row of the matrix."""
+        yield from of.product(self.x, self.weight, self.bias)
 
 
 @dataclass(frozen=True)
-class Embedding:
+class Embedding(Op):
     """The end of a model that gives embeddings: the rows of x that `logit_rows` names, float32 [16, width].
 
     They are as the model makes them: whoever reads them normalizes them, after what is cut off (OpenAI's
@@ -196,41 +345,91 @@ class Embedding:
     """
 
     op: ClassVar = "embedding"
-    out: str
-    x: str
+    ends: ClassVar = True
+    x: Input
     width: int
 
+    def out_width(self, of: Shapes) -> int:
+        """`width`."""
+        return self.width
 
-Op = (
-    Embed | Norm | Linear | RopeAppend | Attend | Glu | Act | Add | Mul | Scale | Columns | Logits | Embedding
-)
-OPS: dict[str, type[Op]] = {
-    kind.op: kind
-    for kind in (
-        Embed, Norm, Linear, RopeAppend, Attend, Glu, Act, Add, Mul, Scale, Columns, Logits, Embedding
-    )
-}  # fmt: skip
-"""By the name under which they stand in a manifest."""
+    def problems(self, of: Shapes) -> Iterator[str]:
+        """`width` must be the width of x."""
+        yield from of.wide(self.x, self.width)
+
+
+OPS: dict[str, type[Op]] = {kind.op: kind for kind in Op.__subclasses__()}
+"""Every operation, by its name in a manifest."""
 
 
 def reads(op: Op) -> tuple[str, ...]:
     """The values that an operation reads."""
-    return (op.a, op.b) if isinstance(op, Add | Mul) else () if isinstance(op, Embed) else (op.x,)
+    return _named(op, Role.INPUT)
 
 
 def weights_of(op: Op) -> tuple[str, ...]:
     """The parameters that an operation reads."""
-    match op:
-        case Embed():
-            found: tuple[str | None, ...] = (op.table,)
-        case Norm() | Scale():
-            found = (op.weight,)
-        case Linear() | Logits():
-            found = (op.weight, op.bias)
-        case RopeAppend():
-            found = (op.q_norm, op.k_norm)
-        case Attend():
-            found = (op.sinks,)
-        case _:
-            found = ()
-    return tuple(name for name in found if name is not None)
+    return _named(op, Role.MATRIX, Role.LOOKUP, Role.VECTOR)
+
+
+def multiplied_by(op: Op) -> tuple[str, ...]:
+    """The matrices that an operation multiplies its rows by."""
+    return _named(op, Role.MATRIX)
+
+
+def looked_up_in(op: Op) -> tuple[str, ...]:
+    """The matrices of which an operation reads the rows that tokens name."""
+    return _named(op, Role.LOOKUP)
+
+
+def caches_of(op: Op) -> tuple[int, ...]:
+    """The caches that an operation writes or reads."""
+    return tuple(int(getattr(op, name)) for name in _fields(type(op), (Role.CACHE,)))
+
+
+def problems_of(op: Op, of: Shapes) -> list[str]:
+    """What an operation names that is not there, or that does not fit; each the end of a sentence."""
+    found = [f"reads {name}, which nothing before it makes" for name in reads(op) if name not in of.widths]
+    for name in weights_of(op):
+        if name not in of.params:
+            found.append(f"names the weight {name!r}, which is no parameter")
+    found += [
+        f"uses cache {cache}, there are {len(of.caches)}"
+        for cache in caches_of(op)
+        if not 0 <= cache < len(of.caches)
+    ]
+    found += [
+        f"turns by {name!r}, which is not among ropes"
+        for name in _named(op, Role.ROTATION)
+        if name not in of.ropes
+    ]
+    return found or list(_misshapen(op, of)) or list(op.problems(of))
+
+
+def _misshapen(op: Op, of: Shapes) -> Iterator[str]:
+    """Vectors in the place of matrices, and the reverse."""
+    vectors = _named(op, Role.VECTOR)
+    for name in weights_of(op):
+        if of.params[name].is_matrix == (name in vectors):
+            yield f"takes {name} for a {'vector' if name in vectors else 'matrix'}, which it is not"
+
+
+def _named(op: Op, *roles: Role) -> tuple[str, ...]:
+    """What the fields of these roles hold, but for those that are None."""
+    return tuple(name for name in (getattr(op, f) for f in _fields(type(op), roles)) if name is not None)
+
+
+@functools.cache
+def _fields(kind: type[Op], roles: tuple[Role, ...]) -> tuple[str, ...]:
+    """The fields of these roles, in their order."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    return tuple(name for name, hint in hints.items() if _role(hint) in roles)
+
+
+def _role(hint: object) -> Role | None:
+    """The role that a field's type says, if any: of `Vector`, or of `Vector | None`."""
+    for each in (hint, *typing.get_args(hint)):
+        for more in getattr(each, "__metadata__", ()):
+            if isinstance(more, Role):
+                return more
+    return None

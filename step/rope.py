@@ -23,14 +23,24 @@ Frequencies = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
+class ShortRope:
+    """LongRoPE's other frequencies: for engines whose sequences have at most `context` positions."""
+
+    inv_freq: tuple[float, ...]
+    context: int
+
+
+@dataclass(frozen=True)
 class Rope:
     """A table: pair i of a head turns by position · inv_freq[i]; cosine and sine are multiplied by `scale`.
 
-    `inv_freq` has head_dim/2 float32 values. Where it is 0 the pair is not rotated, nor scaled.
+    `inv_freq` has head_dim/2 float32 values. Where it is 0 the pair is not rotated, nor scaled. Where there
+    is a `short`, an engine with a short context turns by its frequencies instead.
     """
 
     inv_freq: tuple[float, ...]
     scale: float = 1.0
+    short: ShortRope | None = None
 
 
 @dataclass(frozen=True)
@@ -70,8 +80,11 @@ def frequencies(theta: float, rotary: int) -> Frequencies:
 
 def padded(freq: Frequencies, head_dim: int, scale: float = 1.0) -> Rope:
     """A table for whole heads: what is not rotated has frequency 0."""
-    values = [float(value) for value in freq] + [0.0] * (head_dim // 2 - len(freq))
-    return Rope(tuple(values), scale)
+    return Rope(_whole(freq, head_dim), scale)
+
+
+def _whole(freq: Frequencies, head_dim: int) -> tuple[float, ...]:
+    return (*(float(value) for value in freq), *[0.0] * (head_dim // 2 - len(freq)))
 
 
 def read_rope(
@@ -153,9 +166,8 @@ def _read(
         return Rotation(padded(_llama3(read, freq, original), head_dim), rotary)
     if kind == "yarn":
         scaled, scale = _yarn(read, base, rotary, original, stated)
-    else:
-        scaled, scale = _longrope(read, base, rotary, original, stated, context)
-    return Rotation(padded(scaled, head_dim, scale), rotary)
+        return Rotation(padded(scaled, head_dim, scale), rotary)
+    return Rotation(_longrope(read, base, (head_dim, rotary), (original, stated, context)), rotary)
 
 
 NEUTRAL: Mapping[str, object] = {"rope_traditional": False, "rope_interleaved": False}
@@ -240,28 +252,24 @@ def _yarn(
     return np.asarray(freq, np.float32), scale
 
 
-def longer_than(read: ConfigReader, context: int) -> int | None:
-    """The original positions of a config whose factors of longrope are those for more, since there are
-    `context`; None: none such.
-    """
-    for section in rope_sections(read):
-        if {section.config.get("rope_type"), section.config.get("type")} & {"longrope", "su"}:
-            original = original_context(section, read, context)
-            return original if context > original else None
-    return None
-
-
 def _longrope(
-    read: ConfigReader, theta: float, rotary: int, original: int, stated: int, context: int
-) -> tuple[Frequencies, float]:
+    read: ConfigReader, theta: float, sizes: tuple[int, int], lengths: tuple[int, int, int]
+) -> Rope:
     """Ding et al., "LongRoPE" (2024): a factor for each pair, one set for the original context, one beyond.
 
-    An artifact has one table, chosen by its context: the long set where that exceeds the original.
+    `sizes`: head_dim and how many of its values turn. `lengths`: the original positions, those that the
+    config states, and those that the artifact will have. An artifact for the original positions, or fewer,
+    needs the short set alone. A longer one has both, and an engine takes the one that fits its context.
     """
+    (head_dim, rotary), (original, stated, context) = sizes, lengths
     factor = read.number("factor", stated / original, *FACTOR)
     scale = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     scale = read.number("attention_factor", scale, *FACTOR)
-    sets = {key: read.numbers(key, rotary // 2, *FACTOR) for key in ("short_factor", "long_factor")}
-    chosen = np.array(sets["long_factor" if context > original else "short_factor"], np.float32)
-    exponent = np.arange(0, rotary, 2, dtype=np.float32) / np.float32(rotary)
-    return np.asarray(1.0 / (chosen * np.power(np.float32(theta), exponent)), np.float32), scale
+    wide = np.power(np.float32(theta), np.arange(0, rotary, 2, dtype=np.float32) / np.float32(rotary))
+    short, long = (
+        _whole(np.asarray(1.0 / (np.array(factors, np.float32) * wide), np.float32), head_dim)
+        for factors in (read.numbers(f"{end}_factor", rotary // 2, *FACTOR) for end in ("short", "long"))
+    )
+    if context <= original or short == long:
+        return Rope(short, scale)
+    return Rope(long, scale, ShortRope(short, original))

@@ -27,6 +27,10 @@ _NODES: Final = (
 )  # fmt: skip
 _ESCAPING: Final = ("e", "escape", "safe")
 """Filters that mark a text, and so change what is added to it later."""
+_DEFAULTS: Final = ("d", "default")
+"""Filters that give what is undefined a value; the web engine gives it "" where that is undefined, too."""
+_NAMED: Final = ("split", "rsplit", "splitlines")
+"""Methods whose arguments Python takes by name, too."""
 _PLAIN_FIELD: Final = re.compile(r"\{\{|\}\}|\{(?:\d+|[^\W\d]\w*)?\}")
 _FORMAT: Final = re.compile(r"%%|%(?:\(.*?\))?(?:[srdif]|\.\d{1,2}f)")
 _PYTHON: Final = {name for kind in (str, dict, list, tuple) for name in dir(kind)}
@@ -107,6 +111,11 @@ def _filter(node: nodes.Filter, above: nodes.Node | None) -> Iterator[str]:
     if node.name in _ESCAPING and not isinstance(above, (nodes.Output, nodes.Concat)):
         yield f"the filter {node.name!r} before another operation"
     yield from _arguments(f"the filter {node.name!r}", filters[node.name], node)
+    given = [*node.args[:1], *(each.value for each in node.kwargs)]
+    if node.name in _DEFAULTS and any(
+        isinstance(each, nodes.Name) and each.name == "undefined" for each in given
+    ):
+        yield f"the undefined default of the filter {node.name!r}"
     if node.name == "map" and node.args:
         yield from _named(node.args[0], filters, "filter")
     if (place := _TESTING.get(node.name)) is not None and len(node.args) > place:
@@ -156,6 +165,8 @@ def _call(node: nodes.Call) -> Iterator[str]:
         given = [names[name] for names in known()["methods"].values() if name in names]
         if given and all(list(_arguments("", names, node)) for names in given):
             yield f"these arguments of the method {name!r}"
+        elif given and node.kwargs and name not in _NAMED:
+            yield f"arguments by name of the method {name!r}"
     elif isinstance(node.node, nodes.Name):
         name = node.node.name
         if name in _GLOBALS and name not in known()["globals"]:

@@ -105,8 +105,8 @@ def _with_each(
 
 def _looked_up(stretch: Stretch, source: Source) -> dict[str, Array]:
     """The tables of embeddings that nothing is multiplied by: all their inputs count alike."""
-    heads = {op.weight for op in source.model.step.ops if isinstance(op, ops.Logits)}
-    tables = {op.table for op in stretch.ops if isinstance(op, ops.Embed)} - heads
+    multiplied = {name for op in source.model.step.ops for name in ops.multiplied_by(op)}
+    tables = {name for op in stretch.ops for name in ops.looked_up_in(op)} - multiplied
     found = {name: source.matrices[name] for name in sorted(tables)}
     return {name: np.ones(matrix.k) for name, matrix in found.items() if matrix.quantized}
 

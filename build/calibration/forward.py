@@ -9,14 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nearfar.build.calibration.arithmetic import (
-    ACTIVATIONS,
-    Array,
-    capped,
-    linear,
-    rms_norm,
-    rotate,
-)
+from nearfar.build.calibration.arithmetic import Array
+from nearfar.build.calibration.operations import attention, compute
 from nearfar.step import ops
 from nearfar.step.model import Step
 
@@ -52,16 +46,14 @@ def stretches(step: Step) -> list[Stretch]:
     for index, op in enumerate(step.ops):
         for name in ops.reads(op):
             last[name] = index
-        if isinstance(op, ops.RopeAppend | ops.Attend):
-            shared[op.cache] = index
+        shared |= dict.fromkeys(ops.caches_of(op), index)
     out: list[Stretch] = []
     made: list[str] = []
     begun: set[int] = set()
     start = 0
     for index, op in enumerate(step.ops):
         made.append(op.out)
-        if isinstance(op, ops.RopeAppend):
-            begun.add(op.cache)
+        begun.update(ops.caches_of(op))
         live = tuple(name for name in made if last.get(name, -1) > index)
         ends = index == len(step.ops) - 1
         if ends or (
@@ -142,7 +134,7 @@ class Forward:
 
 
 class _Block:
-    """Some windows in one stretch."""
+    """Some windows in one stretch; see operations.Run."""
 
     def __init__(
         self,
@@ -153,111 +145,49 @@ class _Block:
         watch: Watch | None,
         heads: Heads | None,
     ) -> None:
-        self.step, self.tokens, self.w, self.values = step, tokens, weights, values
-        self.watch, self.heads = watch, heads
-        self.count, self.length = tokens.shape
-        self.positions = np.tile(np.arange(self.length), self.count)
-        self.kept: dict[int, tuple[Array, Array]] = {}
+        self.step, self.weights, self.values = step, weights, values
+        self._watch, self._heads = watch, heads
+        self._count, self._length = tokens.shape
+        self.tokens = tokens.reshape(-1)
+        self.positions = np.tile(np.arange(self._length), self._count)
+        self._back = np.arange(self._length)[:, None] - np.arange(self._length)
+        """How far before a row each position of its window lies: int [length, length]."""
+        self._kept: dict[int, tuple[Array, Array]] = {}
         """Keys and values of a cache: [windows, kv_heads, length, head_dim]."""
 
     def run(self, part: Sequence[ops.Op]) -> None:
+        """Compute the operations; one that ends the list is not computed where its inputs are watched."""
         for op in part:
-            if self.watch is not None and isinstance(op, ops.Linear | ops.Logits):
-                self.watch(op.weight, self.values[op.x])
-                if isinstance(op, ops.Logits):
-                    return  # the head's inputs are all that was wanted
-            self.values[op.out] = self._apply(op)
+            if self._watch is not None:
+                for matrix in ops.multiplied_by(op):
+                    for name in ops.reads(op):
+                        self._watch(matrix, self.values[name])
+                if op.ends:
+                    return
+            self.values[op.out] = compute(self, op)
 
-    def _apply(self, op: ops.Op) -> Array:
-        w, values = self.w, self.values
-        match op:
-            case ops.Embed():
-                return w[op.table][self.tokens.reshape(-1)] * np.float32(op.scale)
-            case ops.Norm():
-                x = values[op.x]
-                return rms_norm(x.reshape(len(x), op.groups, -1), w[op.weight], op.eps).reshape(x.shape)
-            case ops.Linear():
-                return linear(values[op.x], w[op.weight], w[op.bias] if op.bias else None)
-            case ops.RopeAppend():
-                return self._rope_append(op, values[op.x])
-            case ops.Attend():
-                return self._attend(op, values[op.x])
-            case ops.Glu():
-                gate, up = np.split(values[op.x], 2, -1)
-                return np.asarray(ACTIVATIONS[op.activation](gate) * up)
-            case ops.Act():
-                return ACTIVATIONS[op.activation](values[op.x])
-            case ops.Add():
-                return (values[op.a] + values[op.b]) * np.float32(op.scale)
-            case ops.Mul():
-                return values[op.a] * values[op.b]
-            case ops.Scale():
-                return values[op.x] * w[op.weight]
-            case ops.Columns():
-                return values[op.x][:, op.start : op.start + op.count]
-            case ops.Embedding():
-                return values[op.x]
-            case ops.Logits():
-                return capped(linear(values[op.x], w[op.weight], w[op.bias] if op.bias else None), op.softcap)
+    def append(self, op: ops.RopeAppend, keys: Array, values: Array) -> None:
+        """See Run."""
+        self._kept[op.cache] = self._by_head(keys), self._by_head(values)
+        if self._heads is not None:
+            self._heads(op, self._kept[op.cache][0])
 
-    def _rope_append(self, op: ops.RopeAppend, x: Array) -> Array:
-        cache = self.step.caches[op.cache]
-        widths = op.heads * cache.head_dim, cache.kv_heads * cache.head_dim
-        q = self._turned(op, x[:, : widths[0]], op.q_norm)
-        if op.q_scale is not None:
-            beta, original = op.q_scale
-            q = q * (1 + beta * np.log1p(self.positions // original)).astype(q.dtype)[:, None, None]
-        if op.append:
-            k = self._turned(op, x[:, widths[0] : sum(widths)], op.k_norm)
-            v = x[:, sum(widths) :].reshape(len(x), -1, cache.head_dim)
-            if op.v_norm is not None:
-                v = rms_norm(v, np.ones(cache.head_dim, np.float32), op.v_norm)
-            self.kept[op.cache] = self._by_head(k), self._by_head(v)
-            if self.heads is not None:
-                self.heads(op, self.kept[op.cache][0])
-        return q.reshape(len(x), -1)
+    def attend(self, op: ops.Attend, queries: Array) -> Array:
+        """See Run."""
+        keys, values = self._kept[op.cache]
+        kv_heads, head_dim = keys.shape[1], keys.shape[-1]
+        q = self._by_head(queries).reshape(self._count, kv_heads, -1, self._length, head_dim)
+        if self._heads is not None:
+            self._heads(op, q)
+        seen = (self._back >= 0) & (self._back < (op.window or self._length))
+        sinks = None if op.sinks is None else self.weights[op.sinks]
+        out = attention(op, q, keys, values, sinks, seen).reshape(self._count, op.heads, self._length, -1)
+        return np.ascontiguousarray(out.swapaxes(1, 2)).reshape(len(queries), -1)
 
-    def _turned(self, op: ops.RopeAppend, part: Array, norm: str | None) -> Array:
-        """[M, heads · head_dim] → [M, heads, head_dim], normalized and rotated."""
-        heads = part.reshape(len(part), -1, self.step.caches[op.cache].head_dim)
-        rope = self.step.ropes[op.rope] if op.rope is not None else None
-
-        def normed(heads: Array) -> Array:
-            if norm is None:
-                return heads
-            flat = heads.reshape(len(heads), -1) if op.norm_all else heads
-            return np.reshape(rms_norm(flat, self.w[norm], op.eps), heads.shape)
-
-        heads = heads if op.norm_after else normed(heads)
-        heads = heads if rope is None else rotate(heads, rope, self.positions)
-        return normed(heads) if op.norm_after else heads
+    def wanted(self, x: Array) -> Array:
+        """All rows."""
+        return x
 
     def _by_head(self, x: Array) -> Array:
         """[windows · length, heads, head_dim] → [windows, heads, length, head_dim]."""
-        return x.reshape(self.count, self.length, *x.shape[1:]).swapaxes(1, 2)
-
-    def _attend(self, op: ops.Attend, x: Array) -> Array:
-        cache = self.step.caches[op.cache]
-        keys, values = self.kept[op.cache]
-        heads = self._by_head(x.reshape(len(x), op.heads, cache.head_dim))
-        q = heads.reshape(self.count, cache.kv_heads, -1, self.length, cache.head_dim)
-        if self.heads is not None:
-            self.heads(op, q)
-        scores = q @ keys[:, :, None].swapaxes(-1, -2) * np.float32(op.scale)
-        scores = capped(scores, op.softcap)
-        back = np.arange(self.length)[:, None] - np.arange(self.length)
-        hidden = (back < 0) | (back >= (op.window or self.length))
-        scores += np.where(hidden, np.float32(-np.inf), np.float32(0))
-        highest = scores.max(-1, keepdims=True)
-        if op.sinks is not None:
-            sinks = self.w[op.sinks].reshape(cache.kv_heads, -1, 1, 1)
-            highest = np.maximum(highest, sinks)
-        scores -= highest
-        weights = np.exp(scores, out=scores)
-        total = weights.sum(-1, keepdims=True)
-        if op.sinks is not None:
-            total = total + np.exp(sinks - highest)
-        out = weights @ values[:, :, None] / total
-        return np.ascontiguousarray(
-            out.reshape(self.count, op.heads, self.length, -1).swapaxes(1, 2)
-        ).reshape(len(x), -1)
+        return x.reshape(self._count, self._length, *x.shape[1:]).swapaxes(1, 2)

@@ -112,11 +112,7 @@ def moments_of(run: Callable[[Watch], None], stretch: Stretch, source: Source, w
     """Second moments of the inputs of a stretch's quantized matrices: E[x·xᵀ] [k, k], or the means of squares
     alone [k]. `run` runs the stretch.
     """
-    wanted = [
-        op.weight
-        for op in stretch.ops
-        if isinstance(op, ops.Linear | ops.Logits) and source.matrices[op.weight].quantized
-    ]
+    wanted = [name for op in stretch.ops for name in ops.multiplied_by(op) if source.matrices[name].quantized]
     sums: dict[str, F64] = {}
     counts: dict[str, int] = {}
 

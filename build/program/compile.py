@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,9 @@ import tvm
 from tvm import tirx
 
 from nearfar.build.program.compiled import Compiled
-from nearfar.build.program.lowering import identifier, lower_step
+from nearfar.build.program.function import identifier
+from nearfar.build.program.lowering import lower_step
+from nearfar.build.program.operators import calls
 from nearfar.build.program.passes import compile_flow, run_flow
 from nearfar.build.program.plan import plan_of, share_workspace, staged_plan
 from nearfar.format.buffers import SAMPLER_BUFFERS
@@ -20,9 +22,10 @@ from nearfar.format.kv import ROUNDED, KvDtype
 from nearfar.format.manifest import Cache
 from nearfar.format.sizes import MAX_ROWS
 from nearfar.kernels.buckets import Buckets
-from nearfar.kernels.contract import Variant
+from nearfar.kernels.contract import Kernels, Variant
 from nearfar.kernels.emission import Emit, EmitContext
 from nearfar.kernels.jobs import Greedy, Logprobs, Sample, SamplerJob
+from nearfar.kernels.jobs import Job as KernelJob
 from nearfar.kernels.program import Plan, Precisions, Program
 from nearfar.kernels.quantized import Matrix
 from nearfar.step.model import Model
@@ -38,20 +41,47 @@ class Job:
     buckets: Buckets
 
 
+def check_supported(job: Job, variants: Iterable[Variant]) -> None:
+    """BuildError where a variant has no kernel for something that the model computes.
+
+    The smallest and the largest step are lowered to jobs, and no kernel is made: that takes 0.1 s a step.
+    Passes fuse jobs only where the kernels say that they have one for the result.
+    """
+    asked: dict[Precisions, tuple[KernelJob, ...]] = {}
+    for variant in variants:
+        dtypes = _dtypes(variant)
+        if dtypes not in asked:
+            asked[dtypes] = (*_jobs(job, variant.kernels, dtypes), *_samplers(job))
+        for each in asked[dtypes]:
+            variant.kernels.check(each)
+
+
+def _jobs(job: Job, kernels: Kernels, dtypes: Precisions) -> Iterator[KernelJob]:
+    """The distinct jobs of the smallest and the largest step, before passes fuse them."""
+    sizes = {min(job.buckets.step), max(job.buckets.step)}
+    functions = [
+        lower_step(job.model, job.cache, kernels, dtypes, job.matrices, m).function for m in sorted(sizes)
+    ]
+    yield from dict.fromkeys(found.job for function in functions for found in calls(function))
+
+
+def _dtypes(variant: Variant) -> Precisions:
+    kv: KvDtype = variant.kv or ("float16" if variant.precision == "f16" else "float32")
+    return Precisions(variant.kernels.activations, kv)
+
+
 def compile_program(
     job: Job, variant: Variant, target: tvm.target.Target, dump: Path | None = None
 ) -> Program:
     """Compile every function of the artifact for one variant."""
-    kernels = variant.kernels
-    kv: KvDtype = variant.kv or ("float16" if variant.precision == "f16" else "float32")
-    dtypes = Precisions(kernels.activations, kv)
+    kernels, dtypes = variant.kernels, _dtypes(variant)
     names: dict[str, str] = {}
     module = tvm.IRModule({})
     for m in job.buckets.step:
         lowered = lower_step(job.model, job.cache, kernels, dtypes, job.matrices, m)
         module[f"step_{m}"] = lowered.function
         names.update(lowered.arguments)
-    bundles = kernels.bundles(job.model.step, rounds=kv in ROUNDED)
+    bundles = kernels.bundles(job.model.step, rounds=dtypes.kv in ROUNDED)
     names |= {identifier(name): f"weight:{name}" for name in bundles}
     bundled = {tuple(map(identifier, held)): identifier(name) for name, held in bundles.items()}
     gpu = str(target.kind.name) != "llvm"

@@ -10,7 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import cast
 
 from nearfar import strict_json
-from nearfar.format.manifest import Program, plain, record
+from nearfar.format.conversion import plain, record
+from nearfar.format.manifest import Program
 
 _HEADER = 8  # bytes that say how long the record is
 

@@ -8,20 +8,17 @@ together.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import typing
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from tvm import ir, relax
 
-from nearfar.kernels.jobs import Attend, Embed, GraphJob, Linear, Norm, Project, RopeAppend, Rows, Split
-from nearfar.kernels.quantized import Matrix
+from nearfar.kernels.jobs import GraphJob
 
-_RECORDS: dict[str, type[GraphJob]] = {
-    kind.kind: kind for kind in (Embed, Norm, Linear, RopeAppend, Rows, Project, Attend)
-}
-_INNER: dict[str, type[Any]] = {"matrix": Matrix, "linear": Linear, "paged": RopeAppend, "split": Split}
-"""Records within a job, by their field."""
+_RECORDS: dict[str, type[GraphJob]] = {kind.kind: kind for kind in typing.get_args(GraphJob)}
 
 
 def call(job: GraphJob, tensors: Sequence[relax.Expr]) -> relax.Call:
@@ -62,13 +59,33 @@ def parse(expr: Any) -> OpCall | None:
     return OpCall(_decoded(_RECORDS[kind], json.loads(str(text.value))), tensors)
 
 
+def calls(function: relax.Function) -> list[OpCall]:
+    """The calls of our operators in a function."""
+    found: list[OpCall] = []
+
+    def visit(expr: relax.Expr) -> None:
+        if (parsed := parse(expr)) is not None:
+            found.append(parsed)
+
+    relax.analysis.post_order_visit(function.body, visit)
+    return found
+
+
 def _decoded(record: type[Any], fields: dict[str, Any]) -> Any:
     values: dict[str, Any] = {}
     for key, value in fields.items():
         values[key] = tuple(value) if isinstance(value, list) else value
         if isinstance(value, dict):
-            values[key] = _decoded(_INNER[key], value)
+            values[key] = _decoded(_inner(cast(type, record))[key], value)
     return record(**values)
+
+
+@functools.cache
+def _inner(record: type) -> dict[str, type[Any]]:
+    """The records within a record, by their fields."""
+    hints = typing.get_type_hints(record).items()
+    kinds = ((name, kind) for name, hint in hints for kind in (hint, *typing.get_args(hint)))
+    return {name: kind for name, kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
 
 
 def rebuilt(job: GraphJob, named: dict[str, relax.Expr]) -> relax.Call:

@@ -19,7 +19,8 @@ _OF_LIBRARIES = ("mlx", "onnx")
 @cache
 def target_names() -> tuple[str, ...]:
     """The names of all targets, sorted."""
-    planned = (file.parent.name for file in Path(targets.__file__).parent.glob("*/target.py"))
+    files = (file for folder in targets.__path__ for file in Path(folder).glob("*/target.py"))
+    planned = (file.parent.name for file in files)
     return tuple(sorted((*planned, *_OF_LIBRARIES)))
 
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType, TracebackType
-from typing import Literal, Self
+from types import ModuleType
 
 import numpy as np
 import numpy.typing as npt
@@ -15,19 +12,17 @@ import numpy.typing as npt
 from nearfar.build import manifest
 from nearfar.build.options import BuildOptions
 from nearfar.build.source import Source
-from nearfar.build.targets.target import Made, Programs, Tell
+from nearfar.build.targets.target import Made, OverFiles, Programs, Tell
+from nearfar.build.targets.unplanned import program, write_files
 from nearfar.build.weights.safetensors import SafetensorsWriter, TensorSpec
 from nearfar.build.weights.stream import Piece, to_float16
 from nearfar.errors import BuildError
 from nearfar.format.consistency import PLANNED
-from nearfar.format.manifest import File, Function, Program, Requires, Weights
-from nearfar.format.sizes import MAX_ROWS, ROW_BUCKETS, STEP_BUCKETS
+from nearfar.format.manifest import File, Weights
 from nearfar.kernels.contract import Products
 from nearfar.kernels.quantized import QuantTensor
 from nearfar.step.params import Param
 from nearfar.targets.mlx.config_json import mlx_config, module_of
-
-COPIED = ("special_tokens_map.json",)
 
 
 def dense_dtype(source: Source) -> str:
@@ -67,11 +62,12 @@ class _Affine:
     biases: list[npt.NDArray[np.float16]] = field(default_factory=list)
 
 
-class MlxWriter:
+class MlxWriter(OverFiles):
     """Writes the checkpoint's own tensors, under their names, in slices as they come."""
 
     def __init__(self, source: Source, root: Path) -> None:
         self._files = SafetensorsWriter(root, tensor_specs(source))
+        super().__init__(self._files)
         self._dtype = dense_dtype(source)
         self._rows = {name: n for param in source.params for name, n in param.tensors.items()}
         self._affine: _Affine | None = None
@@ -105,15 +101,6 @@ class MlxWriter:
         files = self._files.finish()
         sizes = [file.bytes for file in files]
         return Weights(sum(sizes), max(sizes), files, (), "safetensors")
-
-    def __enter__(self) -> Self:
-        self._files.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._files.__exit__(kind, error, trace)
 
 
 class MlxTarget:
@@ -150,15 +137,11 @@ class MlxTarget:
         documents = {"config.json": mlx_config(checkpoint.config, source.reading, source.matrices)}
         if (checkpoint.path / "generation_config.json").is_file():
             documents["generation_config.json"] = dict(checkpoint.generation_config)
-        for name, document in documents.items():  # mlx-lm takes the tokens that end a text from either
-            if source.model.eos_token_ids:
+        if source.model.eos_token_ids:  # mlx-lm takes the tokens that end a text from either
+            for document in documents.values():
                 document["eos_token_id"] = list(source.model.eos_token_ids)
-            text = json.dumps(dict(sorted(document.items())), indent=2) + "\n"
-            (root / name).write_text(text, encoding="utf-8")
-        for name in COPIED:
-            if (checkpoint.path / name).is_file():
-                (root / name).write_bytes((checkpoint.path / name).read_bytes())
-        files = checkpoint.write_tokenizer(root)
+        ordered = {name: dict(sorted(document.items())) for name, document in documents.items()}
+        files = write_files(checkpoint, root, ordered)
         step, function = source.model.step, None
         if options.export_function:
             export = _exporter()
@@ -166,17 +149,9 @@ class MlxTarget:
             export.export_step(root / export.FUNCTION, step, source.model.vocab_size, tensors)
             function = File.of(root, root / export.FUNCTION)
         task = "generate" if source.model.embedding is None else "embed"
-        records = (_program("f16", ("metal",), PLANNED[task]), _program("f32", (), PLANNED[task]))
+        records = (program("f16", PLANNED[task], ("metal",)), program("f32", PLANNED[task]))
         config = File.of(root, root / "config.json")
         return Made(manifest.listed_ropes(step), records, files, config, function)
-
-
-def _program(name: Literal["f16", "f32"], features: tuple[str, ...], names: Sequence[str]) -> Program:
-    """A program without plans: the runtime builds MLX's graph for each bucket."""
-    sizes = {"step": STEP_BUCKETS, "greedy": ROW_BUCKETS, "sample": ROW_BUCKETS, "logprobs": ROW_BUCKETS}
-    functions = {key: tuple(Function(size, min(size, MAX_ROWS)) for size in sizes[key]) for key in names}
-    dtype: Literal["float16", "float32"] = "float16" if name == "f16" else "float32"
-    return Program(name, dtype, dtype, Requires(features), (), {}, functions)
 
 
 def _exporter() -> ModuleType:

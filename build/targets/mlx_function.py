@@ -69,7 +69,7 @@ class RawMatrix:
             )
 
     def __call__(self, x: mx.array) -> Arrays:
-        """See interpreter.Matrix."""
+        """See reading.Matrix."""
         made = {tensor: matrix(x) for tensor, matrix in self._tensors.items()}
         return [_pick(piece, made[piece.tensor]) for piece in self._param.pieces]
 
@@ -88,17 +88,17 @@ class RawMatrix:
 
 
 class RawWeights:
-    """See interpreter.Weights: the arguments of the function, by the names of the file's tensors."""
+    """See reading.Weights: the arguments of the function, by the names of the file's tensors."""
 
     def __init__(self, params: Sequence[Param], weights: Weights) -> None:
         self._params, self._weights = {param.name: param for param in params}, weights
 
     def matrix(self, name: str) -> RawMatrix:
-        """See interpreter.Weights."""
+        """See reading.Weights."""
         return RawMatrix(self._params[name], self._weights)
 
     def vector(self, name: str, dtype: mx.Dtype) -> Arrays:
-        """See interpreter.Weights."""
+        """See reading.Weights."""
         param = self._params[name]
         parts = (_pick(piece, self._weights[piece.tensor]).astype(mx.float32) for piece in param.pieces)
         return tuple((param.offset + param.scale * part).astype(dtype) for part in parts)
@@ -118,7 +118,7 @@ def columns(x: mx.array, index: Sequence[int] | range, axis: int = -1) -> mx.arr
 
 
 class FreeRun:
-    """See interpreter.Run.
+    """See calls.Run.
 
     Values are [B, L, width] or [B, L, heads, head_dim], caches [B, kv_heads, S, head_dim].
     """

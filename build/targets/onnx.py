@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType, TracebackType
-from typing import Any, Self
+from types import ModuleType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,12 +12,12 @@ import numpy.typing as npt
 from nearfar.build import manifest
 from nearfar.build.options import BuildOptions
 from nearfar.build.source import Source
-from nearfar.build.targets.target import Made, Programs, Tell, check_kv_bits
+from nearfar.build.targets.target import Made, OverFiles, Programs, Tell, check_kv_bits
+from nearfar.build.targets.unplanned import program, write_files
 from nearfar.build.weights.stream import Piece
 from nearfar.errors import BuildError
 from nearfar.format.consistency import PLANNED
-from nearfar.format.manifest import File, Function, Program, Requires, Weights
-from nearfar.format.sizes import MAX_ROWS, ROW_BUCKETS, STEP_BUCKETS
+from nearfar.format.manifest import File, Weights
 from nearfar.kernels.contract import Products
 from nearfar.kernels.quantized import Matrix
 from nearfar.step.params import Param
@@ -27,10 +25,9 @@ from nearfar.targets.onnx import configs
 
 HEADS = 8
 """What the length of a head has to be a multiple of for ONNX Runtime's attention."""
-COPIED = ("special_tokens_map.json",)
 
 
-class OnnxWriter:
+class OnnxWriter(OverFiles):
     """Writes the tables of rotations, then matrices as the graph's operators read them, in the step's order.
 
     When all is written, the graph is: it says where in the files each tensor lies.
@@ -43,7 +40,8 @@ class OnnxWriter:
         self._graph_file = root / configs.graph_file(configs.widest(source.matrices))
         stem = f"{self._graph_file.relative_to(root).as_posix()}_data"
         self._files = external.ExternalWriter(root, stem, external.PART_BYTES)
-        self._write_matrix, self._lowering = matrices.write_matrix, lowering.Lowering
+        super().__init__(self._files)
+        self._write_matrix, self._step_graph = matrices.write_matrix, lowering.step_graph
         self._matrices: dict[str, dict[str, Any]] = {}
         self._single: dict[str, Any] = lowering.write_tables(self._files, source.model)
 
@@ -61,19 +59,10 @@ class OnnxWriter:
         """Write the graph; the manifest's `weights`."""
         files = self._files.finish()
         source = self._source
-        lowered = self._lowering(source.model, source.matrices, self._matrices, self._single, self._int8)
-        lowered.graph().save(self._graph_file)
+        graph = self._step_graph(source.model, source.matrices, self._matrices, self._single, self._int8)
+        graph.save(self._graph_file)
         sizes = [file.bytes for file in files]
         return Weights(sum(sizes), max(sizes), files, (), "onnx")
-
-    def __enter__(self) -> Self:
-        self._files.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._files.__exit__(kind, error, trace)
 
 
 class OnnxTarget:
@@ -89,16 +78,8 @@ class OnnxTarget:
         """ONNX Runtime must have operators for the step; writing them needs onnx."""
         check_kv_bits("onnx", options)
         (lowering,) = _modules("lowering")
-        if source.model.embedding is not None:
-            raise BuildError(
-                "target onnx is for models that give logits: build embeddings for another target, or leave "
-                "--embeddings out"
-            )
-        if unknown := lowering.unknown_operations(source.model.step.ops):
-            raise BuildError(
-                f"target onnx cannot express {', '.join(unknown)} of {source.model.architecture}: build for "
-                "another target"
-            )
+        if reason := lowering.refusal(source.model.step.ops):
+            raise BuildError(f"target onnx {reason}")
         lengths = sorted({cache.head_dim for cache in source.model.step.caches if cache.head_dim % HEADS})
         if lengths:
             raise BuildError(
@@ -126,24 +107,12 @@ class OnnxTarget:
             "generation_config.json": configs.generation_config(checkpoint.generation_config, model),
             "genai_config.json": configs.genai_config(model, hidden, bits),
         }
-        for name, document in documents.items():
-            (root / name).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-        for name in COPIED:
-            if (checkpoint.path / name).is_file():
-                (root / name).write_bytes((checkpoint.path / name).read_bytes())
-        files = checkpoint.write_tokenizer(root)
+        files = write_files(checkpoint, root, documents)
         config = File.of(root, root / "config.json")
         function = File.of(root, root / configs.graph_file(bits))
         return Made(
-            manifest.listed_ropes(model.step), (_program(PLANNED["generate"]),), files, config, function
+            manifest.listed_ropes(model.step), (program("f32", PLANNED["generate"]),), files, config, function
         )
-
-
-def _program(names: Sequence[str]) -> Program:
-    """A program without plans: ONNX Runtime makes its own of the graph."""
-    sizes = {"step": STEP_BUCKETS, "greedy": ROW_BUCKETS, "sample": ROW_BUCKETS, "logprobs": ROW_BUCKETS}
-    functions = {key: tuple(Function(size, min(size, MAX_ROWS)) for size in sizes[key]) for key in names}
-    return Program("f32", "float32", "float32", Requires(()), (), {}, functions)
 
 
 def _modules(*names: str) -> list[ModuleType]:

@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +19,12 @@ from nearfar.build import manifest
 from nearfar.build.browser.check import check_text
 from nearfar.build.options import BuildOptions
 from nearfar.build.program.beside import Share, beside, shares
-from nearfar.build.program.compile import Job, compiled
+from nearfar.build.program.compile import Job, check_supported, compiled
 from nearfar.build.program.compiled import Compiled
 from nearfar.build.program.fingerprint import fingerprint
 from nearfar.build.program.kept import KernelCache
 from nearfar.build.source import Source
-from nearfar.build.targets.target import KernelCounts, Made, Programs, Tell, check_kv_bits
+from nearfar.build.targets.target import KernelCounts, Made, OverFiles, Programs, Tell, check_kv_bits
 from nearfar.build.weights.shards import SHARD_BYTES, ShardWriter
 from nearfar.build.weights.stream import Piece
 from nearfar.errors import BuildError
@@ -43,13 +41,14 @@ from nearfar.step.params import Param
 _NONE = np.zeros(0, np.float32)
 
 
-class PackedWriter:
+class PackedWriter(OverFiles):
     """Packs whole matrices as a target's kernels want them, and appends them to its weight stream.
 
     At the end come the `bundles`, of vectors that were kept for them.
     """
 
     def __init__(self, packing: Packing, shards: ShardWriter, bundles: Bundles) -> None:
+        super().__init__(shards)
         self._packing, self._shards, self._bundles = packing, shards, bundles
         self._kept: dict[str, npt.NDArray[np.float32]] = dict.fromkeys(chain(*bundles.values()), _NONE)
 
@@ -78,22 +77,13 @@ class PackedWriter:
         shards, tensors = self._shards.finish()
         return Weights(sum(shard.bytes for shard in shards), SHARD_BYTES, shards, tensors)
 
-    def __enter__(self) -> Self:
-        self._shards.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._shards.__exit__(kind, error, trace)
-
 
 class PlannedTarget(Planned):
     """What the pipeline does for a target with kernels; see nearfar.build.targets.target.Target."""
 
     def check(self, source: Source, options: BuildOptions) -> None:
-        """Kernels say themselves what they cannot do, when they are made; offsets have 32 bits; browsers read
-        the text themselves.
+        """There are kernels for all that the model computes; offsets have 32 bits; browsers read the text
+        themselves.
         """
         if self.packed:
             check_text(self.name, source.checkpoint)
@@ -106,6 +96,7 @@ class PlannedTarget(Planned):
                     f"{name} [{matrix.n}, {matrix.k}] takes {largest:,} values, more than target "
                     f"{self.name} can address ({LARGEST:,}): quantize it (--quant q4)"
                 )
+        check_supported(self._job(source, options), self._asked(options))
 
     def _check_products(self, source: Source, options: BuildOptions) -> None:
         """There is a program, and what is asked for is what it would do."""
@@ -147,11 +138,15 @@ class PlannedTarget(Planned):
             or (variant.device_class in options.device_classes and variant.products in options.multiplied_as)
         ]
 
+    def _job(self, source: Source, options: BuildOptions) -> Job:
+        """What each variant compiles."""
+        return Job(source.model, source.matrices, manifest.CACHE, options.buckets or self.buckets)
+
     def writer(self, source: Source, root: Path, options: BuildOptions) -> PackedWriter:
         """The weight stream; it begins with the frequencies of the rotations and what keys are rounded by."""
         shards = ShardWriter(root)
-        for name, rope in source.model.step.ropes.items():
-            shards.add(manifest.rope_tensor(name), np.array(rope.inv_freq, np.float32))
+        for name, frequencies in manifest.rope_tensors(source.model.step).items():
+            shards.add(name, np.array(frequencies, np.float32))
         bundles = self.packing.bundles(source.model.step, rounds=bool(source.rounding))
         writer = PackedWriter(self.packing, shards, bundles)
         for cache, weights in source.rounding.items():
@@ -166,7 +161,7 @@ class PlannedTarget(Planned):
             largest_weight=self._largest_weight(source),
             figures=options.kernel_figures,
         )
-        job = Job(source.model, source.matrices, manifest.CACHE, options.buckets or self.buckets)
+        job = self._job(source, options)
         asked = self._asked(options)
         cache = KernelCache() if options.kernel_cache else None
         keys = {variant.name: self._key(job, variant, context) for variant in asked} if cache else {}

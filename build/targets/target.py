@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 from nearfar.build.options import BuildOptions
 from nearfar.build.program.compiled import Compiled
 from nearfar.build.source import Source
 from nearfar.build.weights.stream import WeightWriter
 from nearfar.errors import BuildError
+from nearfar.format.hashed import HashedFiles
 from nearfar.format.kv import OF_TARGET
 from nearfar.format.manifest import File, Program, Rope, Weights
 from nearfar.kernels.contract import Products
@@ -47,6 +49,22 @@ class Made:
     config: File | None = None
     function: File | None = None
     packed: bool = False
+
+
+class OverFiles:
+    """What the context of a weight writer does: its end closes the files that are open."""
+
+    def __init__(self, files: HashedFiles) -> None:
+        self._open_files = files
+
+    def __enter__(self) -> Self:
+        self._open_files.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._open_files.__exit__(kind, error, trace)
 
 
 def check_kv_bits(name: str, options: BuildOptions) -> None:

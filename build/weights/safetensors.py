@@ -7,26 +7,26 @@ gaps.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Any, BinaryIO, Self
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
 from nearfar.checkpoint_files import INDEX
 from nearfar.errors import BuildError
+from nearfar.format.hashed import HashedFiles
 from nearfar.format.manifest import File
 from nearfar.kernels.quantized import Array
-from nearfar.room import disk_error
 
 FILE_BYTES = 5_000_000_000  # of a file, as mlx_lm.convert and transformers cut them
-DTYPES = {"float32": "F32", "float16": "F16", "uint32": "U32"}
+DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "uint32": "U32"}
+MLX: Mapping[str, str] = MappingProxyType({"format": "mlx"})
+"""Metadata by which mlx-lm marks its files."""
 
 
 @dataclass(frozen=True)
@@ -42,24 +42,26 @@ class TensorSpec:
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
-class SafetensorsWriter:
+class SafetensorsWriter(HashedFiles):
     """Writes `model.safetensors`, or several files with an index, from tensors that come in the order of
-    their specs.
-
-    Holds no tensor. Use it as a context manager: an exception closes the open file.
+    their specs. Holds no tensor. `metadata`: of each file.
     """
 
-    def __init__(self, root: Path, specs: Sequence[TensorSpec], file_bytes: int = FILE_BYTES) -> None:
-        self._root = root
+    def __init__(
+        self,
+        root: Path,
+        specs: Sequence[TensorSpec],
+        file_bytes: int = FILE_BYTES,
+        metadata: Mapping[str, str] = MLX,
+    ) -> None:
+        super().__init__(root)
         self._specs = {spec.name: spec for spec in specs}
         self._groups = _groups(specs, file_bytes)
+        self._metadata = metadata
         self._order = iter(specs)
         self._current: TensorSpec | None = None
         self._left = 0  # bytes of the current tensor still to come
-        self._files: list[File] = []
         self._in_file = 0  # tensors still to come of the open file
-        self._file: BinaryIO | None = None
-        self._digest = hashlib.sha256()
 
     def write(self, name: str, array: Array) -> None:
         """Append bytes of a tensor, C order: all of it, or its next rows."""
@@ -73,80 +75,44 @@ class SafetensorsWriter:
                 f"tensor {name!r} {array.dtype.name}, {array.nbytes} bytes, came where {expected} should: "
                 "this is a fault of the pipeline, please report it"
             )
-        try:
-            if self._file is None:
-                self._file = self._open()
-            self._put(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-            self._left -= array.nbytes
-            if not self._left:
-                self._in_file -= 1
-                if not self._in_file:
-                    self._close()
-        except OSError as error:
-            raise disk_error(error, self._root, f"tensor {name!r}", self._left) from error
+        if not self.is_open:
+            self._begin_next()
+        data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+        self.put(data, f"tensor {name!r}", self._left)
+        self._left -= array.nbytes
+        if not self._left:
+            self._in_file -= 1
+            if not self._in_file:
+                self.end()
 
     def finish(self) -> tuple[File, ...]:
         """Write the index where there are several files; the record of each file."""
-        if self._left or len(self._files) < len(self._groups):
+        if self._left or len(self.files) < len(self._groups):
             raise BuildError(
                 "not all tensors were written: this is a fault of the pipeline, please report it"
             )
-        if len(self._files) > 1:
+        if len(self.files) > 1:
             total = sum(spec.bytes for spec in self._specs.values())
-            files = zip(self._groups, self._files, strict=True)
+            files = zip(self._groups, self.files, strict=True)
             weight_map = {spec.name: record.file for group, record in files for spec in group}
             index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
             text = json.dumps(index, indent=1) + "\n"
-            (self._root / INDEX).write_text(text, encoding="utf-8")
-        return tuple(self._files)
+            (self.root / INDEX).write_text(text, encoding="utf-8")
+        return tuple(self.files)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._file is not None:
-            self._file.close()
-
-    def _name(self) -> str:
-        count = len(self._groups)
-        return (
-            "model.safetensors"
-            if count == 1
-            else f"model-{len(self._files) + 1:05d}-of-{count:05d}.safetensors"
-        )
-
-    def _open(self) -> BinaryIO:
+    def _begin_next(self) -> None:
         """Open the next file and write its header."""
-        group = self._groups[len(self._files)]
+        at, count = len(self.files), len(self._groups)
+        name = f"model-{at + 1:05d}-of-{count:05d}.safetensors" if count > 1 else "model.safetensors"
+        group = self._groups[at]
         self._in_file = len(group)
-        self._digest = hashlib.sha256()
-        self._file = (self._root / self._name()).open("wb")
-        self._put(memoryview(header(group)))
-        return self._file
-
-    def _put(self, data: memoryview[Any]) -> None:
-        assert self._file is not None
-        self._file.write(data)
-        self._digest.update(data)
-
-    def _close(self) -> None:
-        """Close the open file, on disk for good, and record it."""
-        assert self._file is not None
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        size = self._file.tell()
-        self._file.close()
-        self._file = None
-        self._files.append(File(self._name(), size, self._digest.hexdigest()))
+        self.begin(name)
+        self.put(header(group, self._metadata), f"the header of {name}", 0)
 
 
-def header(specs: Sequence[TensorSpec], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Length and header of a file that holds these tensors in this order. mlx-lm marks its files `format:
-    mlx`.
-    """
-    records: dict[str, Any] = {"__metadata__": dict(metadata or {"format": "mlx"})}
+def header(specs: Sequence[TensorSpec], metadata: Mapping[str, str] = MLX) -> bytes:
+    """Length and header of a file that holds these tensors in this order."""
+    records: dict[str, Any] = {"__metadata__": dict(metadata)}
     offset = 0
     for spec in specs:
         records[spec.name] = {

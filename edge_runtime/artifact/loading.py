@@ -15,7 +15,6 @@ from nearfar.edge_runtime.artifact.variants import Choice
 from nearfar.edge_runtime.devices import (
     AUTO,
     Device,
-    Found,
     Settings,
     debug_choices,
     device,
@@ -25,6 +24,7 @@ from nearfar.edge_runtime.devices import (
 )
 from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.edge_runtime.executors.base import Executor
+from nearfar.edge_runtime.found import Found
 from nearfar.edge_runtime.progress import Teller
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import ArtifactError, DeviceError, RequestError
@@ -69,7 +69,13 @@ def load(
     settings = plan(program)
     reopen = partial(open_executor, chosen, artifact, program, settings)
     core = EngineCore(
-        executor, artifact.manifest, program, settings.pages, pipelined=chosen.pipelined, reopen=reopen
+        executor,
+        artifact.manifest,
+        program,
+        settings.pages,
+        context=settings.context,
+        pipelined=chosen.pipelined,
+        reopen=reopen,
     )
     core.choice = choice
     return core, codec
@@ -92,7 +98,7 @@ def _settings(artifact: Artifact, program: Program, found: Found, options: LoadO
     manifest, which = artifact.manifest, parse_device(options.device)[1]
     bits = options.kv_bits if device(artifact.target).kv_bits else None
     pages = plan_pages(manifest, program, options.kv_memory, found.largest_buffer(), bits, found.memory)
-    context = longest(manifest, pages)
+    context = min(longest(manifest, pages), options.context or manifest.model.context_length)
     check_buffers(manifest, program, pages, context, found.memory)
     return Settings(pages, context, options.threads, bits, which, options.debug)
 

@@ -27,6 +27,11 @@ class LoadOptions:
     """
     kv_memory: float | str | None = None
     """Bytes for the KV cache, such as "512MB"; default half of what is free."""
+    context: int | None = None
+    """No more positions than these: tokens of prompt and answer. Default: as many as the model and the memory
+    allow. A model with LongRoPE computes with its short factors where this is no more than its original
+    context, and with the long ones otherwise.
+    """
     threads: int | None = None
     """CPU threads; default one a core, within the quota of the container."""
     verify: bool = True
@@ -60,12 +65,15 @@ class LoadOptions:
         parse_device(self.device)
         if self.kv_memory is not None:
             parse_size(self.kv_memory)
-        if self.threads is not None and self.threads < 1:
-            raise RequestError(f"threads must be at least 1, not {self.threads}", "threads")
+        for name in ("context", "threads"):
+            given = getattr(self, name)
+            if given is not None and given < 1:
+                raise RequestError(f"{name} must be at least 1, not {given}", name)
 
 
 _KINDS: dict[str, tuple[type, str]] = {
     "device": (str, "a kind of device (nearfar devices)"),
+    "context": (int, "a whole number"),
     "threads": (int, "a whole number"),
     "verify": (bool, "true or false"),
     "kv_bits": (int, "a whole number"),
@@ -74,7 +82,7 @@ _KINDS: dict[str, tuple[type, str]] = {
     "debug": (bool, "true or false"),
     "trust": (bool, "true or false"),
 }
-_OPTIONAL = ("threads", "kv_bits", "precision", "program")
+_OPTIONAL = ("context", "threads", "kv_bits", "precision", "program")
 
 
 def load_options(given: Mapping[str, Any]) -> LoadOptions:
@@ -98,6 +106,7 @@ class LoadKeywords(TypedDict, total=False):
 
     device: str
     kv_memory: float | str | None
+    context: int | None
     threads: int | None
     verify: bool
     kv_bits: int | None

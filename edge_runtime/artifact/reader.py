@@ -10,20 +10,19 @@ from dataclasses import dataclass
 from functools import cached_property
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.edge_runtime.found import Found
 from nearfar.edge_runtime.text.files import TOKENIZER_FILES
 from nearfar.errors import ArtifactError, DeviceError, RequestError
 from nearfar.format import packs
 from nearfar.format.kv import BITS, OF_TARGET
-from nearfar.format.manifest import Function, Manifest, Program, Tensor, read
+from nearfar.format.manifest import Function, Manifest, Program, Tensor
+from nearfar.format.manifest_file import read
 from nearfar.format.plans import Plan, parse_plan
-
-if TYPE_CHECKING:
-    from nearfar.edge_runtime.devices import Found
 
 _hashes: dict[tuple[str, int, int], str] = {}
 """SHA-256 of files already read in this process, by path, size and time of change."""

@@ -73,10 +73,11 @@ class EngineCore:
         program: Program,
         pages: Seq[int],
         *,
+        context: int | None = None,
         pipelined: bool = True,
         reopen: Callable[[], Executor] | None = None,
     ) -> None:
-        """Take over an executor with so many pages by group.
+        """Take over an executor with so many pages by group, and room for so many positions a sequence.
 
         `pipelined`: queue a step before the tokens of the one before are read. An executor that computes
         inside `run` gains nothing from that. `reopen`: makes another one like it, for when this one has
@@ -93,7 +94,7 @@ class EngineCore:
         rows = min(max(each.rows for each in function) for function in program.functions.values())
         windows = [group.window for group in manifest.groups]
         table = SequenceTable(pages, cache.page_size, cache.slots, windows)
-        self.context = table.longest(MAX_STEP, model.context_length)
+        self.context = table.longest(MAX_STEP, min(context or model.context_length, model.context_length))
         self.scheduler = Scheduler(table, Limits(tuple(buckets), min(rows, cache.slots), self.context))
         self._new_builder = partial(StepBuilder, manifest, program, feed=pipelined)
         self._builder = self._new_builder()
@@ -182,6 +183,11 @@ class EngineCore:
         Either all of them can be made, or none is begun.
         """
         self.check_embeds(texts)
+        return await self.embed_checked(texts, salt)
+
+    async def embed_checked(self, texts: Seq[Seq[int]], salt: str = "") -> list[npt.NDArray[np.float32]]:
+        """Return the embeddings of texts that `check_embeds` has accepted, as `embed_all` does."""
+        self.check_open()
         # One token that nobody draws: the row that would give it is the embedding.
         begun = [self._start(Request(tuple(tokens), EMBEDDED, 1, 0, salt=salt)) for tokens in texts]
         try:

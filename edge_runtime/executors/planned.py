@@ -147,8 +147,9 @@ class Layout:
     def rope_tables(self) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
         """The buffers that hold tables of rotations, and what they hold."""
         for name, rope in self._artifact.manifest.ropes.items():
-            frequencies = self._artifact.read_tensor(str(rope.inv_freq))
-            yield names.rope(name), rope_table(frequencies, rope.scale, self._settings.context)
+            context = self._settings.context
+            frequencies = self._artifact.read_tensor(str(rope.frequencies(context)))
+            yield names.rope(name), rope_table(frequencies, rope.scale, context)
 
     def smallest(self, function: str) -> int:
         """The smallest bucket of a function."""

@@ -13,21 +13,26 @@ from nearfar.edge_runtime.grammars.typed import Schema
 
 MOST = 64
 """Compilations that a search may cost."""
+DEFINED = "#/$defs/"
+NOTHING: Schema = {"type": "null"}
+"""A schema that every library takes."""
 
 
 def blamed(schema: Schema, compiles: Callable[[Schema], bool]) -> str:
     """What to say of a narrowed schema that does not compile: its smallest part that does not either."""
-    definitions = {"$defs": schema["$defs"]} if "$defs" in schema else {}
+    definitions: dict[str, Schema] = dict(schema.get("$defs", {}))
     left, place, part = MOST, "#", schema
     while True:
-        for name, child in _children(part):
+        for at, child in _children(part, place, definitions):
             left -= 1
-            if left < 0 or compiles({**child, **definitions}):
+            if left < 0 or compiles({**child, "$defs": definitions}):
                 continue
-            place, part = f"{place}/{name}", child
+            place, part = at, child
             break
         else:
             break
+        # What refers back to a definition that is looked into is at fault only because that is.
+        definitions |= {name: NOTHING for name in definitions if place == f"{DEFINED}{name}"}
     keywords = " and ".join(repr(key) for key in part if key not in ("type", "$defs")) or "'type'"
     return (
         f"the JSON schema cannot be enforced at {place}: {keywords} cannot be followed there; leave "
@@ -35,14 +40,18 @@ def blamed(schema: Schema, compiles: Callable[[Schema], bool]) -> str:
     )
 
 
-def _children(schema: Schema) -> Iterator[tuple[str, Schema]]:
+def _children(schema: Schema, place: str, definitions: dict[str, Schema]) -> Iterator[tuple[str, Schema]]:
+    """The parts of a schema with their places; the definition that it refers to is one of them."""
+    name = str(schema.get("$ref")).removeprefix(DEFINED)
+    if name in definitions:
+        yield f"{DEFINED}{name}", definitions[name]
     for key in ("properties", "patternProperties"):
-        yield from ((f"{key}/{name}", one) for name, one in schema.get(key, {}).items())
+        yield from ((f"{place}/{key}/{name}", one) for name, one in schema.get(key, {}).items())
     for key in ("prefixItems", "anyOf"):
-        yield from ((f"{key}/{index}", one) for index, one in enumerate(schema.get(key, ())))
+        yield from ((f"{place}/{key}/{index}", one) for index, one in enumerate(schema.get(key, ())))
     for key in ("items", "additionalProperties"):
         if isinstance(schema.get(key), dict):
-            yield key, schema[key]
+            yield f"{place}/{key}", schema[key]
 
 
 def schema_tags(tag: Any) -> Iterator[dict[str, Any]]:

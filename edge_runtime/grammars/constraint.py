@@ -79,7 +79,14 @@ def without(allowed: npt.NDArray[np.uint32], tokens: Sequence[int]) -> npt.NDArr
     return left if left.any() else allowed
 
 
+_REASON = "error: "
+
+
 def why(message: str) -> str:
-    """The first line of what the library says, at most 300 characters."""
+    """The first line of what the library says, at most 300 characters. A regex parser draws the pattern below
+    that line, and gives its reason last: the reason is added.
+    """
     lines = [line.strip() for line in message.splitlines() if line.strip() and not line.startswith("<")]
-    return (lines[0] if lines else "no reason is known")[:300]
+    said = lines[0] if lines else "no reason is known"
+    reason = next((line for line in lines if line.startswith(_REASON)), "")
+    return (f"{said} {reason.removeprefix(_REASON)}" if said.endswith(":") and reason else said)[:300]

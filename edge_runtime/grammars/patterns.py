@@ -91,7 +91,16 @@ def _node(code: Any, value: Any) -> str | None:
         return _first(_sequence(branch) for branch in value[1])
     if code is codes.AT:
         return "^ and $ are only enforced at its ends, \\b nowhere"
-    return f"{str(code).lower()} cannot be enforced"
+    return _NOT_REGULAR.get(code, f"{str(code).lower()} cannot be enforced")
+
+
+_NOT_REGULAR = {
+    codes.ASSERT: "what looks around, (?=…) and (?<=…), cannot be enforced",
+    codes.ASSERT_NOT: "what looks around, (?!…) and (?<!…), cannot be enforced",
+    codes.GROUPREF: "a reference back to a group cannot be enforced",
+    codes.GROUPREF_EXISTS: "a condition on a group cannot be enforced",
+}
+"""What no regular language has, in words for who wrote the pattern."""
 
 
 def _class(items: Sequence[Any]) -> str | None:

@@ -115,6 +115,8 @@ class TypedKeywords(ABC):
         low += [math.floor(own["exclusiveMinimum"]) + 1] if "exclusiveMinimum" in own else []
         high = [math.floor(own["maximum"])] if "maximum" in own else []
         high += [math.ceil(own["exclusiveMaximum"]) - 1] if "exclusiveMaximum" in own else []
+        if low and high and max(low) > min(high):
+            raise self._error(place, f"no whole number is at least {max(low)} and at most {min(high)}")
         made = {"minimum": max(low)} if low else {}
         made |= {"maximum": min(high)} if high else {}
         self._within(made, MOST_WHOLE, place)

@@ -14,30 +14,24 @@ from nearfar.edge_runtime.artifact.options import LoadKeywords, load_options
 from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.edge_runtime.engine.generation import Generation
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
-from nearfar.edge_runtime.grammars.compiler import Grammars
 from nearfar.edge_runtime.openai.chat import Chat
 from nearfar.edge_runtime.openai.completions import Completions
 from nearfar.edge_runtime.openai.context import ContextPolicy, check_policy
 from nearfar.edge_runtime.openai.embeddings import Embeddings
+from nearfar.edge_runtime.openai.loaded import Loaded
 from nearfar.edge_runtime.progress import Tell, Teller
 from nearfar.edge_runtime.snapshots import Progress, Snapshot
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import RequestError
-from nearfar.format.manifest import Manifest
 
 
-class AsyncEngine:
+class AsyncEngine(Loaded):
     """A model on a device. All requests share its cache and its steps."""
 
     def __init__(
         self, core: EngineCore, codec: TextCodec, *, context_policy: ContextPolicy = "error"
     ) -> None:
-        check_policy(context_policy)
-        self.core = core
-        self.codec = codec
-        self.context_policy: ContextPolicy = context_policy
-        model = core.manifest.model
-        self.grammars = Grammars(codec, model.vocab_size, model.eos_token_ids)
+        super().__init__(core, codec, context_policy=context_policy)
         self.chat = Chat(self)
         self.completions = Completions(self)
         self.embeddings = Embeddings(self)
@@ -56,6 +50,7 @@ class AsyncEngine:
 
         `device`: a kind of device (`nearfar devices` lists them) or "auto"; "KIND:1" or "KIND:radeon" for one
         of several. `kv_memory`: bytes for the KV cache, such as "512MB"; default half of what is free.
+        `context`: no more positions than these; default as many as the model and the memory allow.
         `threads`: cpu threads, default one a core, within the quota of the container. `verify`: check the
         SHA-256 of every file first. `kv_bits`: keep the KV cache in so many bits a value, where the device
         can; default as the program computes. `precision`: "f16" or "f32"; default the best that the device
@@ -87,16 +82,6 @@ class AsyncEngine:
             raise
         tell("ready")
         return made
-
-    @property
-    def manifest(self) -> Manifest:
-        """What the artifact says about the model."""
-        return self.core.manifest
-
-    @property
-    def context(self) -> int:
-        """Tokens that a prompt and its answer may have together."""
-        return self.core.context
 
     def generate(self, tokens: Seq[int], params: SamplingParams | None = None) -> Generation:
         """Token ids in, token events out."""

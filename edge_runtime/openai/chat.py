@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 from collections.abc import Sequence as Seq
 from contextlib import aclosing
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Unpack, overload
+from typing import Any, Literal, Unpack, overload
 
-from nearfar.edge_runtime.openai.answers import Piece, merge
+from nearfar.edge_runtime.openai.answers import merge
 from nearfar.edge_runtime.openai.context import check_policy, fit_context
+from nearfar.edge_runtime.openai.loaded import Loaded
+from nearfar.edge_runtime.openai.messages import checked_messages
 from nearfar.edge_runtime.openai.parameters import (
     ChatParams,
     asked_grammar,
     chat_sampling,
     check_model,
-    checked_messages,
     choices,
     continues_last,
     include_usage,
@@ -23,6 +23,7 @@ from nearfar.edge_runtime.openai.parameters import (
     template_variables,
     tools_and_choice,
 )
+from nearfar.edge_runtime.openai.pieces import delta_of, message_of
 from nearfar.edge_runtime.openai.prompts import ChatEncoder
 from nearfar.edge_runtime.openai.records import (
     ChatCompletion,
@@ -30,11 +31,7 @@ from nearfar.edge_runtime.openai.records import (
     Choice,
     ChunkChoice,
     Delta,
-    FunctionCall,
     Logprobs,
-    Message,
-    ToolCall,
-    ToolCallDelta,
 )
 from nearfar.edge_runtime.openai.response import Response
 from nearfar.edge_runtime.openai.stream import AsyncStream
@@ -42,21 +39,18 @@ from nearfar.edge_runtime.tools.asking import answer_grammar, offered
 from nearfar.edge_runtime.tools.parts import PartReader
 from nearfar.edge_runtime.tools.reading import AnswerReader
 
-if TYPE_CHECKING:
-    from nearfar.edge_runtime.openai.api import AsyncEngine
-
 
 class Chat:
     """`engine.chat`."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: Loaded) -> None:
         self.completions = ChatCompletions(engine)
 
 
 class ChatCompletions:
     """`engine.chat.completions`."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: Loaded) -> None:
         self._engine = engine
 
     @overload
@@ -111,34 +105,13 @@ async def _chat_whole(response: Response) -> ChatCompletion:
     made = [
         Choice(
             one.index,
-            _message(one),
-            one.finish_reason or "length",
+            message_of(one),
+            one.finish or "length",
             Logprobs(list(one.logprobs)) if one.logprobs else None,
         )
         for one in await response.collect()
     ]
     return ChatCompletion(**response.head, choices=made, **response.tail)
-
-
-def _message(piece: Piece) -> Message:
-    calls = _whole_calls(piece.tool_calls)
-    return Message(
-        None if calls and not piece.text else piece.text,
-        reasoning_content=piece.reasoning or None,
-        tool_calls=calls or None,
-    )
-
-
-def _whole_calls(deltas: Seq[ToolCallDelta]) -> list[ToolCall]:
-    """Calls of the pieces in which they came."""
-    made: dict[int, ToolCall] = {}
-    for delta in deltas:
-        if delta.id:
-            made[delta.index] = ToolCall(delta.id, FunctionCall(delta.function.name or "", ""))
-        call = made[delta.index]
-        arguments = call.function.arguments + delta.function.arguments
-        made[delta.index] = replace(call, function=replace(call.function, arguments=arguments))
-    return list(made.values())
 
 
 async def _chat_chunks(response: Response, usage: bool) -> AsyncGenerator[ChatCompletionChunk, None]:
@@ -148,13 +121,9 @@ async def _chat_chunks(response: Response, usage: bool) -> AsyncGenerator[ChatCo
     async with aclosing(merge(response.answers)) as pieces:
         async for piece in pieces:
             logprobs = Logprobs(list(piece.logprobs)) if piece.logprobs else None
-            delta = Delta(
-                piece.text or None,
-                reasoning_content=piece.reasoning or None,
-                tool_calls=list(piece.tool_calls) or None,
-            )
+            delta = delta_of(piece)
             yield ChatCompletionChunk(
-                **head, choices=[ChunkChoice(piece.index, delta, piece.finish_reason, logprobs)]
+                **head, choices=[ChunkChoice(piece.index, delta, piece.finish, logprobs)]
             )
     if usage:
         yield ChatCompletionChunk(**head, choices=[], **response.tail)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from collections.abc import Sequence as Seq
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Literal, Unpack, overload
+from typing import Literal, Unpack, overload
 
-from nearfar.edge_runtime.openai.answers import Piece, merge
+from nearfar.edge_runtime.openai.answers import merge
 from nearfar.edge_runtime.openai.context import Fitted
+from nearfar.edge_runtime.openai.loaded import Loaded
 from nearfar.edge_runtime.openai.parameters import (
     CompletionParams,
     Echo,
@@ -21,19 +22,17 @@ from nearfar.edge_runtime.openai.parameters import (
     streams,
     token_prompt,
 )
+from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.edge_runtime.openai.records import Completion, CompletionChoice, CompletionLogprobs
 from nearfar.edge_runtime.openai.response import Response
 from nearfar.edge_runtime.openai.stream import AsyncStream
 from nearfar.edge_runtime.text.beside import beside
 
-if TYPE_CHECKING:
-    from nearfar.edge_runtime.openai.api import AsyncEngine
-
 
 class Completions:
     """`engine.completions`."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: Loaded) -> None:
         self._engine = engine
 
     @overload
@@ -75,7 +74,7 @@ class Completions:
 
 async def _completion_whole(response: Response) -> Completion:
     made = [
-        CompletionChoice(one.index, one.text, one.finish_reason or "length", _parallel(one))
+        CompletionChoice(one.index, one.text, one.finish or "length", _parallel(one))
         for one in await response.collect()
     ]
     return Completion(**response.head, choices=made, **response.tail)
@@ -84,7 +83,7 @@ async def _completion_whole(response: Response) -> Completion:
 async def _completion_chunks(response: Response, usage: bool) -> AsyncGenerator[Completion, None]:
     async with aclosing(merge(response.answers)) as pieces:
         async for piece in pieces:
-            choice = CompletionChoice(piece.index, piece.text, piece.finish_reason, _parallel(piece))
+            choice = CompletionChoice(piece.index, piece.text, piece.finish, _parallel(piece))
             yield Completion(**response.head, choices=[choice])
     if usage:
         yield Completion(**response.head, choices=[], **response.tail)

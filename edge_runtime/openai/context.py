@@ -10,7 +10,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from nearfar.edge_runtime.openai.parameters import checked_messages
+from nearfar.edge_runtime.openai.messages import checked_messages
 from nearfar.edge_runtime.text.beside import beside, characters
 from nearfar.errors import RequestError
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.edge_runtime.openai.loaded import Loaded
 from nearfar.edge_runtime.openai.parameters import check_model, token_prompt
 from nearfar.edge_runtime.openai.records import CreateEmbeddingResponse, Embedding, EmbeddingUsage
 from nearfar.edge_runtime.text.beside import beside
 from nearfar.errors import RequestError
 from nearfar.format.requests import MAX_INPUTS
-
-if TYPE_CHECKING:
-    from nearfar.edge_runtime.openai.api import AsyncEngine
 
 Vector = npt.NDArray[np.float32]
 
@@ -24,7 +22,7 @@ Vector = npt.NDArray[np.float32]
 class Embeddings:
     """`engine.embeddings`."""
 
-    def __init__(self, engine: AsyncEngine) -> None:
+    def __init__(self, engine: Loaded) -> None:
         self._engine = engine
 
     async def create(

@@ -8,6 +8,7 @@ from typing import Any
 
 from nearfar.edge_runtime.grammars import MAX_GRAMMAR_BYTES, Grammar
 from nearfar.errors import RequestError
+from nearfar.suggestions import advised
 
 PARAM = "response_format"
 _FIELDS = {
@@ -29,7 +30,7 @@ def grammar_of(given: object) -> Grammar | None:
         raise _error(f"must be an object whose type is one of {', '.join(_FIELDS)}, not {given!r:.80}")
     kind: str = given["type"]
     if unknown := sorted(str(name) for name in given.keys() - _FIELDS[kind] - {"type"}):
-        raise _error(f"of type {kind!r} has no field {', '.join(unknown)}")
+        raise _error(f"of type {kind!r} has no field {', '.join(unknown)}{advised(unknown, _FIELDS[kind])}")
     match kind:
         case "text":
             return None
@@ -49,7 +50,7 @@ def _schema(given: object) -> str:
     if not isinstance(given.get("name"), str) or not given["name"]:
         raise _error(f"json_schema.name must be a name, not {given.get('name')!r:.80}")
     if unknown := sorted(str(name) for name in given.keys() - _DESCRIPTION):
-        raise _error(f"json_schema has no field {', '.join(unknown)}")
+        raise _error(f"json_schema has no field {', '.join(unknown)}{advised(unknown, _DESCRIPTION)}")
     for name, kind in (("description", str), ("strict", bool)):
         if not isinstance(given.get(name), kind | None):
             raise _error(f"json_schema.{name} must be a {kind.__name__}, not {given[name]!r:.80}")

@@ -6,20 +6,18 @@ import re
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from enum import Enum
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import Any, TypedDict, cast
 
 from nearfar.edge_runtime.engine.sampling_params import MAX_TOP_LOGPROBS, SamplingParams
 from nearfar.edge_runtime.grammars import Grammar
+from nearfar.edge_runtime.openai.context import ContextPolicy
 from nearfar.edge_runtime.openai.formats import grammar_of
-from nearfar.edge_runtime.openai.tooling import asked_choice, asked_tools, check_calls
+from nearfar.edge_runtime.openai.tooling import asked_choice, asked_tools
 from nearfar.edge_runtime.tools.asking import ToolChoice
-from nearfar.edge_runtime.tools.messages import canonical
 from nearfar.errors import RequestError
-from nearfar.format.requests import MAX_CHOICES, MAX_LISTED, MAX_VARIABLES, ROLES
+from nearfar.format.requests import MAX_CHOICES, MAX_LISTED, MAX_VARIABLES
 from nearfar.format.sampling import NOTHING, SamplingDefaults
-
-if TYPE_CHECKING:
-    from nearfar.edge_runtime.openai.context import ContextPolicy
+from nearfar.suggestions import advised
 
 
 class CommonParams(TypedDict, total=False):
@@ -244,52 +242,11 @@ def token_prompt(prompt: object) -> list[int]:
     return list(prompt)
 
 
-def checked_messages(messages: object) -> list[dict[str, Any]]:
-    """Messages as chat templates get them."""
-    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Seq) or not messages:
-        raise RequestError(
-            f"messages must be a list of at least one {{'role', 'content'}}, not {messages!r:.80}", "messages"
-        )
-    return [_message(index, message) for index, message in enumerate(messages)]
-
-
-_MESSAGE = frozenset(
-    {"role", "content", "name", "refusal", "annotations", "tool_calls", "tool_call_id"}
-    | {"reasoning_content", "reasoning"}
-)
-"""Fields of a message; which of them mean something is the chat template's business."""
-
-
-def _message(index: int, message: object) -> dict[str, Any]:
-    where = f"messages[{index}]"
-    if not isinstance(message, Mapping):
-        raise RequestError(f"{where} must be {{'role', 'content'}}, not {message!r:.80}", "messages")
-    if not isinstance(role := message.get("role"), str) or not role:
-        raise RequestError(f"{where}.role must be one of {', '.join(ROLES)}, not {role!r:.80}", "messages")
-    content = message.get("content")
-    if isinstance(content, Seq) and not isinstance(content, str | bytes):
-        for part in content:
-            kinds = ("text", "refusal") if message["role"] == "assistant" else ("text",)
-            kind = part.get("type") if isinstance(part, Mapping) else None
-            if kind not in kinds or not isinstance(part.get(kind), str):
-                raise RequestError(f"{where}: only text content is supported, not {part!r:.80}", "messages")
-    elif not isinstance(content, str) and (content is not None or message["role"] != "assistant"):
-        raise RequestError(f"{where}.content must be text, not {content!r:.80}", "messages")
-    check_calls(where, message)
-    for field in ("name", "refusal", "reasoning_content", "reasoning"):
-        if not isinstance(message.get(field), str | None):
-            raise RequestError(f"{where}.{field} must be a string, not {message[field]!r:.80}", "messages")
-    for field, value in message.items():
-        if field not in _MESSAGE and value is not None:
-            raise RequestError(f"{where}.{field} is no field of a message", "messages")
-    return canonical(message)
-
-
 def _given(params: dict[str, Any], known: Any) -> dict[str, Any]:
     """The parameters that are set; refuses names that nobody knows."""
-    unknown = sorted(set(params) - set(known.__annotations__) - set(CommonParams.__annotations__))
-    if unknown:
-        raise RequestError(f"unknown parameter {', '.join(unknown)}", unknown[0])
+    names = {*known.__annotations__, *CommonParams.__annotations__}
+    if unknown := sorted(set(params) - names):
+        raise RequestError(f"unknown parameter {', '.join(unknown)}{advised(unknown, names)}", unknown[0])
     if not isinstance(params.get("user"), str | None):
         raise RequestError(f"user must be a string, not {params['user']!r}", "user")
     _flag("ignore_eos", params.get("ignore_eos"))

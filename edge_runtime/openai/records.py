@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from nearfar.edge_runtime.engine.requests import RequestStats
 
-FinishReason = Literal["stop", "length", "tool_calls"]
+FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "abort"]
+"""Why an answer ended. The last two come from servers only."""
 
 
 class Record:

@@ -8,17 +8,16 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.grammars import Grammar
-from nearfar.edge_runtime.openai.answers import Answer, Piece, joined, merge
+from nearfar.edge_runtime.openai.answers import Answer, merge
 from nearfar.edge_runtime.openai.context import Fitted
+from nearfar.edge_runtime.openai.loaded import Loaded
+from nearfar.edge_runtime.openai.pieces import Piece, joined
 from nearfar.edge_runtime.openai.records import PromptTokensDetails, Usage
 from nearfar.edge_runtime.tools.parts import PartReader
-
-if TYPE_CHECKING:
-    from nearfar.edge_runtime.openai.api import AsyncEngine
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Response:
     @classmethod
     async def start(
         cls,
-        engine: AsyncEngine,
+        engine: Loaded,
         kind: str,
         prompt: Fitted,
         context: Seq[int],

@@ -13,6 +13,7 @@ from nearfar.edge_runtime.tools.asking import ToolChoice
 from nearfar.edge_runtime.tools.parameters import check_parameters
 from nearfar.errors import RequestError
 from nearfar.format.requests import MAX_TOOLS
+from nearfar.suggestions import advised
 
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
 """What a function's name may be."""
@@ -117,7 +118,7 @@ def _tool(where: str, tool: object) -> Mapping[str, Any]:
         )
     unknown = sorted(str(name) for name in (set(tool) - {"type", "function"}) | (set(function) - _FUNCTION))
     if unknown:
-        raise RequestError(f"{where} has no field {', '.join(unknown)}", "tools")
+        raise RequestError(f"{where} has no field {', '.join(unknown)}{advised(unknown, _FUNCTION)}", "tools")
     if not _is_name(function.get("name")):
         raise RequestError(
             f"{where}.function.name must be 1 to 64 letters, digits and _ . -, not "

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nearfar.edge_runtime.openai.parameters import checked_messages
+from nearfar.edge_runtime.openai.messages import checked_messages
 from nearfar.edge_runtime.snapshots import file
 from nearfar.edge_runtime.snapshots.file import Progress
 from nearfar.edge_runtime.snapshots.record import Snapshot, key_rounding, origin
@@ -47,7 +47,7 @@ async def save(
         )
     file.check_target(path, force)
     checked = checked_messages(messages) if messages is not None else None
-    model, page_size = origin(core.manifest), core.scheduler.table.page_size
+    model, page_size = origin(core.manifest, core.context), core.scheduler.table.page_size
     if checked is not None:
         tokens = chat_prefix(codec, checked)
     elif prompt is not None:
@@ -74,7 +74,7 @@ async def save(
 async def load(core: EngineCore, path: Path, progress: Progress | None) -> Snapshot:
     """See AsyncEngine.load_cache."""
     snapshot, tensors = await asyncio.to_thread(_read, path, progress)
-    ours = origin(core.manifest)
+    ours = origin(core.manifest, core.context)
     if snapshot.origin.fingerprint != ours.fingerprint:
         raise SnapshotError(
             f"the snapshot {path} was made with {snapshot.origin}, this model is {ours}: "

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import nearfar
 from nearfar.errors import SnapshotError
 from nearfar.format.kv import OF_BITS, ROUNDED
 from nearfar.format.manifest import Manifest
+from nearfar.version import __version__
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ def key_rounding(manifest: Manifest, kv_bits: int | None) -> str | None:
     return str(told) if rounded and told is not None else None
 
 
-def origin(manifest: Manifest) -> Origin:
+def origin(manifest: Manifest, context: int) -> Origin:
     """Identify the model of an artifact: SHA-256 over the checkpoint's hash, the quantization, and the shape
-    of the model.
+    of the model; with LongRoPE, also whether an engine of this `context` turns keys by the short factors.
 
     The checkpoint's hash covers its config.json, and so everything else that keys and values depend on (rope,
     norms, biases).
@@ -64,6 +64,8 @@ def origin(manifest: Manifest) -> Origin:
         ],
         "step": [list(manifest.step.ops), [rope.scale for rope in manifest.ropes.values()]],
     }
+    if any(rope.frequencies(context) != rope.inv_freq for rope in manifest.ropes.values()):
+        facts["rope"] = "short"
     text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
     shown = "not quantized" if quant.scheme == "none" else quant.scheme
     return Origin(hashlib.sha256(text.encode()).hexdigest(), manifest.model.name, shown, str(checkpoint))
@@ -88,7 +90,7 @@ class Snapshot:
     keys: str | None = None
     messages: tuple[Mapping[str, Any], ...] | None = None
     prompt: str | None = None
-    nearfar: str = nearfar.__version__
+    nearfar: str = __version__
 
     def metadata(self) -> dict[str, str]:
         """As the file's metadata, which holds only text."""

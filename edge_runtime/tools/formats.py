@@ -10,7 +10,7 @@ from typing import Any
 
 from nearfar.edge_runtime.tools.response_template import told_by
 from nearfar.format.answers import AnswerFormat
-from nearfar.format.manifest import record
+from nearfar.format.conversion import record
 
 
 @functools.cache

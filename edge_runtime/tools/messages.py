@@ -22,6 +22,11 @@ TEXTS = ("text", "refusal")
 """Types of parts that are text, in the field of that name."""
 
 
+def texts_of(role: str) -> tuple[str, ...]:
+    """Return the types of parts that are text in a message of a role; only an assistant refuses."""
+    return TEXTS if role == "assistant" else TEXTS[:1]
+
+
 def canonical(message: Mapping[str, Any]) -> Record:
     """A checked message as every chat template gets it, whichever surface it came through.
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from nearfar import __version__
 from nearfar.fallback_server.bench import load, prompts, traces
 from nearfar.fallback_server.bench.calibrate import Server, look
 from nearfar.fallback_server.bench.client import Ask, Client, Outcome
 from nearfar.fallback_server.bench.figures import Level, level
 from nearfar.fallback_server.bench.options import BenchOptions
 from nearfar.fallback_server.bench.traces import Item
+from nearfar.version import __version__
 
 OPEN_REQUESTS = 256
 

@@ -153,7 +153,7 @@ class _Watch:
         """One event of the stream."""
         self.usage = chunk.usage or self.usage
         for part in chunk.parts:
-            said = part.text or part.reasoning or part.calls
+            said = part.text or part.reasoning or part.tool_calls
             # An answer may end without having said a thing: tokens without a text. Its end is all that can be
             # seen of it.
             if said or (part.finish is not None and self.first is None):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from html import escape
 
-from nearfar import __version__
 from nearfar.fallback_server.bench.bench import Report
 from nearfar.fallback_server.bench.figures import Level, Summary
 from nearfar.fallback_server.bench.svg import Line, chart
 from nearfar.fallback_server.bench.table import remarks
+from nearfar.version import __version__
 
 CSS = """
 :root { color-scheme: light dark; --ink: #1b1f24; --dim: #667; --rule: #d8dce2; --ground: #fff }

@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from nearfar.fallback_server.prefixes import PrefixMap, text_blocks
 from nearfar.remote.breaker import Breaker, BreakerOptions
-from nearfar.remote.errors import RefusedError, RemoteError, reason_of
+from nearfar.remote.errors import RefusedError, RemoteError, briefly
 from nearfar.remote.server import CHAT, COMPLETIONS, Listed, Server
 
 log = logging.getLogger(__name__)
 
-BLOCK = 256
-"""Characters of a prompt that are hashed together. Shorter prompts have no affinity."""
-BLOCKS = 256
-"""Blocks of a prompt that are looked at: a longer common beginning changes nothing, and one long prompt must
-not push all others out.
-"""
-REMEMBERED = 65536
-"""Blocks whose address is remembered."""
 Clock = Callable[[], float]
 
 
@@ -74,14 +65,15 @@ class Address:
         try:
             found = await self.server.models(seconds)
         except (RemoteError, RefusedError) as error:
-            log.log(logging.DEBUG if self.trouble else logging.WARNING, "upstream: %s", error)
-            self.heard, self.trouble = None, _briefly(error)
+            level = logging.DEBUG if self.trouble else logging.WARNING
+            self.heard, self.trouble = None, briefly(error)
+            log.log(level, "upstream %s lists no models: %s", self.server.name, self.trouble)
             return False
         self.trouble = ""
         if found != self.models:
             log.info(
                 "upstream %s serves %s",
-                self.server.root,
+                self.server.name,
                 ", ".join(model.id for model in found) or "no model",
             )
         self.models = found
@@ -129,7 +121,7 @@ class AddressBook:
     ) -> None:
         self.addresses = [Address(server, options, clock) for server in servers]
         self._slack, self._clock = slack, clock
-        self._blocks: OrderedDict[bytes, Address] = OrderedDict()
+        self.prefixes: PrefixMap[Address] = PrefixMap()
 
     def models(self) -> tuple[Listed, ...]:
         """All that are served, in the order of the addresses; of a context that differs, the shortest."""
@@ -158,35 +150,11 @@ class AddressBook:
         if not able:
             return None
         chosen = min(able, key=lambda address: address.under_way)
-        blocks = _blocks(f"{model}\n{prompt}")
-        known = next((self._blocks[block] for block in reversed(blocks) if block in self._blocks), None)
-        if known in able and known is not None and known.under_way <= chosen.under_way + self._slack:
+        blocks, most = text_blocks(f"{model}\n{prompt}"), chosen.under_way + self._slack
+        known = next(iter(self.prefixes.known(blocks)), None)
+        if known is not None and known in able and known.under_way <= most:
             chosen = known
-        for block in blocks:
-            self._blocks[block] = chosen
-            self._blocks.move_to_end(block)
-        while len(self._blocks) > REMEMBERED:
-            self._blocks.popitem(last=False)
+        self.prefixes.remember(blocks, chosen)
         return chosen
 
 
-def _briefly(error: RemoteError | RefusedError) -> str:
-    """What is wrong with a server that does not list its models; nothing of what came from there."""
-    if error.status is not None:
-        return f"status {error.status}"
-    if error.code == "connection" and error.__cause__ is not None:
-        return reason_of(error.__cause__)
-    return {
-        "timeout": "no answer in time",
-        "shape": "no list of models",
-        "cut": "the connection was cut",
-    }.get(error.code, "it failed")
-
-
-def _blocks(prompt: str) -> list[bytes]:
-    """A hash for each whole block of the beginning, of everything up to its end."""
-    running, out = hashlib.blake2b(digest_size=16), []
-    for start in range(0, min(len(prompt), BLOCK * BLOCKS) - BLOCK + 1, BLOCK):
-        running.update(prompt[start : start + BLOCK].encode(errors="replace"))
-        out.append(running.digest())
-    return out

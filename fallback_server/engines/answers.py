@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from collections.abc import Sequence as Seq
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from nearfar.edge_runtime.openai.answer_text import AnswerText
 from nearfar.edge_runtime.openai.answers import merge
-from nearfar.edge_runtime.openai.records import TokenLogprob, TopLogprob
+from nearfar.edge_runtime.openai.pieces import Piece
+from nearfar.edge_runtime.openai.records import TokenLogprob
 from nearfar.edge_runtime.text.codec import TextCodec, TextStream
-from nearfar.edge_runtime.tools.parts import Part, PartReader
+from nearfar.edge_runtime.tools.parts import PartReader
 from nearfar.fallback_server.backend import Logprob, TokenEvent
-from nearfar.fallback_server.engines.base import FinishReason, Piece, TokenUsage, ToolCall
+from nearfar.fallback_server.engines.base import TokenUsage
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,7 @@ class Choice:
         self.cached = 0
         self._events = events
         self._codec = codec
-        self._stream = stream
-        self._reader = reader
+        self._text = AnswerText(index, codec, stream, reader)
         self._echo = echo
         self._begins = 0 if echo is None else len(echo.text)
 
@@ -76,42 +77,12 @@ class Choice:
 
     def _pieces(self, event: TokenEvent) -> list[Piece]:
         self.generated += event.token is not None
-        finish: FinishReason | None = event.finish
+        if event.token is None or event.finish == "stop":  # the end token is not part of the text
+            return self._text.end(event.finish)
         logprobs: tuple[TokenLogprob, ...] = ()
-        offset = self._begins + self._stream.length
-        if event.token is None or finish == "stop":  # the end token is not part of the text
-            text = self._stream.finish()
-        else:
-            text = self._stream.push(event.token)
-            if event.logprob is not None:
-                logprobs = (self._logprob(Logprob(event.token, event.logprob), event.top),)
-            if finish is not None and not self._stream.stopped:
-                text += self._stream.finish()
-        if self._stream.stopped:
-            finish = "stop"
-        offsets = (offset,) if logprobs else ()
-        piece = Piece(self.index, logprobs=logprobs, finish=finish, tokens=1, offsets=offsets)
-        return self._taken_apart(text, piece)
-
-    def _taken_apart(self, text: str, piece: Piece) -> list[Piece]:
-        """With reasoning and calls apart from the text, no two parts of calls in one."""
-        reader, finish = self._reader, piece.finish
-        if reader is None:
-            return [replace(piece, text=text)]
-        if finish is None:
-            parts = reader.push(text)
-        else:
-            parts = reader.finish(text, cut=finish == "length")
-            finish = "tool_calls" if finish == "stop" and reader.called else finish
-        made = [self._of(part) for part in parts or [Part()]]
-        made[0] = replace(made[0], logprobs=piece.logprobs, tokens=piece.tokens, offsets=piece.offsets)
-        made[-1] = replace(made[-1], finish=finish)
-        return made
-
-    def _of(self, part: Part) -> Piece:
-        call = part.call
-        calls = (ToolCall(call.index, call.id, call.name, call.arguments),) if call else ()
-        return Piece(self.index, part.text, part.reasoning, calls)
+        if event.logprob is not None:
+            logprobs = (self._logprob(Logprob(event.token, event.logprob), event.top),)
+        return self._text.push(event.token, event.finish, logprobs, self._begins)
 
     def _echoed(self, event: TokenEvent, echo: Echo) -> Piece:
         """The prompt. A token without a predecessor has no log-probability."""
@@ -128,15 +99,7 @@ class Choice:
         return Piece(self.index, text=echo.text, logprobs=tuple(logprobs), offsets=tuple(offsets))
 
     def _logprob(self, own: Logprob, top: Seq[Logprob]) -> TokenLogprob:
-        text, data = self._describe(own.token)
-        alternatives = [
-            TopLogprob(t, other.logprob, raw) for other in top for t, raw in [self._describe(other.token)]
-        ]
-        return TokenLogprob(text, own.logprob, data, alternatives)
-
-    def _describe(self, token: int) -> tuple[str, list[int]]:
-        data = self._codec.token_bytes(token)
-        return data.decode(errors="replace"), list(data)
+        return self._text.logprob(own.token, own.logprob, ((other.token, other.logprob) for other in top))
 
 
 @dataclass

@@ -15,7 +15,7 @@ from nearfar.edge_runtime.engine import requests as edge
 from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.edge_runtime.engine.generation import Generation
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
-from nearfar.edge_runtime.openai.embeddings import unit
+from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.edge_runtime.openai.parameters import unscored_prompt
 from nearfar.errors import EngineError, NearfarError, RequestError
 from nearfar.fallback_server.backend import (
@@ -104,8 +104,8 @@ class ArtifactBackend:
         """End a request."""
         await self._streams.cancel(request_id)
 
-    async def embed(self, request: EmbedRequest) -> list[float]:
-        """Return an embedding model's vector, pooled by the last token and normalized; others have none."""
+    async def embed(self, request: EmbedRequest) -> Vector:
+        """Return an embedding model's vector, pooled by the last token; others have none."""
         if request.pooling == "mean":
             raise RequestError(
                 "an artifact pools by the last token, not by the mean: leave it out", "pooling"
@@ -116,14 +116,13 @@ class ArtifactBackend:
         try:
             await self._turn(request.late + request.priority * PRIORITY_SECONDS)
             try:
-                [vector] = await self.core.embed_all([request.tokens], request.salt)
+                [vector] = await self.core.embed_checked([request.tokens], request.salt)
             finally:
                 self._leave()
         finally:
             self._embedding -= 1
         self._counts.embedded += len(request.tokens)
-        values: list[float] = unit(vector).tolist()
-        return values
+        return vector
 
     def stats(self) -> BackendStats:
         """The figures now."""
@@ -163,9 +162,8 @@ class ArtifactBackend:
     async def close(self, drain: float = 0.0) -> None:
         """Wait at most `drain` seconds for requests under way, then stop."""
         await self._streams.close(drain)
-        await self.core.close()
-        if self._grammars is not None:
-            await self._grammars.close()
+        others = () if self._grammars is None else (self._grammars.close(),)
+        await asyncio.gather(self.core.close(), *others)
 
     @property
     def _waiting(self) -> int:

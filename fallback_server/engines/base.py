@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from nearfar.edge_runtime.grammars import Grammar
-from nearfar.edge_runtime.openai.records import TokenLogprob
+from nearfar.edge_runtime.openai.embeddings import Vector
+from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.edge_runtime.tools.asking import AUTO, ToolChoice
 from nearfar.fallback_server.backend import BackendStats, Pooling
 from nearfar.fallback_server.tenants import ANONYMOUS, Tenant
 
-FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "abort"]
 Prompt = str | tuple[int, ...]
 
 
@@ -65,40 +66,6 @@ class EngineRequest:
 
 
 @dataclass(frozen=True)
-class ToolCall:
-    """A call that the model made; `arguments` is JSON. It comes in parts: those after the first have an empty
-    id and name.
-    """
-
-    index: int
-    id: str
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What became certain of one answer. The last piece of an answer has `finish`. `tokens`: sampled for
-    it.
-    """
-
-    index: int
-    text: str = ""
-    reasoning: str = ""
-    tool_calls: tuple[ToolCall, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
-    finish: FinishReason | None = None
-    tokens: int = 0
-    offsets: tuple[int, ...] = ()
-    """Characters of the whole text before each token of `logprobs`."""
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to tell the client."""
-        return not (self.text or self.reasoning or self.tool_calls or self.logprobs or self.finish)
-
-
-@dataclass(frozen=True)
 class TokenUsage:
     """Tokens of a request so far; `cached` are those of the prompt that were in the cache."""
 
@@ -111,8 +78,8 @@ class TokenUsage:
 class Prepared:
     """A request that an engine will take: its prompts as tokens.
 
-    `prompt_tokens` counts each prompt once. For engines that do not tokenize it is an estimate, and
-    `prompts` is empty.
+    `prompt_tokens` counts each prompt once. For engines that do not tokenize it is an estimate, `prompts` is
+    empty, and `beginning` is how what the prompt says begins.
     """
 
     request: EngineRequest
@@ -120,6 +87,7 @@ class Prepared:
     prompt_tokens: int
     grammar: Grammar | None = None
     reasoning_open: bool = False
+    beginning: str = ""
 
 
 class Answers(Protocol):
@@ -152,9 +120,9 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class Embeddings:
-    """One vector an input, and the tokens of all inputs."""
+    """One vector an input, as the model makes it (its length need not be 1), and the tokens of all inputs."""
 
-    vectors: list[list[float]]
+    vectors: Seq[Vector]
     tokens: int
 
 

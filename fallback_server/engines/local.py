@@ -10,13 +10,20 @@ from typing import Any, Literal
 
 from nearfar.edge_runtime.engine.requests import outside
 from nearfar.edge_runtime.grammars.compiler import ends_of
+from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.edge_runtime.text.codec import TextCodec, TextStream
 from nearfar.edge_runtime.tools.asking import answer_grammar, offered
 from nearfar.edge_runtime.tools.messages import prepared
 from nearfar.edge_runtime.tools.parts import PartReader
 from nearfar.edge_runtime.tools.reading import AnswerReader, reasoning_opened
 from nearfar.errors import ContextError, RequestError
-from nearfar.fallback_server.backend import Backend, BackendStats, EmbedRequest, Sampling, TokenRequest
+from nearfar.fallback_server.backend import (
+    Backend,
+    BackendStats,
+    EmbedRequest,
+    Sampling,
+    TokenRequest,
+)
 from nearfar.fallback_server.engines.answers import Choice, Echo, LocalAnswers
 from nearfar.fallback_server.engines.base import (
     GENERATES_NOTHING,
@@ -30,8 +37,7 @@ from nearfar.fallback_server.engines.base import (
 from nearfar.fallback_server.sandbox import ChildPool, ChildSpec
 from nearfar.fallback_server.tenants import Shares
 from nearfar.format.answers import AnswerFormat, Marks
-from nearfar.format.manifest import plain
-from nearfar.pooling import pooling_of
+from nearfar.format.conversion import plain
 
 
 @dataclass(frozen=True)
@@ -47,12 +53,24 @@ class TextOptions:
     text_processes: int = 2
 
 
+@dataclass(frozen=True)
+class TextSource:
+    """What the text side needs of a model: the folder of its tokenizer files (of a checkpoint: its own), the
+    token that begins a text, how the model marks its answers (None: as these files show), and how its
+    embeddings are pooled (None: the model's files do not say).
+    """
+
+    directory: Path
+    bos: int | None
+    answers: AnswerFormat | None = None
+    pooling: Literal["mean", "last"] | None = None
+
+
 class LocalEngine:
-    """A model of which the text side is here. `directory` holds its tokenizer files; `names` are what clients
-    may call it.
+    """A model of which the text side is here. `names` are what clients may call it.
 
     `here`: its backend computes on this machine, and says so to clients that ask before they send what is
-    private. `answers`: how the model marks its answers, None: as the directory shows.
+    private.
     """
 
     passes_on = False
@@ -60,22 +78,21 @@ class LocalEngine:
     def __init__(
         self,
         backend: Backend,
-        directory: Path,
-        bos: int | None,
+        source: TextSource,
         options: TextOptions | None = None,
         names: Seq[str] = (),
         *,
         here: bool = False,
-        answers: AnswerFormat | None = None,
     ) -> None:
         options = options or TextOptions()
         self._here = here
         self.backend = backend
-        self.codec = TextCodec.open_directory(directory, bos, answers)
+        directory, bos = source.directory, source.bos
+        self.codec = TextCodec.open_directory(directory, bos, source.answers)
         self._form = _with_reasoning(options.reasoning, self.codec.answers)
         if options.reasoning not in ("auto", "off"):  # its marks are text even where they are special tokens
             self.codec = TextCodec.open_directory(directory, bos, self._form)
-        self._pooling = pooling_of(directory)
+        self._pooling = source.pooling
         self._names = tuple(names) or (backend.info.model,)
         self._live: dict[str, int] = {}
         self._shares = Shares()
@@ -152,7 +169,7 @@ class LocalEngine:
         """One vector an input. No more inputs of a request stand in line at once than can run at once, so
         that a long list does not fill the line.
         """
-        vectors: list[list[float]] = [[]] * len(prepared.prompts)
+        vectors = dict[int, Vector]()
         waiting = iter(enumerate(prepared.prompts))
 
         async def work() -> None:
@@ -167,9 +184,9 @@ class LocalEngine:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        return Embeddings(vectors, prepared.prompt_tokens)
+        return Embeddings([vectors[index] for index in sorted(vectors)], prepared.prompt_tokens)
 
-    async def _embed(self, request: EngineRequest, index: int, tokens: tuple[int, ...]) -> list[float]:
+    async def _embed(self, request: EngineRequest, index: int, tokens: tuple[int, ...]) -> Vector:
         assert request.pooling is not None
         late = self._shares.late(request.tenant)
         try:

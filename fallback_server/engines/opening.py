@@ -19,12 +19,12 @@ from nearfar.edge_runtime.text.files import TEMPLATE_FILES
 from nearfar.errors import CheckpointError, RequestError
 from nearfar.fallback_server.backend import GRAMMAR_SECONDS, Backend
 from nearfar.fallback_server.engines.base import Engine
-from nearfar.fallback_server.engines.local import LocalEngine, TextOptions
+from nearfar.fallback_server.engines.local import LocalEngine, TextOptions, TextSource
 from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
 from nearfar.fallback_server.torch_engine.options import require_checkpoint, require_system
-from nearfar.format.answers import AnswerFormat
 from nearfar.format.manifest import Model
 from nearfar.hub import names_of, snapshot, watched, weights_of
+from nearfar.pooling import MODULES, pooling_of
 
 Kind = Literal["auto", "torch", "artifact", "upstream"]
 KINDS: tuple[Kind, ...] = ("auto", "torch", "artifact", "upstream")
@@ -32,7 +32,7 @@ CHECKPOINT_FILES = ("*.json", "*.jinja", "*.model")
 """What the torch engine reads of a hub repository beside its weights: transformers may ask for any of its
 settings.
 """
-LOOKED_AT = ("config.json", ADAPTER, "tokenizer_config.json", *TEMPLATE_FILES)
+LOOKED_AT = ("config.json", ADAPTER, "tokenizer_config.json", *TEMPLATE_FILES, MODULES, "*/config.json")
 """What is looked at before anything else is fetched or loaded."""
 
 
@@ -94,11 +94,9 @@ async def open_engine(
             place = str(await _download(place, telling))
     source = text_source(place, kind, options)
     telling("starting")
-    backend = await open_backend(place, kind, options, tell)
+    backend = await open_backend(source, options, tell)
     telling("starting")
-    engine = LocalEngine(
-        backend, source.directory, source.bos, options.text, options.names, here=True, answers=source.answers
-    )
+    engine = LocalEngine(backend, source, options.text, options.names, here=True)
     await engine.start()
     return engine
 
@@ -107,6 +105,7 @@ def _check(checkpoint: Path) -> None:
     """CheckpointError or ArtifactError for what its settings rule out."""
     require_checkpoint(checkpoint)
     check_templates(checkpoint)
+    pooling_of(checkpoint)
 
 
 async def _download(repository: str, telling: Teller) -> Path:
@@ -120,17 +119,12 @@ async def _download(repository: str, telling: Teller) -> Path:
         stop.set()
 
 
-@dataclass(frozen=True)
-class TextSource:
-    """Where a model's tokenizer files are, the token that begins a text, and how the model marks its answers
-    (None: as these files show).
-    """
+@dataclass(frozen=True, kw_only=True)
+class ArtifactSource(TextSource):
+    """An artifact as a text source: where it is, and what its manifest says of its model."""
 
-    directory: Path
-    bos: int | None
-    answers: AnswerFormat | None = None
-    model: Model | None = None
-    """What an artifact's manifest says of its model; None for a checkpoint."""
+    path: Path
+    model: Model
 
 
 def text_source(model: str, kind: Kind, options: EngineOptions) -> TextSource:
@@ -140,16 +134,18 @@ def text_source(model: str, kind: Kind, options: EngineOptions) -> TextSource:
 
         artifact, _ = choose(Path(model), options.device)
         directory = (artifact.path / (artifact.tokenizer_file("tokenizer.json") or "")).parent
-        facts = artifact.manifest.model
-        return TextSource(directory, facts.bos_token_id, artifact.manifest.answers, facts)
-    path = _checkpoint(model)
-    return TextSource(path, _bos(path))
+        facts, answers = artifact.manifest.model, artifact.manifest.answers
+        return ArtifactSource(directory, facts.bos_token_id, answers, path=Path(model), model=facts)
+    path = Path(model) if Path(model).is_dir() else _fetched(model)
+    return TextSource(path, _bos(path), pooling=pooling_of(path))
 
 
-async def open_backend(model: str, kind: Kind, options: EngineOptions, tell: Tell | None = None) -> Backend:
-    """Load a model that runs here: token ids in, token events out. `kind` is torch or artifact."""
-    check_program(kind, options)
-    return await (_artifact(Path(model), options, tell) if kind == "artifact" else _torch(model, options))
+async def open_backend(source: TextSource, options: EngineOptions, tell: Tell | None = None) -> Backend:
+    """Load an artifact, or a checkpoint with PyTorch: token ids in, token events out."""
+    if isinstance(source, ArtifactSource):
+        return await _artifact(source, options, tell)
+    check_program("torch", options)
+    return await _torch(source.directory, options)
 
 
 def check_program(kind: Kind, options: EngineOptions) -> None:
@@ -168,26 +164,23 @@ def check_program(kind: Kind, options: EngineOptions) -> None:
         )
 
 
-async def _artifact(path: Path, options: EngineOptions, tell: Tell | None) -> Backend:
+async def _artifact(source: ArtifactSource, options: EngineOptions, tell: Tell | None) -> Backend:
     from nearfar.edge_runtime import AsyncEngine
     from nearfar.fallback_server.engines.artifact import ArtifactBackend
     from nearfar.fallback_server.grammars import GrammarService
 
-    source = text_source(str(path), "artifact", options)
-    model = source.model
-    assert model is not None
     # Beside the engine's load: the compiler and the vocabulary take longer than the weights of a small model.
     grammars = GrammarService(
         source.directory,
-        model.vocab_size,
-        tuple(model.eos_token_ids),
+        source.model.vocab_size,
+        tuple(source.model.eos_token_ids),
         source.answers,
         timeout=options.grammar_timeout,
     )
     grammars.start(here=True)
     try:
         edge = await AsyncEngine.load(
-            path,
+            source.path,
             progress=tell,
             device=options.device,
             threads=options.threads,
@@ -202,7 +195,7 @@ async def _artifact(path: Path, options: EngineOptions, tell: Tell | None) -> Ba
     return ArtifactBackend(edge.core, grammars, max_waiting=options.max_waiting)
 
 
-async def _torch(source: str, options: EngineOptions) -> Backend:
+async def _torch(checkpoint: Path, options: EngineOptions) -> Backend:
     from nearfar.edge_runtime.artifact.budget import parse_size
 
     try:
@@ -220,12 +213,8 @@ async def _torch(source: str, options: EngineOptions) -> Backend:
         "cache_bytes": parse_size(options.kv_memory) if options.kv_memory else None,
     }
     settings = chosen.TorchOptions(**{name: value for name, value in given.items() if value is not None})
-    backend: Backend = await client.TorchBackend.load(_checkpoint(source), settings)
+    backend: Backend = await client.TorchBackend.load(checkpoint, settings)
     return backend
-
-
-def _checkpoint(source: str) -> Path:
-    return Path(source) if Path(source).is_dir() else _fetched(source)
 
 
 def _fetched(repository: str, stop: threading.Event | None = None) -> Path:

@@ -10,21 +10,20 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
-from typing import Any, get_args
+from typing import Any
 
+from nearfar.edge_runtime.openai.pieces import Piece
+from nearfar.edge_runtime.text.beside import characters
 from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
 from nearfar.fallback_server.engines.addresses import Address, AddressBook
 from nearfar.fallback_server.engines.base import (
     EngineRequest,
-    FinishReason,
-    Piece,
     Prepared,
     TokenUsage,
-    ToolCall,
 )
-from nearfar.remote.chunks import Chunk, Part, Usage
+from nearfar.remote.chunks import Chunk, Usage
 from nearfar.remote.continuing import continued
-from nearfar.remote.errors import FewerAnswersError, RefusedError, RemoteError
+from nearfar.remote.errors import FewerAnswersError, RefusedError, RemoteError, briefly
 from nearfar.remote.server import CHAT, COMPLETIONS
 
 log = logging.getLogger(__name__)
@@ -44,7 +43,6 @@ _KEPT_BACK = (
 """Fields of a request that are no business of the upstream's, or (the last two, vLLM's) are for servers among
 themselves.
 """
-_FINISHES: tuple[FinishReason, ...] = get_args(FinishReason)
 
 
 @dataclass
@@ -81,6 +79,8 @@ class Relay:
 
     def __init__(self, route: Route, prepared: Prepared) -> None:
         self._route, self._request = route, prepared.request
+        # What decides whose cache knows it: its tenant's salt, and its prompt.
+        self._affinity = f"{prepared.request.tenant.salt}{prepared.beginning}"
         self._usage = TokenUsage(prepared.prompt_tokens)
         self._before = 0  # tokens of streams that were cut
         self._seen = 0  # and with them, of the one under way
@@ -111,7 +111,7 @@ class Relay:
     async def _routed(self, path: str) -> AsyncGenerator[Piece, None]:
         """Pieces of one address after the other, until one has brought the answers to their end."""
         route, failures = self._route, list[RemoteError]()
-        for address in route.book.candidates(affinity(self._request), path, route.model, route.attempts):
+        for address in route.book.candidates(self._affinity, path, route.model, route.attempts):
             route.counts.continued += bool(self._seen)
             route.counts.retries += bool(failures) and not self._seen
             answering = False  # this address, and not only one before it
@@ -122,12 +122,14 @@ class Relay:
                         yield piece
                 return
             except RemoteError as error:
-                log.warning("upstream failed: %s", error)
+                log.warning("upstream %s failed: %s", address.server.name, briefly(error))
                 failures.append(error)
             except RefusedError as error:
                 if answering or not self._began:
                     raise
-                log.warning("upstream cannot go on with an answer: %s", error)
+                log.warning(
+                    "upstream %s cannot go on with an answer: %s", address.server.name, briefly(error)
+                )
                 break
             if self._began and not self._can_continue():
                 break
@@ -230,13 +232,13 @@ class Relay:
             raise _Stopped
         return chunk
 
-    def _take(self, part: Part) -> Piece:
+    def _take(self, part: Piece) -> Piece:
         self._began = True
         self._seen += part.tokens
         self._route.counts.generated += part.tokens
         self._text += part.text
         self._reasoned = self._reasoned or bool(part.reasoning)
-        return to_piece(part)
+        return part
 
     def _told(self, usage: Usage, others: int) -> None:
         """The upstream's count. Of a continued answer the prompt ended with what was there of it, and that
@@ -287,9 +289,9 @@ def one_answer(body: Mapping[str, Any], request: EngineRequest, index: int) -> d
     return made
 
 
-def affinity(request: EngineRequest) -> str:
-    """What decides whose cache knows a request: its tenant's salt, and its prompt."""
-    return f"{request.tenant.salt}{prompt_text(request)}"
+def prompt_size(request: EngineRequest) -> int:
+    """Characters and tokens of what the prompt says, about."""
+    return characters(request.messages) if request.chat else sum(map(len, request.prompts))
 
 
 def prompt_text(request: EngineRequest) -> str:
@@ -298,16 +300,4 @@ def prompt_text(request: EngineRequest) -> str:
         return json.dumps([request.tools, request.messages], ensure_ascii=False)
     return "\n".join(
         prompt if isinstance(prompt, str) else " ".join(map(str, prompt)) for prompt in request.prompts
-    )
-
-
-def to_piece(part: Part) -> Piece:
-    """A part of a chunk as the text layer's piece."""
-    # A reason of another server's own ("eos", "end_turn") is an end like any other.
-    finish: FinishReason | None = None
-    if part.finish is not None:
-        finish = next((known for known in _FINISHES if known == part.finish), "stop")
-    calls = tuple(ToolCall(call.index, call.id, call.name, call.arguments) for call in part.calls)
-    return Piece(
-        part.index, part.text, part.reasoning, calls, part.logprobs, finish, part.tokens, part.offsets
     )

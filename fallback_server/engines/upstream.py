@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-
+from nearfar.edge_runtime.openai.embeddings import Vector
+from nearfar.edge_runtime.text.beside import beside
 from nearfar.errors import EngineError
 from nearfar.fallback_server.backend import BackendStats
 from nearfar.fallback_server.engines.addresses import AddressBook
@@ -26,9 +26,10 @@ from nearfar.fallback_server.engines.base import (
     Prompt,
     Unready,
 )
-from nearfar.fallback_server.engines.relay import Counts, Relay, Route, prompt_text, unavailable
+from nearfar.fallback_server.engines.relay import Counts, Relay, Route, prompt_size, prompt_text, unavailable
+from nearfar.fallback_server.prefixes import BLOCKS, CHARACTERS
 from nearfar.remote.breaker import BreakerOptions
-from nearfar.remote.errors import RemoteError
+from nearfar.remote.errors import RemoteError, briefly
 from nearfar.remote.server import EMBEDDINGS, Server, Waits, client, root_of
 
 log = logging.getLogger(__name__)
@@ -94,7 +95,7 @@ class UpstreamEngine:
         """
         engine = cls(urls, options, names)
         if not await engine._list():
-            roots = ", ".join(address.server.root for address in engine.book.addresses)
+            roots = ", ".join(address.server.name for address in engine.book.addresses)
             log.warning(
                 "none of %s lists a model at /v1/models; asking again every %g s",
                 roots,
@@ -114,8 +115,9 @@ class UpstreamEngine:
 
     async def prepare(self, request: EngineRequest) -> Prepared:
         """Estimate the prompt; the upstream tokenizes and checks."""
-        tokens = max(len(prompt_text(request)) // CHARS_PER_TOKEN, 1)
-        return Prepared(request, (), tokens)
+        text = await beside(lambda: prompt_text(request), prompt_size(request))
+        tokens = max(len(text) // CHARS_PER_TOKEN, 1)
+        return Prepared(request, (), tokens, beginning=text[: CHARACTERS * BLOCKS])
 
     async def submit(self, prepared: Prepared) -> Relay:
         """Start a request; it goes out when its pieces are asked for."""
@@ -134,7 +136,7 @@ class UpstreamEngine:
         """One vector an input, pooled as the upstream does it."""
         request, name = prepared.request, self._there(prepared.request.model)
         own = {key: value for key, value in request.body.items() if key not in OURS}
-        vectors, tokens = list[list[float]](), 0
+        vectors, tokens = list[Vector](), 0
         for start in range(0, len(request.prompts), INPUTS_AT_ONCE):
             part = request.prompts[start : start + INPUTS_AT_ONCE]
             found = await self._embedded({**own, "model": name}, part, name)
@@ -149,9 +151,9 @@ class UpstreamEngine:
         for address in self.book.candidates("", EMBEDDINGS, name, self.options.attempts):
             try:
                 with address.calling(EMBEDDINGS):
-                    return _embeddings(await address.server.post(EMBEDDINGS, body), len(inputs))
+                    return Embeddings(*await address.server.embeddings(body, len(inputs)))
             except RemoteError as error:
-                log.warning("upstream failed: %s", error)
+                log.warning("upstream %s failed: %s", address.server.name, briefly(error))
                 failures.append(error)
         raise unavailable(EMBEDDINGS, failures)
 
@@ -182,10 +184,7 @@ class UpstreamEngine:
 
     def unready(self) -> Unready:
         """Which addresses do not answer, and why."""
-        found = ", ".join(
-            f"{httpx.URL(address.server.root).copy_with(userinfo=b'')} ({address.why})"
-            for address in self.book.addresses
-        )
+        found = ", ".join(f"{address.server.name} ({address.why})" for address in self.book.addresses)
         lists = any(address.models for address in self.book.addresses)
         return Unready("no upstream server answers" if lists else "no upstream server lists a model", found)
 
@@ -221,7 +220,7 @@ class UpstreamEngine:
         for address in addresses:
             if self._named and address.models and all(model.id != self._named for model in address.models):
                 log.warning(
-                    "upstream %s does not serve %s and gets no requests", address.server.root, self._named
+                    "upstream %s does not serve %s and gets no requests", address.server.name, self._named
                 )
         return any(found)
 
@@ -230,18 +229,3 @@ class UpstreamEngine:
         while True:
             await asyncio.sleep(self.options.probe_seconds)
             await self._list()
-
-
-def _embeddings(answer: Any, count: int) -> Embeddings:
-    """The vectors in order; a RemoteError if they are not what was asked for."""
-    try:
-        vectors = [item["embedding"] for item in sorted(answer["data"], key=lambda item: item["index"])]
-        tokens = int(answer.get("usage", {}).get("prompt_tokens", 0))
-        numbers = all(
-            isinstance(vector, list) and all(type(x) in (int, float) for x in vector) for vector in vectors
-        )
-    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        raise RemoteError(f"not the shape of embeddings: {error!r}", "shape") from error
-    if not numbers or len(vectors) != count or len({len(vector) for vector in vectors}) > 1:
-        raise RemoteError(f"{len(vectors)} vectors of numbers were not given for {count} inputs", "shape")
-    return Embeddings(vectors, max(tokens, 0))

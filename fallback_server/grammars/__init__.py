@@ -1,5 +1,4 @@
-"""What answers must match: grammars that a child process has tried out, compiled by xgrammar where tokens are
-sampled.
+"""What answers must match: grammars compiled by xgrammar in a child process, loaded where tokens are sampled.
 
 Importing this imports no xgrammar, which brings PyTorch with it.
 """

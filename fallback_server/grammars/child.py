@@ -1,4 +1,4 @@
-"""The process that shows what compiling a grammar takes, before the process that samples compiles it."""
+"""The process that compiles grammars for a vocabulary."""
 
 from __future__ import annotations
 
@@ -7,31 +7,30 @@ from typing import Any
 
 from nearfar.edge_runtime.grammars import Grammar
 from nearfar.errors import RequestError
-from nearfar.fallback_server.grammars.compiled import open_compiler
+from nearfar.fallback_server.grammars.compiled import compiler, vocabulary
 from nearfar.fallback_server.sandbox.child import Handler, serve
 from nearfar.format.answers import AnswerFormat
-from nearfar.format.manifest import record
+from nearfar.format.conversion import record
 
 
 def open_handler(settings: dict[str, Any]) -> Handler:
     """Load the vocabulary. Settings: directory, vocab_size, eos (ids), answers (an AnswerFormat as JSON, or
-    None), compiled_bytes (the most that a compiled grammar may hold).
+    None), compiled_bytes (the limit of an answer).
     """
     answers = settings["answers"] and record(AnswerFormat, settings["answers"])
-    compile_grammar = open_compiler(
-        Path(settings["directory"]), settings["vocab_size"], settings["eos"], answers
+    compile_grammar = compiler(
+        vocabulary(Path(settings["directory"]), settings["vocab_size"], settings["eos"], answers)
     )
 
     def handle(job: dict[str, Any]) -> dict[str, Any]:
-        grammar = Grammar(job["kind"], job["text"])
-        size = compile_grammar(grammar).memory_size_bytes
-        if size > settings["compiled_bytes"]:
+        compiled = compile_grammar(Grammar(job["kind"], job["text"])).serialize_json()
+        if len(compiled) > settings["compiled_bytes"]:
             raise RequestError(
-                f"the grammar compiles to {size:,} bytes, more than the "
+                f"the grammar compiles to {len(compiled):,} bytes, more than the "
                 f"{settings['compiled_bytes']:,} allowed; make it smaller",
-                grammar.param,
+                "response_format",
             )
-        return {"bytes": size}
+        return {"compiled": compiled}
 
     return handle
 

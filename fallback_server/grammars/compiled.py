@@ -1,11 +1,13 @@
-"""xgrammar's compiler for a model's vocabulary, and what it makes."""
+"""xgrammar's compiler for a model's vocabulary, and what it makes: as text between processes, as objects
+in them.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,6 @@ from nearfar.edge_runtime.grammars.kept import Kept
 from nearfar.edge_runtime.grammars.schema import narrowed
 from nearfar.edge_runtime.grammars.typed import Schema
 from nearfar.edge_runtime.text.codec import TextCodec
-from nearfar.edge_runtime.tools.asking import AUTO, answer_grammar
 from nearfar.errors import RequestError
 from nearfar.format.answers import AnswerFormat
 
@@ -23,50 +24,17 @@ BLANKS = 16
 """Blanks in a row that JSON may have: small models would go on with them for ever."""
 CALL_BLANKS = 1
 """Blanks in a row in a tool's arguments, which nobody reads."""
-SHARED_BYTES = 96 << 20
-"""What xgrammar may keep of the rules that grammars share, and of whole grammars."""
-USUAL: Schema = {
-    "type": "object",
-    "properties": {
-        "text": {"type": "string"},
-        "whole": {"type": "integer"},
-        "number": {"type": "number"},
-        "flag": {"type": "boolean"},
-        "list": {"type": "array", "items": {"type": "string"}},
-    },
-    "required": ["text"],
-}
-
-Compile = Callable[[Grammar], Any]
-"""Makes an xgrammar.CompiledGrammar of a grammar. RequestError says what is wrong with it."""
 
 
-def open_compiler(
+def vocabulary(
     directory: Path, vocab_size: int, eos: Sequence[int], answers: AnswerFormat | None = None
-) -> Compile:
-    """The compiler for the tokenizer in a directory. It has compiled the rules that most grammars have: with
-    a vocabulary of 151,936 tokens they take 0.3 s of the 0.5 s of a first request with tools.
+) -> Any:
+    """What xgrammar has to know of the tokenizer in a directory: the bytes of every token, none for
+    special ones.
     """
-    codec = TextCodec.open_directory(directory, None, answers)
-    compile_grammar = compiler(vocabulary(codec, vocab_size, eos))
-    for grammar in usual(codec.answers):
-        compile_grammar(grammar)
-    return compile_grammar
-
-
-def usual(form: AnswerFormat) -> Iterator[Grammar]:
-    """Grammars whose rules most others have, too: those of JSON, and of calls as the model writes them."""
-    yield Grammar("json_object", "")
-    yield Grammar("json_schema", json.dumps(USUAL))
-    calls = answer_grammar(form, [{"function": {"name": "usual", "parameters": USUAL}}], AUTO, None, False)
-    if calls is not None:
-        yield calls
-
-
-def vocabulary(codec: TextCodec, vocab_size: int, eos: Sequence[int]) -> Any:
-    """What xgrammar has to know of a tokenizer: the bytes of every token, none for special ones."""
     import xgrammar
 
+    codec = TextCodec.open_directory(directory, None, answers)
     special = {
         number for number, token in codec.tokenizer.get_added_tokens_decoder().items() if token.special
     }
@@ -74,11 +42,11 @@ def vocabulary(codec: TextCodec, vocab_size: int, eos: Sequence[int]) -> Any:
     return xgrammar.TokenizerInfo(pieces, vocab_size=vocab_size, stop_token_ids=list(eos))
 
 
-def compiler(info: Any) -> Compile:
-    """Compiles grammars for what `vocabulary` gave. Several threads may call it."""
+def compiler(info: Any) -> Callable[[Grammar], Any]:
+    """Compiles a grammar for what `vocabulary` gave; RequestError says what is wrong with it."""
     import xgrammar
 
-    made = xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=SHARED_BYTES)
+    made = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
 
     def compiles(schema: Schema) -> bool:
         try:
@@ -135,11 +103,8 @@ def _with_narrowed(record: Any) -> Any:
 
 
 class CompiledGrammars:
-    """Compiled grammars of one vocabulary, made in this process; those used lately are kept.
-
-    They are compiled here again after another process has shown that this takes little (GrammarService):
-    xgrammar's text of a compiled grammar grows with the square of its rules, to 200 MB for 20 tools, and
-    takes longer to write and read than the grammar to compile.
+    """Compiled grammars of one vocabulary, read from the text that travels between processes; those read
+    lately are kept.
 
     May be called from several threads. `kept_bytes` bounds what is kept; what is in use lives on beside it.
     """
@@ -154,28 +119,35 @@ class CompiledGrammars:
         kept_bytes: int = 256 << 20,
     ) -> None:
         self._of = (directory, vocab_size, eos, answers)
-        self._opening, self._lock = threading.Lock(), threading.Lock()
+        self._lock = threading.Lock()
         self._kept: Kept[str, Any] = Kept(kept_bytes)
-        self._compile: Compile | None = None
+        self._info: Any = None
 
-    def warm(self) -> Compile:
+    def warm(self) -> None:
         """Load xgrammar, which brings PyTorch with it, and the vocabulary."""
-        with self._opening:
-            self._compile = self._compile or open_compiler(*self._of)
-        return self._compile
+        with self._lock:
+            self._info = self._info or vocabulary(*self._of)
 
     def known(self, key: str) -> Any | None:
         """The compiled grammar of this key (`key_of`), if it is kept."""
         with self._lock:
             return self._kept.get(key)
 
-    def load(self, key: str, grammar: Grammar) -> Any:
-        """An xgrammar.CompiledGrammar, kept under the key. RequestError where it does not compile."""
+    def load(self, key: str, compiled: str) -> Any:
+        """An xgrammar.CompiledGrammar. RequestError where this xgrammar does not take the text."""
         if (known := self.known(key)) is not None:
             return known
-        made = self.warm()(grammar)
+        import xgrammar
+
+        self.warm()
+        try:
+            made = xgrammar.CompiledGrammar.deserialize_json(compiled, self._info)
+        except (RuntimeError, ValueError) as error:
+            raise RequestError(
+                f"the compiled grammar cannot be used: {_first_line(error)}", "response_format"
+            ) from error
         with self._lock:
-            self._kept.put(key, made, made.memory_size_bytes)
+            self._kept.put(key, made, max(len(compiled), made.memory_size_bytes))
         return made
 
     def forget(self, key: str) -> None:

@@ -1,19 +1,16 @@
-"""Grammars are tried out in child processes, within limits of time, memory and size, before the process that
-samples compiles them.
+"""Compiling off the event loop, in child processes within limits of time, memory and size.
 
-A hostile grammar can cost any amount of time and memory. A thread cannot be stopped; a process can. What a
-child has compiled takes no more of either here.
+A hostile grammar can cost any amount of time and memory. A thread cannot be stopped; a process can.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from nearfar.edge_runtime.grammars import Grammar
 from nearfar.edge_runtime.grammars.kept import Kept, key_of
@@ -22,28 +19,20 @@ from nearfar.fallback_server.grammars.compiled import CompiledGrammars
 from nearfar.fallback_server.grammars.constraint import follow
 from nearfar.fallback_server.sandbox import ChildPool, ChildSpec
 from nearfar.format.answers import AnswerFormat
-from nearfar.format.manifest import plain
+from nearfar.format.conversion import plain
 
 log = logging.getLogger(__name__)
 
-MEMORY = 2 << 30
-"""Bytes that a child may hold: half a gigabyte of it is xgrammar with a large vocabulary. The process that
-samples needs no more for a grammar than the child had left.
-"""
-
-
-T = TypeVar("T")
-
 
 class GrammarService:
-    """The grammars of one vocabulary; a grammar that several wait for is tried and compiled once."""
+    """Compiles grammars for one vocabulary; a grammar that several wait for is compiled once, those made
+    lately are kept.
+    """
 
     PROCESSES = 2
     """Compiler processes: with two, one slow grammar does not hold up all others. The second starts when
     needed.
     """
-    TRIED = 4096
-    """Grammars for which the service remembers how many bytes they hold."""
 
     def __init__(
         self,
@@ -54,9 +43,10 @@ class GrammarService:
         *,
         timeout: float,
         compiled_bytes: int = 64 << 20,
+        kept_bytes: int = 64 << 20,
     ) -> None:
         """`answers`: how the model marks its answers, None: as the directory shows. `timeout`: seconds for
-        one grammar, the start of its process not counted. `compiled_bytes`: the most it may hold, compiled.
+        one grammar, the start of its process not counted. `compiled_bytes`: the most it may become.
         """
         settings = {
             "directory": str(directory),
@@ -67,12 +57,11 @@ class GrammarService:
         }
         module = f"{__package__}.child"
         self._pool = ChildPool(
-            ChildSpec(module, settings, "grammar", self.PROCESSES, timeout=timeout, waiting=16, memory=MEMORY)
+            ChildSpec(module, settings, "grammar", self.PROCESSES, timeout=timeout, waiting=16)
         )
         self._loaded = CompiledGrammars(directory, vocab_size, eos, answers)
-        self._tried: Kept[str, int] = Kept(self.TRIED)
-        self._trying: dict[str, asyncio.Task[int]] = {}
-        self._loading: dict[str, asyncio.Task[Any]] = {}
+        self._kept: Kept[str, str] = Kept(kept_bytes)
+        self._under_way: dict[str, asyncio.Task[str]] = {}
         self._warming: asyncio.Task[None] | None = None
 
     def start(self, *, here: bool) -> None:
@@ -82,17 +71,21 @@ class GrammarService:
         """
         self._warming = asyncio.create_task(self._warm(here))
 
-    async def bytes_of(self, grammar: Grammar) -> int:
-        """What the grammar holds when it is compiled; from then on CompiledGrammars.load may compile it.
+    async def compiled(self, grammar: Grammar) -> str:
+        """The grammar as CompiledGrammars.load takes it.
 
         RequestError: it does not compile, or not within the limits. OverloadError: too many wait.
         """
         key = key_of(grammar)
-        if (known := self._tried.get(key)) is not None:
-            return known
+        if (kept := self._kept.get(key)) is not None:
+            return kept
         if (lack := _lacking()) is not None:
             raise RequestError(lack)
-        return await _once(self._trying, key, lambda: self._try(key, grammar))
+        task = self._under_way.get(key)
+        if task is None:
+            task = self._under_way[key] = asyncio.create_task(self._compile(key, grammar))
+            task.add_done_callback(lambda _: self._under_way.pop(key, None))
+        return await asyncio.shield(task)  # others may wait for it too
 
     async def matcher(self, grammar: Grammar, stops: frozenset[int]) -> Any:
         """A fresh xgrammar.GrammarMatcher, for sampling in this process. `stops`: tokens that may end the
@@ -101,15 +94,12 @@ class GrammarService:
         key = key_of(grammar)
         made: Any = self._loaded.known(key)
         if made is None:
-            await self.bytes_of(grammar)
-            load = partial(asyncio.to_thread, self._loaded.load, key, grammar)
-            made = await _once(self._loading, key, load)
+            made = await asyncio.to_thread(self._loaded.load, key, await self.compiled(grammar))
         return follow(made, stops)
 
     async def close(self) -> None:
         """End the compiling processes."""
-        warming = [self._warming] if self._warming else []
-        for task in (*self._trying.values(), *self._loading.values(), *warming):
+        for task in (*self._under_way.values(), *([self._warming] if self._warming else ())):
             task.cancel()
         await self._pool.close()
 
@@ -125,22 +115,11 @@ class GrammarService:
         except* (NearfarError, ImportError) as errors:  # who asks for a grammar is told again
             log.warning("grammars cannot be compiled: %s", errors.exceptions[0])
 
-    async def _try(self, key: str, grammar: Grammar) -> int:
+    async def _compile(self, key: str, grammar: Grammar) -> str:
         answer = await self._pool.run({"kind": grammar.kind, "text": grammar.text})
-        size: int = answer["bytes"]
-        self._tried.put(key, size, 1)
-        return size
-
-
-async def _once(
-    under_way: dict[str, asyncio.Task[T]], key: str, work: Callable[[], Coroutine[Any, Any, T]]
-) -> T:
-    """What comes of the work, which is done once for all who wait for it at the same time."""
-    task = under_way.get(key)
-    if task is None:
-        task = under_way[key] = asyncio.create_task(work())
-        task.add_done_callback(lambda _: under_way.pop(key, None))
-    return await asyncio.shield(task)  # others may wait for it too
+        compiled: str = answer["compiled"]
+        self._kept.put(key, compiled, len(compiled))
+        return compiled
 
 
 def _lacking() -> str | None:

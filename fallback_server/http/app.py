@@ -14,7 +14,6 @@ from fastapi.responses import JSONResponse, Response
 from fastapi.routing import APIRoute
 from starlette.middleware.cors import CORSMiddleware
 
-from nearfar import __version__
 from nearfar.fallback_server.engines.base import Engine
 from nearfar.fallback_server.http import admin, convert, errors
 from nearfar.fallback_server.http.calls import Call, Service, tenant_of
@@ -39,6 +38,7 @@ from nearfar.fallback_server.http.schemas import ChatRequest, CompletionRequest,
 from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Head
 from nearfar.fallback_server.http.tracing import Tracer
 from nearfar.machine import NONCE_HEADER, proof
+from nearfar.version import __version__
 
 READY_SECONDS = 7.0
 """An engine that takes longer to say that it is ready is not."""

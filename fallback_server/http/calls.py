@@ -12,16 +12,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from starlette.types import Scope
 
+from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.errors import EngineError
 from nearfar.fallback_server.engines.base import (
     Answers,
     Embeddings,
     Engine,
     EngineRequest,
-    Piece,
     Prepared,
     TokenUsage,
 )
@@ -33,6 +33,7 @@ from nearfar.fallback_server.http.metrics import CallMetrics, Metrics
 from nearfar.fallback_server.http.shapes import Shape, merged
 from nearfar.fallback_server.http.streams import DONE, ClientGoneError, EventStream, event, unless_gone
 from nearfar.fallback_server.http.tracing import Span, Tracer
+from nearfar.fallback_server.http.writing import json_response
 from nearfar.fallback_server.tenants import ANONYMOUS, Tenant
 
 GONE = 499
@@ -188,10 +189,10 @@ class Call:
             return TokenUsage(self._embedded.tokens)
         return TokenUsage(self._prepared.prompt_tokens if self._prepared else 0)
 
-    async def _at_once(self, record: Coroutine[Any, Any, dict[str, object]]) -> Response:
-        made = await unless_gone(self.request.receive, record)
+    async def _at_once(self, answer: Coroutine[Any, Any, Response]) -> Response:
+        made = await unless_gone(self.request.receive, answer)
         await self._end(200, "ok")
-        return JSONResponse(made)
+        return made
 
     async def _stream(self, shape: Shape, include_usage: bool) -> Response:
         keep_alive = self.service.admission.limits.keep_alive
@@ -209,9 +210,9 @@ class Call:
         self.metrics.prompt_length.observe(prepared.prompt_tokens)
         return prepared
 
-    async def _vectors(self, shape: EmbeddingShape) -> dict[str, object]:
-        self._embedded = await self.service.engine.embed(await self._prepare())
-        return shape.whole(self._embedded)
+    async def _vectors(self, shape: EmbeddingShape) -> Response:
+        found = self._embedded = await self.service.engine.embed(await self._prepare())
+        return await json_response(shape.whole(found), sum(map(len, found.vectors)))
 
     async def _pieces(self) -> AsyncGenerator[Piece, None]:
         """Prepare, submit, and watch the pieces pass."""
@@ -221,14 +222,15 @@ class Call:
                 self._watch(piece)
                 yield piece
 
-    async def _whole(self, shape: Shape) -> dict[str, object]:
+    async def _whole(self, shape: Shape) -> Response:
         made: list[Piece] = []
-        weight = answer_weight(self.wanted)
+        weight, size = answer_weight(self.wanted), 0
         async with aclosing(self._pieces()) as pieces:
             async for piece in pieces:
                 made.append(piece)
                 self._ticket.hold(piece.tokens * weight)
-        return shape.whole(made, self.wanted.choices, self.usage)
+                size += max(piece.tokens, len(piece.logprobs)) * weight
+        return await json_response(shape.whole(made, self.wanted.choices, self.usage), size)
 
     async def _events(
         self,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nearfar.edge_runtime.openai.embeddings import check_dimensions, unit
+from nearfar.edge_runtime.openai.embeddings import Vector, check_dimensions, unit
 from nearfar.errors import EngineError
 from nearfar.fallback_server.engines.base import Embeddings, EngineRequest
 from nearfar.fallback_server.http import convert
@@ -29,9 +29,11 @@ def embedding(body: EmbeddingRequest) -> EngineRequest:
 
 @dataclass(frozen=True)
 class EmbeddingShape:
-    """How vectors are written. `dimensions`: so many values, the first ones, of length 1 again. `normalize`:
-    all vectors get length 1, as OpenAI's have; an upstream's stay as they are. base64 is that of
-    little-endian float32.
+    """How vectors are written, as engines give them: here it is seen that they are numbers, and they get
+    length 1, as OpenAI's have.
+
+    `dimensions`: so many values, the first ones, of length 1 again. `normalize`: an upstream's vectors stay
+    as they are. base64 is that of little-endian float32.
     """
 
     model: str
@@ -40,16 +42,13 @@ class EmbeddingShape:
     normalize: bool = True
 
     def whole(self, found: Embeddings) -> dict[str, Any]:
-        """All vectors."""
-        vectors = [np.asarray(vector, "<f4") for vector in found.vectors]
-        if not all(np.isfinite(vector).all() for vector in vectors):
+        """All vectors, as a record that `written` reads: it raises EngineError at one that is no numbers."""
+        if found.vectors:
+            check_dimensions(self.dimensions, len(found.vectors[0]))
+        return embeddings(self.model, map(self._value, found.vectors), found.tokens)
+
+    def _value(self, vector: Vector) -> Vector | str:
+        if not np.isfinite(vector).all():
             raise EngineError(NOT_FINITE)
-        width = len(vectors[0]) if vectors else 0
-        if vectors:
-            check_dimensions(self.dimensions, width)
-        if self.normalize or self.dimensions is not None:
-            vectors = [unit(vector, self.dimensions) for vector in vectors]
-        if self.as_base64:
-            encoded = [base64.b64encode(vector.tobytes()).decode() for vector in vectors]
-            return embeddings(self.model, encoded, found.tokens)
-        return embeddings(self.model, [vector.tolist() for vector in vectors], found.tokens)
+        made = unit(vector, self.dimensions) if self.normalize or self.dimensions is not None else vector
+        return base64.b64encode(made.astype("<f4").tobytes()).decode() if self.as_base64 else made

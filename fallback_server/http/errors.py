@@ -15,8 +15,8 @@ from starlette.exceptions import HTTPException as StarletteException
 
 from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
 from nearfar.fallback_server.http.fields import models_at
-from nearfar.fallback_server.http.words import IDLE, words_of
-from nearfar.suggestions import suggested
+from nearfar.fallback_server.http.words import IDLE, words_of_all
+from nearfar.suggestions import advised, suggested
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         errors = error.errors()
         if any(tuple(each["loc"]) == ("body",) and each["type"] in _NO_OBJECT for each in errors):
-            return _no_object(request.headers.get("content-type")).response()
+            return _no_object(request.headers.get("content-type"), error.body).response()
         return _validation(errors, _fields(request)).response()
 
     app.add_exception_handler(NearfarError, known)
@@ -118,11 +118,12 @@ def install(app: FastAPI) -> None:
 _NO_OBJECT = ("missing", "dict_type", "model_type", "model_attributes_type")
 
 
-def _no_object(content_type: str | None) -> Problem:
+def _no_object(content_type: str | None, body: object) -> Problem:
     """What is wrong with a body that could not be read as a JSON object at all."""
+    is_what = "is empty" if body is None else f"is {_kind(body)}, not a JSON object"
     said = "none" if content_type is None else ascii(content_type[:80])
     text = (
-        "the body is no JSON object"
+        f"the body {is_what}: send an object with the fields of the request"
         if content_type is not None and "json" in content_type.lower()
         else f"the body is read as JSON only where the header Content-Type says so, and it is {said}: send "
         "Content-Type: application/json (curl -H 'Content-Type: application/json')"
@@ -167,31 +168,42 @@ def _validation(errors: Sequence[Mapping[str, Any]], fields: Iterable[str] = ())
     if error["type"].startswith("union_tag_"):  # of the field that says which member of a union it is
         place.append(error["ctx"]["discriminator"].strip("'()"))
         value = error["ctx"].get("tag")
-    where, message = ".".join(place), words_of(error)
+    where, message = ".".join(place), words_of_all(_alternatives(errors, error))
     if unknown:
-        meant = _meant(place, fields) or "; leave it out"
+        meant = _meant(place, fields)
         name = where if where and where.isprintable() else ascii(where)
         return Problem(400, f"unknown field {name:.80}{meant}", place[0], "invalid_request")
-    text = f"{where}: {message}{_not(error['type'], value)}" if where else message
+    given = "" if isinstance(value, dict | list) and _kind(value) in message else _not(error["type"], value)
+    text = f"{where}: {message}{given}" if where else message
     # What concerns several fields has no place, but may name one of them.
     param = place[0] if place else error.get("ctx", {}).get("param")
     return Problem(400, text, param, "invalid_request")
 
 
+def _alternatives(errors: Sequence[Mapping[str, Any]], error: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The errors that say what else a value of a union may be, in its place; else the error alone."""
+    *within, last = error["loc"] or ("body",)
+    if not _is_type_name(last):
+        return [error]
+    return [each for each in errors if list(each["loc"][:-1]) == within and _is_type_name(each["loc"][-1])]
+
+
 def _meant(place: Sequence[str], fields: Iterable[str]) -> str:
-    """The end of a message about an unknown field: the known one that may be meant, of the same object."""
+    """The end of a message about an unknown field: what of the same object may be meant."""
     *within, last = place
     if not within:
-        return suggested(last, fields)
+        return advised([last], fields)
     inside = ".".join(part for part in within if not part.isdecimal()) + "."
     known = {field.alias or name for model in models_at(inside) for name, field in model.model_fields.items()}
-    return suggested(last, known)
+    return advised([last], known)
 
 
 def _not(kind: str, value: Any) -> str:
     """The end of a message: the value that was given, where showing it helps."""
-    if isinstance(value, dict | list) or kind in _WITHOUT_VALUE:
+    if kind in _WITHOUT_VALUE:
         return ""
+    if isinstance(value, dict | list):
+        return "" if kind in _OF_CONTAINERS else f", not {_kind(value)}"
     return f", not {(value[:80] if isinstance(value, str) else value)!a:.80}"
 
 
@@ -200,5 +212,14 @@ def _is_type_name(part: str | int) -> bool:
     return isinstance(part, str) and (part in _TYPE_NAMES or "[" in part)
 
 
+def _kind(value: object) -> str:
+    """What JSON calls a value, with the value where it is short."""
+    if isinstance(value, dict | list):
+        return "an object" if isinstance(value, dict) else "a list"
+    return f"{value!a:.80}"
+
+
+_OF_CONTAINERS = ("value_error", "too_short", "too_long")
+"""Errors about what is in a list or an object, which has the right type."""
 _WITHOUT_VALUE = ("missing", "union_tag_not_found", IDLE)
 _TYPE_NAMES = {"body", "str", "int", "float", "bool", "system", "assistant", "tool", "other", "NamedTool"}

@@ -7,7 +7,7 @@ is told apart by what it holds before anything is validated, and what is too lon
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
@@ -75,7 +75,13 @@ class Strict(BaseModel):
 
 def models_at(place: str) -> list[type[Strict]]:
     """The models of what stands at a place of a request, such as "messages."."""
-    return [model for model in Strict.__subclasses__() if model.place == place]
+    return [model for model in _kinds(Strict) if model.place == place]
+
+
+def _kinds(of: type[Strict]) -> Iterator[type[Strict]]:
+    for kind in of.__subclasses__():
+        yield kind
+        yield from _kinds(kind)
 
 
 def _or_ignored(value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:

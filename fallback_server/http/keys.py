@@ -9,7 +9,6 @@ import hashlib
 import hmac
 import json
 import logging
-import os
 import re
 import secrets
 import time
@@ -20,6 +19,7 @@ from typing import Any
 
 from nearfar.errors import RequestError
 from nearfar.fallback_server.tenants import MAX_PRIORITY, Limits, Tenant, digest
+from nearfar.folders import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -132,8 +132,16 @@ def read_keys(path: Path) -> tuple[Key, ...]:
     """Keys of a TOML (`[[keys]]`) or JSON (`{"keys": [...]}`) file."""
     try:
         text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (OSError, ValueError) as error:
+        raise RequestError(f"the keys file {path} cannot be read: {error}") from error
+    return _keys(text, path)
+
+
+def _keys(text: str, path: Path) -> tuple[Key, ...]:
+    """The keys in the text of a file."""
+    try:
+        data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except ValueError as error:
         raise RequestError(f"the keys file {path} cannot be read: {error}") from error
     records = data.get("keys") if isinstance(data, dict) else None
     if not isinstance(records, list):
@@ -209,12 +217,8 @@ def add_key(path: Path, key: Key) -> None:
     else:
         lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in record.items()]
         new = old + ("\n" if old else "") + "[[keys]]\n" + "\n".join(lines) + "\n"
-    aside = path.with_name(f".{path.stem}.new{path.suffix}")
+    _keys(new, path)  # before it takes the place of what is there
     try:
-        descriptor = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(new)
-        read_keys(aside)  # before it takes the place of what is there
-        aside.replace(path)
+        write_whole(path, new.encode())
     except OSError as error:
         raise RequestError(f"the keys file {path} cannot be written: {error.strerror}") from error

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, LiteralString
+from typing import Annotated, Any, Literal, LiteralString, Self
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from nearfar.edge_runtime.tools.messages import TEXTS
+from nearfar.edge_runtime.tools.messages import TEXTS, texts_of
 from nearfar.fallback_server.http.fields import (
     MAX_PARTS,
     MAX_SCHEMA_BYTES,
@@ -34,6 +34,7 @@ from nearfar.format.requests import MAX_CHOICES, MAX_LISTED, MAX_STOPS, MAX_TOOL
 from nearfar.format.sizes import TOP_LOGPROBS
 
 MAX_MESSAGES = 2048
+TEXT_ALONE = "only parts of type 'text' are taken"
 
 
 class CacheControl(Strict):
@@ -64,9 +65,7 @@ class Part(Strict):
             if getattr(self, self.type) is None:
                 raise ValueError(f"a part of type {self.type!r} needs the field {self.type!r}")
         elif not passes_on.get():
-            raise ValueError(
-                f"only parts of type 'text' are taken, not {self.type!r:.40}; this server fetches no URLs"
-            )
+            raise ValueError(f"{TEXT_ALONE}, not {self.type!r:.40}; this server fetches no URLs")
         return self
 
 
@@ -94,31 +93,41 @@ class Call(Strict):
     index: int | None = None
 
 
-class SystemMessage(Strict):
+class Said(Strict):
+    """What all messages have."""
+
+    place = "messages."
+    role: str
+    content: Content | None
+    name: str | None = None
+
+    @model_validator(mode="after")
+    def _parts_of_its_role(self) -> Self:
+        parts = self.content if isinstance(self.content, list) and not passes_on.get() else ()
+        if wrong := next((part.type for part in parts if part.type not in texts_of(self.role)), None):
+            raise ValueError(f"{TEXT_ALONE} in a message of the role {self.role!r:.40}, not {wrong!r}")
+        return self
+
+
+class SystemMessage(Said):
     """Instructions."""
 
-    place = "messages."
     role: Literal["system", "developer"]
     content: Content
-    name: str | None = None
 
 
-class UserMessage(Strict):
+class UserMessage(Said):
     """What the user says."""
 
-    place = "messages."
     role: Literal["user"]
     content: Content
-    name: str | None = None
 
 
-class AssistantMessage(Strict):
+class AssistantMessage(Said):
     """An earlier answer, or the beginning of this one."""
 
-    place = "messages."
     role: Literal["assistant"]
     content: Content | None = None
-    name: str | None = None
     refusal: str | None = None
     tool_calls: Annotated[list[Call], many(MAX_TOOLS), few(MAX_TOOLS)] | None = None
     reasoning_content: str | None = None
@@ -128,23 +137,19 @@ class AssistantMessage(Strict):
     annotations: Annotated[Annotated[list[AnyJson], many(MAX_PARTS), few(MAX_PARTS)] | None, SILENT] = None
 
 
-class ToolMessage(Strict):
+class ToolMessage(Said):
     """What a call gave."""
 
-    place = "messages."
     role: Literal["tool"]
     content: Content
     tool_call_id: str = Field(max_length=128)
-    name: str | None = None
 
 
-class OtherMessage(Strict):
+class OtherMessage(Said):
     """A message of a role that some chat templates know (ipython, document)."""
 
-    place = "messages."
     role: str = Field(min_length=1, max_length=64)
     content: Content
-    name: str | None = None
 
 
 _TAGS = {"developer": "system", **dict.fromkeys(("system", "user", "assistant", "tool"))}

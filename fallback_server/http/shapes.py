@@ -1,15 +1,20 @@
-"""OpenAI's response shapes: pieces of answers in, records for JSON out."""
+"""OpenAI's response shapes: pieces of answers in, records for JSON out (`written` makes it: what may be long
+in a record is an iterator).
+"""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from nearfar.edge_runtime.openai.pieces import Piece, whole_calls
 from nearfar.edge_runtime.openai.records import TokenLogprob, TopLogprob
-from nearfar.fallback_server.engines.base import Piece, TokenUsage, ToolCall
+from nearfar.edge_runtime.tools.parts import CallPart
+from nearfar.fallback_server.engines.base import TokenUsage
 
 Record = dict[str, Any]
 
@@ -48,7 +53,7 @@ class Head:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def record(
-        self, kind: str, choices: list[Record], streamed: bool, usage: TokenUsage | None = None
+        self, kind: str, choices: Iterable[Record], streamed: bool, usage: TokenUsage | None = None
     ) -> Record:
         """A record with these choices."""
         made = {
@@ -93,7 +98,7 @@ class ChatShape:
 
     def whole(self, pieces: Seq[Piece], choices: int, usage: TokenUsage) -> Record:
         """All answers."""
-        made = [self._choice(index, of) for index, of in enumerate(_by_index(pieces, choices))]
+        made = (self._choice(index, of) for index, of in enumerate(_by_index(pieces, choices)))
         return {**self._head.record("chat.completion", made, False), "usage": _usage(usage)}
 
     def final(self, usage: TokenUsage) -> Record:
@@ -142,7 +147,7 @@ class CompletionShape:
 
     def whole(self, pieces: Seq[Piece], choices: int, usage: TokenUsage) -> Record:
         """All texts."""
-        made = [self._choice(index, of) for index, of in enumerate(_by_index(pieces, choices))]
+        made = (self._choice(index, of) for index, of in enumerate(_by_index(pieces, choices)))
         return {**self._head.record("text_completion", made, False), "usage": _usage(usage)}
 
     def final(self, usage: TokenUsage) -> Record:
@@ -165,9 +170,9 @@ def _parallel(logprobs: Seq[TokenLogprob], offsets: list[int]) -> Record:
     offsets.
     """
     return {
-        "tokens": [_name(item) for item in logprobs],
-        "token_logprobs": [_finite(item.logprob) for item in logprobs],
-        "top_logprobs": [_top(item) for item in logprobs],
+        "tokens": map(_name, logprobs),
+        "token_logprobs": (_finite(item.logprob) for item in logprobs),
+        "top_logprobs": map(_top, logprobs),
         "text_offset": offsets,
     }
 
@@ -180,9 +185,9 @@ def _by_index(pieces: Seq[Piece], choices: int) -> list[list[Piece]]:
     return found
 
 
-def embeddings(model: str, vectors: list[list[float]] | list[str], tokens: int) -> Record:
+def embeddings(model: str, vectors: Iterable[object], tokens: int) -> Record:
     """An embeddings response."""
-    data = [{"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors)]
+    data = ({"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors))
     return {
         "object": "list",
         "data": data,
@@ -200,7 +205,7 @@ def _usage(usage: TokenUsage) -> Record:
     }
 
 
-def _call_delta(call: ToolCall) -> Record:
+def _call_delta(call: CallPart) -> Record:
     """A call, or what it goes on with: then it has no id and no name."""
     if not call.id:
         return {"index": call.index, "function": {"arguments": call.arguments}}
@@ -208,24 +213,19 @@ def _call_delta(call: ToolCall) -> Record:
     return {"index": call.index, "id": call.id, "type": "function", "function": function}
 
 
-def merged(deltas: Seq[ToolCall]) -> list[Record]:
+def merged(parts: Seq[CallPart]) -> list[Record]:
     """Whole calls of the parts in which they came."""
-    whole: dict[int, Record] = {}
-    for call in deltas:
-        if call.index not in whole:
-            whole[call.index] = {k: v for k, v in _call_delta(call).items() if k != "index"}
-        else:
-            whole[call.index]["function"]["arguments"] += call.arguments
-    return [whole[index] for index in sorted(whole)]
+    whole = map(_call_delta, whole_calls(parts))
+    return [{name: value for name, value in call.items() if name != "index"} for call in whole]
 
 
 def _content_logprobs(logprobs: Seq[TokenLogprob]) -> Record:
-    content = [asdict(item) for item in logprobs]
-    for item in content:
-        item["logprob"] = _finite(item["logprob"])
-        for other in item["top_logprobs"]:
-            other["logprob"] = _finite(other["logprob"])
+    content = ({**_told(item), "top_logprobs": [*map(_told, item.top_logprobs)]} for item in logprobs)
     return {"content": content, "refusal": None}
+
+
+def _told(item: TokenLogprob | TopLogprob) -> Record:
+    return {"token": item.token, "logprob": _finite(item.logprob), "bytes": item.bytes}
 
 
 def _top(item: TokenLogprob) -> Record | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import suppress
@@ -11,6 +10,8 @@ from typing import Any, TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+
+from nearfar.fallback_server.http.writing import SPACED, written
 
 T = TypeVar("T")
 
@@ -27,7 +28,7 @@ class ClientGoneError(Exception):
 
 def event(record: dict[str, Any]) -> bytes:
     """One server-sent event."""
-    return b"data: " + json.dumps(record, ensure_ascii=False, allow_nan=False).encode() + b"\n\n"
+    return b"data: " + "".join(written(record, SPACED)).encode() + b"\n\n"
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+_MUST_BE = "this must be "
 IDLE = "idle"
 """Our own type of an error: a field that is only taken at values that change nothing."""
 _OBJECT = "this must be an object"
@@ -44,6 +45,15 @@ def words_of(error: Mapping[str, Any]) -> str:
         context = error.get("ctx", {})
         return known.format_map({name: _plain(value) for name, value in context.items()})
     return str(error["msg"]).removeprefix("Value error, ")
+
+
+def words_of_all(errors: Sequence[Mapping[str, Any]]) -> str:
+    """What a union's errors say together, of one value: all that the value may be."""
+    words = list(dict.fromkeys(words_of(error) for error in errors))
+    if len(words) == 1 or not all(each.startswith(_MUST_BE) for each in words):
+        return words_of(errors[0])
+    *others, last = (each.removeprefix(_MUST_BE) for each in words)
+    return f"{_MUST_BE}{', '.join(others)} or {last}"
 
 
 def _plain(value: Any) -> Any:

@@ -14,8 +14,15 @@ from typing import Any
 from ray.exceptions import RayError
 from ray.serve.exceptions import BackPressureError, RayServeException
 
+from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.errors import EngineError, NearfarError, OverloadError
-from nearfar.fallback_server.backend import BackendInfo, BackendStats, EmbedRequest, TokenEvent, TokenRequest
+from nearfar.fallback_server.backend import (
+    BackendInfo,
+    BackendStats,
+    EmbedRequest,
+    TokenEvent,
+    TokenRequest,
+)
 from nearfar.fallback_server.ray_engine.continuing import Answer
 from nearfar.fallback_server.ray_engine.messages import Events, Refusal
 from nearfar.fallback_server.ray_engine.options import RayOptions
@@ -83,7 +90,7 @@ class RayBackend:
         """End a request."""
         await self._streams.cancel(request_id)
 
-    async def embed(self, request: EmbedRequest) -> list[float]:
+    async def embed(self, request: EmbedRequest) -> Vector:
         """The vector of a sequence, by any replica."""
         if self._closing:
             raise OverloadError("the server is shutting down", 5.0)
@@ -97,7 +104,7 @@ class RayBackend:
                 continue
             if isinstance(found, Refusal):
                 raise found.error()
-            vector: list[float] = found
+            vector: Vector = found
             return vector
         raise EngineError(f"{self._options.attempts} engines died while they embedded the input")
 

@@ -43,7 +43,7 @@ async def open_on_ray(model: str, kind: Kind, engines: EngineOptions, options: R
     backend = None
     try:
         backend = await RayBackend.connect(handle, options, close)
-        engine = LocalEngine(backend, source.directory, source.bos, engines.text, engines.names)
+        engine = LocalEngine(backend, source, engines.text, engines.names)
         await engine.start()
     except BaseException:
         await close()

@@ -7,9 +7,16 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
+from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.errors import EngineError, NearfarError
-from nearfar.fallback_server.backend import Backend, BackendInfo, EmbedRequest, TokenEvent, TokenRequest
-from nearfar.fallback_server.engines.opening import EngineOptions, Kind, open_backend
+from nearfar.fallback_server.backend import (
+    Backend,
+    BackendInfo,
+    EmbedRequest,
+    TokenEvent,
+    TokenRequest,
+)
+from nearfar.fallback_server.engines.opening import EngineOptions, Kind, open_backend, text_source
 from nearfar.fallback_server.ray_engine.messages import Events, Refusal
 
 log = logging.getLogger(__name__)
@@ -27,7 +34,8 @@ class EngineReplica:
         # Serve awaits a constructor; type checkers do not know that.
         from ray import serve
 
-        self._backend: Backend = await open_backend(model, kind, options)
+        source = await asyncio.to_thread(text_source, model, kind, options)
+        self._backend: Backend = await open_backend(source, options)
         self._name: str = serve.get_replica_context().replica_id.unique_id
 
     async def generate(self, request: TokenRequest) -> AsyncGenerator[Events | Refusal, None]:
@@ -51,7 +59,7 @@ class EngineReplica:
         """What the engine says of itself: no events."""
         return Events((), self._name, self._backend.stats())
 
-    async def embed(self, request: EmbedRequest) -> list[float] | Refusal:
+    async def embed(self, request: EmbedRequest) -> Vector | Refusal:
         """The vector of a sequence."""
         try:
             return await self._backend.embed(request)

@@ -14,8 +14,8 @@ from typing import Any
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 from nearfar.fallback_server.backend import TokenRequest
+from nearfar.fallback_server.prefixes import PrefixMap, token_blocks
 from nearfar.fallback_server.ray_engine.options import RayOptions
-from nearfar.fallback_server.ray_engine.prefixes import PrefixMap
 
 TRIED = 2
 """Replicas without the prefix that are compared by how busy they are, of all: the power of two choices."""
@@ -29,7 +29,7 @@ class PrefixRouter(RequestRouter):
     def initialize_state(self, slack: int = RayOptions.slack, **_: Any) -> None:
         """See RequestRouter; `slack` as in RayOptions."""
         self._slack = slack
-        self._prefixes = PrefixMap()
+        self._prefixes: PrefixMap[str] = PrefixMap()
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -44,7 +44,7 @@ class PrefixRouter(RequestRouter):
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:
         """See RequestRouter."""
         if (request := _request(pending_request)) is not None:
-            self._prefixes.remember(request.tokens, replica_id.unique_id, request.salt)
+            self._prefixes.remember(token_blocks(request.tokens, request.salt), replica_id.unique_id)
 
     def _known(
         self, candidates: list[RunningReplica], pending: PendingRequest | None
@@ -54,7 +54,7 @@ class PrefixRouter(RequestRouter):
             return None
         lengths = {replica.replica_id.unique_id: self._length(replica) for replica in candidates}
         by_name = {replica.replica_id.unique_id: replica for replica in candidates}
-        for name in self._prefixes.known(request.tokens, request.salt):
+        for name in self._prefixes.known(token_blocks(request.tokens, request.salt)):
             if name in by_name and lengths[name] <= min(lengths.values()) + self._slack:
                 return by_name[name]
         return None

@@ -1,4 +1,4 @@
-"""The child's side: jobs in on stdin, answers out on stdout, as JSON with four bytes of length before it."""
+"""The child's side: jobs in on stdin, answers out on stdout, as JSON, framed."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nearfar.errors import NearfarError, RequestError
+from nearfar.fallback_server import framing
 
 _PR_SET_PDEATHSIG = 1
 Handler = Callable[[dict[str, Any]], dict[str, Any]]
@@ -32,8 +33,8 @@ def serve(open_handler: Callable[[dict[str, Any]], Handler]) -> None:
         _write(out, {"error": str(error)})
         return
     _write(out, {"ready": True})
-    while len(head := source.read(4)) == 4:
-        asked = json.loads(source.read(int.from_bytes(head, "big")))
+    while (message := framing.receive(source)) is not None:
+        asked = json.loads(message)
         _write(out, {"number": asked["number"], "answer": _answer(handler, asked["job"])})
 
 
@@ -55,9 +56,8 @@ def _answer(handler: Handler, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _write(out: Any, answer: dict[str, Any]) -> None:
-    data = json.dumps(answer).encode()
     try:
-        out.write(len(data).to_bytes(4, "big") + data)
+        out.write(framing.framed(json.dumps(answer).encode()))
         out.flush()
     except BrokenPipeError:  # the parent is gone, as after Ctrl-C while this process was loading
         os._exit(0)

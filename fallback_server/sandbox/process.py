@@ -11,6 +11,7 @@ from typing import Any
 
 from nearfar.children import child_environment
 from nearfar.errors import EngineError, OverloadError, RequestError
+from nearfar.fallback_server import framing
 
 Job = dict[str, Any]
 
@@ -20,9 +21,7 @@ class ChildSpec:
     """A kind of child. `module` is run with `settings` as JSON; times are seconds. At most `count` run,
     started when needed.
 
-    `start_timeout` covers imports and loading, which depend on no client: it ends only what hangs. (xgrammar
-    with PyTorch takes 3 s of processor time, and took over a minute on a machine with 40 other processes.)
-    `waiting` bounds the jobs that wait for a free child.
+    `start_timeout` covers imports and loading; `waiting` bounds the jobs that wait for a free child.
     """
 
     module: str
@@ -30,7 +29,7 @@ class ChildSpec:
     what: str
     count: int = 1
     timeout: float = 2.0
-    start_timeout: float = 300.0
+    start_timeout: float = 60.0
     waiting: int = 64
     memory: int = 4 << 30
 
@@ -176,7 +175,7 @@ class _Child:
         assert self._process.stdin is not None
         self._asked += 1
         data = json.dumps({"number": self._asked, "job": job}).encode()
-        self._process.stdin.write(len(data).to_bytes(4, "big") + data)
+        self._process.stdin.write(framing.framed(data))
         await self._process.stdin.drain()
         answer = await self._read()
         if answer["number"] != self._asked:
@@ -197,9 +196,8 @@ class _Child:
     async def _read(self) -> Job:
         assert self._process is not None
         assert self._process.stdout is not None
-        try:
-            size = int.from_bytes(await self._process.stdout.readexactly(4), "big")
-            answer: Job = json.loads(await self._process.stdout.readexactly(size))
-        except asyncio.IncompleteReadError as error:
-            raise EOFError from error
+        message = await framing.read(self._process.stdout)
+        if message is None:
+            raise EOFError
+        answer: Job = json.loads(message)
         return answer

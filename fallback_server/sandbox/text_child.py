@@ -9,7 +9,7 @@ from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import RequestError
 from nearfar.fallback_server.sandbox.child import Handler, serve
 from nearfar.format.answers import AnswerFormat
-from nearfar.format.manifest import record
+from nearfar.format.conversion import record
 
 TAIL = 64
 """Characters of a rendered prompt's end that are sent back: whether it opens a reasoning section."""

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from nearfar.edge_runtime.grammars import Grammar, Kept, key_of
+from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.errors import (
     CheckpointError,
     DeviceError,
@@ -28,7 +29,7 @@ from nearfar.fallback_server.backend import (
     TokenRequest,
 )
 from nearfar.fallback_server.grammars import GrammarService
-from nearfar.fallback_server.token_stream import EventStream, Unread
+from nearfar.fallback_server.token_stream import EventStream, Unread, check_new, check_room
 from nearfar.fallback_server.torch_engine.messages import (
     Beat,
     Cancel,
@@ -65,7 +66,7 @@ class TokenStream(EventStream):
         super().__init__(backend.unread)
         self.request = request
         self.message: Submit | None = None  # None while its grammar is being compiled
-        self.grammar_bytes = 0  # of its grammar, compiled
+        self.compiled: str | None = None  # the same text for all requests of one grammar
         self.compiling: asyncio.Task[None] | None = None
         self.started = False  # it has been part of a step
         self.emitted = False
@@ -99,7 +100,7 @@ class _EmbedJob:
     """
 
     message: Embed
-    future: asyncio.Future[list[float]]
+    future: asyncio.Future[Vector]
     deaths: int = 0
     started: bool = False
 
@@ -170,8 +171,8 @@ class TorchBackend:
         if stream.message is not None:
             self._send(Cancel(stream.request.id))
 
-    async def embed(self, request: EmbedRequest) -> list[float]:
-        """The mean of the last hidden states of a sequence, or the last one. Not normalized."""
+    async def embed(self, request: EmbedRequest) -> Vector:
+        """The mean of the last hidden states of a sequence, or the last one."""
         check_tokens(request.tokens, self.info, room=0)
         self._check_room(request.id)
         job = _EmbedJob(Embed(request), asyncio.get_running_loop().create_future())
@@ -221,11 +222,8 @@ class TorchBackend:
             raise OverloadError("the engine is shutting down", 5.0)
         if self._failed_starts >= STARTS:
             raise OverloadError("the engine does not start; it is tried again", self.options.backoff_last)
-        if request_id in self._streams or request_id in self._embeds:
-            raise RequestError(f"there is a request {request_id!r} under way already", "id")
-        waiting = sum(not job.started for job in self._jobs)
-        if waiting >= self.options.max_waiting:
-            raise OverloadError(f"{waiting} requests wait already, as many as may", 1.0)
+        check_new(request_id, self._streams, self._embeds)
+        check_room(sum(not job.started for job in self._jobs), self.options.max_waiting)
 
     def _silent(self) -> bool:
         return self._worker is None or time.monotonic() - self._worker.heard > SILENCE
@@ -261,7 +259,7 @@ class TorchBackend:
     async def _compile(self, stream: TokenStream, grammar: Grammar) -> None:
         """Send a request once its grammar is compiled."""
         try:
-            stream.grammar_bytes = await self._grammars.bytes_of(grammar)
+            stream.compiled = await self._grammars.compiled(grammar)
             stream.message = Submit(replace(stream.request, grammar=None), key_of(grammar))
         except NearfarError as error:
             self._put(stream.request.id, error)
@@ -277,10 +275,13 @@ class TorchBackend:
         message = stream.message
         if message is None or self._worker is None:  # else it is sent when there is a worker
             return
-        grammar = stream.request.grammar
-        if message.grammar is not None and grammar is not None and not self._learnt.has(message.grammar):
-            self._send(Learn(message.grammar, grammar))
-            for key in self._learnt.put(message.grammar, None, stream.grammar_bytes):
+        if (
+            message.grammar is not None
+            and stream.compiled is not None
+            and not self._learnt.has(message.grammar)
+        ):
+            self._send(Learn(message.grammar, stream.compiled))
+            for key in self._learnt.put(message.grammar, None, len(stream.compiled)):
                 self._send(Forget(key))
         self._send(message)
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from nearfar.edge_runtime.cache import SequenceTable
-from nearfar.edge_runtime.grammars import Grammar
+from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.errors import RequestError
 from nearfar.fallback_server.backend import (
     BackendInfo,
@@ -59,7 +59,7 @@ PromptLogprobs = list[tuple[Logprob, tuple[Logprob, ...]] | None]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A request's grammar has been compiled, in a thread beside the engine's, or cannot be used."""
+    """A request's grammar has been read, in a thread beside the engine's, or cannot be used."""
 
     id: str
     result: Any  # an xgrammar.CompiledGrammar or a RequestError
@@ -84,11 +84,11 @@ class Pooled:
             self.total = self.total + hidden.sum(0)
 
     @property
-    def vector(self) -> list[float]:
+    def vector(self) -> Vector:
         """The embedding, once all rows are in: the last hidden state, or (also for "model") the mean."""
         assert self.total is not None
         count = 1 if self.request.pooling == "last" else len(self.work.tokens)
-        values: list[float] = (self.total / count).tolist()
+        values: Vector = (self.total / count).cpu().numpy()
         return values
 
 
@@ -180,8 +180,8 @@ class Engine:
     def handle(self, message: Learn | Forget | Submit | Cancel | Embed | Loaded) -> None:
         """Take a message in; nothing is computed yet."""
         match message:
-            case Learn(key, grammar):
-                self._loader.submit(self._learn, key, grammar)
+            case Learn(key, compiled):
+                self._loader.submit(self._learn, key, compiled)
             case Forget(key):
                 self._loader.submit(self._forget, key)
             case Submit(request, grammar):
@@ -256,16 +256,14 @@ class Engine:
         self._pooled[request.id] = Pooled(request, work)
         self.scheduler.add(work)
 
-    def _learn(self, key: str, grammar: Grammar) -> None:
-        """In the loader's thread: a large grammar takes longer to compile than a step may wait."""
+    def _learn(self, key: str, compiled: str) -> None:
+        """In the loader's thread: a large grammar takes longer to read than a step may wait."""
         try:
-            self._grammars.load(key, grammar)
+            self._grammars.load(key, compiled)
         except RequestError as error:
             self._unusable[key] = error
         except Exception as error:  # a mistake of ours must not leave the requests waiting
-            self._unusable[key] = RequestError(
-                f"the grammar cannot be compiled: {error!r}", "response_format"
-            )
+            self._unusable[key] = RequestError(f"the grammar cannot be read: {error!r}", "response_format")
 
     def _forget(self, key: str) -> None:
         """In the loader's thread."""

@@ -1,4 +1,4 @@
-"""Records between the server's process and the engine's, and how they travel: a length, then a pickle.
+"""Records between the server's process and the engine's, and how they travel: as pickles, framed.
 
 The socket is private to the two processes (a socketpair), so pickle reads only what this package wrote. What
 users send arrives inside these records as numbers and strings.
@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-import socket
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nearfar.edge_runtime.grammars import Grammar
+from nearfar.edge_runtime.openai.embeddings import Vector
+from nearfar.fallback_server import framing
 from nearfar.fallback_server.backend import BackendInfo, EmbedRequest, TokenEvent, TokenRequest
 from nearfar.fallback_server.torch_engine.options import TorchOptions
 
 BEAT = 0.25  # seconds; a worker that goes on is never silent for longer (but for one layer's work)
-_LENGTH = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
@@ -32,10 +30,10 @@ class Start:
 
 @dataclass(frozen=True)
 class Learn:
-    """A grammar that GrammarService has tried out, for the requests after it that name its key."""
+    """A grammar as GrammarService compiled it, for the requests after it that name its key."""
 
     key: str
-    grammar: Grammar
+    compiled: str
 
 
 @dataclass(frozen=True)
@@ -135,7 +133,7 @@ class Embedded:
     """The vector of a sequence."""
 
     id: str
-    values: list[float]
+    values: Vector
 
 
 @dataclass(frozen=True)
@@ -151,38 +149,18 @@ FromWorker = Ready | Unfit | Started | Stepped | Refused | Embedded | Beat
 
 def encode(message: ToWorker | FromWorker) -> bytes:
     """A record as it travels."""
-    body = pickle.dumps(message, protocol=5)
-    return _LENGTH.pack(len(body)) + body
+    return framing.framed(pickle.dumps(message, protocol=5))
 
 
-def receive(connection: socket.socket) -> ToWorker | None:
+def receive(source: framing.Source) -> ToWorker | None:
     """Wait for the next record; None when the other side is gone."""
-    head = _exactly(connection, _LENGTH.size)
-    body = _exactly(connection, _LENGTH.unpack(head)[0]) if head is not None else None
-    if body is None:
-        return None
-    message: ToWorker = pickle.loads(body)
+    body = framing.receive(source)
+    message: ToWorker | None = None if body is None else pickle.loads(body)
     return message
 
 
 async def read(reader: asyncio.StreamReader) -> FromWorker | None:
     """Read one message on an event loop; None where the worker is gone."""
-    try:
-        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
-        message: FromWorker = pickle.loads(await reader.readexactly(length))
-    except (asyncio.IncompleteReadError, ConnectionError):
-        return None
+    body = await framing.read(reader)
+    message: FromWorker | None = None if body is None else pickle.loads(body)
     return message
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes | None:
-    parts = bytearray()
-    while len(parts) < count:
-        try:
-            part = connection.recv(min(count - len(parts), 1 << 20))
-        except ConnectionError:
-            return None
-        if not part:
-            return None
-        parts += part
-    return bytes(parts)

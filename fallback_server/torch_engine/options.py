@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from nearfar import strict_json
 from nearfar.checkpoint_files import check_no_adapter
 from nearfar.errors import CheckpointError, DeviceError
 from nearfar.fallback_server.backend import GRAMMAR_SECONDS
 from nearfar.fallback_server.torch_engine.known import not_causal
-from nearfar.step.kinds import torch_refuses, writes_no_text
+from nearfar.step.kinds import CONFIG, check_writes_text, config_in, torch_refuses
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -61,16 +60,12 @@ def require_checkpoint(path: Path) -> None:
     anything heavy is loaded.
     """
     check_no_adapter(path, str(path))
-    if not (path / "config.json").is_file():
-        raise CheckpointError(f"{path} is not a Hugging Face checkpoint: it has no config.json")
-    try:
-        config = strict_json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    if not (path / CONFIG).is_file():
+        raise CheckpointError(f"{path} is not a Hugging Face checkpoint: it has no {CONFIG}")
+    config = config_in(path)
+    if config is None:
         return  # transformers tells what is wrong with it
-    if not isinstance(config, dict):
-        return
-    if what := writes_no_text(config):
-        raise CheckpointError(f"{path}: config.json: {what}")
+    check_writes_text(config, str(path))
     if why := torch_refuses(config):
         raise CheckpointError(
             f"{path}: config.json: PyTorch is not used for this model, for {why}: leave --engine torch out, "

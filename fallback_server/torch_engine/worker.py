@@ -16,6 +16,7 @@ import torch
 import transformers
 
 from nearfar.errors import CheckpointError, DeviceError
+from nearfar.fallback_server.framing import Source
 from nearfar.fallback_server.torch_engine.engine import Engine, Loaded
 from nearfar.fallback_server.torch_engine.messages import (
     BEAT,
@@ -39,10 +40,11 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     connection = socket.socket(fileno=int(sys.argv[1]))
-    start = receive(connection)
+    source = connection.makefile("rb")
+    start = receive(source)
     assert isinstance(start, Start)
     inbox: queue.SimpleQueue[ToWorker | Loaded] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(connection, inbox), daemon=True).start()
+    threading.Thread(target=_read, args=(source, inbox), daemon=True).start()
     options = start.options
     torch.set_num_threads(options.threads or within_quota(torch.get_num_threads()))
 
@@ -82,8 +84,8 @@ def _take_in(engine: Engine, inbox: queue.SimpleQueue[ToWorker | Loaded]) -> boo
         engine.handle(message)
 
 
-def _read(connection: socket.socket, inbox: queue.SimpleQueue[ToWorker | Loaded]) -> None:
-    while (message := receive(connection)) is not None:
+def _read(source: Source, inbox: queue.SimpleQueue[ToWorker | Loaded]) -> None:
+    while (message := receive(source)) is not None:
         inbox.put(message)
     os._exit(0)  # the parent is gone: nobody waits for what is under way, not even for this step
 

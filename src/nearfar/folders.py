@@ -47,21 +47,28 @@ def read_cache(file: Path) -> bytes:
 
 
 def write_cache(file: Path, content: bytes) -> bool:
-    """Write beside the file and rename, so that no other process reads half of it. Gives whether that was
-    possible: a disk that is full or read-only is no error.
+    """Write a file with its digest. Gives whether that was possible: a disk that is full or read-only is no
+    error.
     """
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        handle, aside = tempfile.mkstemp(dir=file.parent, prefix=file.stem)
-        try:
-            with os.fdopen(handle, "wb") as out:
-                out.write(hashlib.sha256(content).digest() + content)
-            Path(aside).replace(file)
-        except BaseException:  # Ctrl-C leaves nothing either
-            Path(aside).unlink(missing_ok=True)
-            raise
+        write_whole(file, hashlib.sha256(content).digest() + content)
         return True
     return False
+
+
+def write_whole(file: Path, content: bytes) -> None:
+    """Write a file so that it is there whole or stays as it was, whatever becomes of this process, and is
+    its owner's alone to read: beside it, then renamed. OSError where it cannot be written.
+    """
+    handle, aside = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
+    try:
+        with os.fdopen(handle, "wb") as out:
+            out.write(content)
+        Path(aside).replace(file)
+    except BaseException:  # Ctrl-C leaves nothing either
+        Path(aside).unlink(missing_ok=True)
+        raise
 
 
 def trim_cache(folder: Path, suffix: str, most: int, keep: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from nearfar.errors import CheckpointError
 from nearfar.step.config import ConfigReader
 from nearfar.step.kinds import torch_refuses, writes_no_text
+from nearfar.suggestions import suggested
 
 if TYPE_CHECKING:
     from nearfar.step.model import Model
@@ -34,8 +35,8 @@ class Architecture(Protocol):
 
 def architectures() -> list[str]:
     """The model types that can be built: those with a file, and those that are like one of them."""
-    files = (path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith("_"))
-    return sorted([*files, *ALIASES])
+    files = (path.stem for folder in __path__ for path in Path(folder).glob("*.py"))
+    return sorted([*(name for name in files if not name.startswith("_")), *ALIASES])
 
 
 def architecture(config: Mapping[str, Any], within: str = "") -> Architecture:
@@ -62,5 +63,6 @@ def check_known(config: Mapping[str, Any], within: str = "") -> str:
                 f"nearfar serve does not answer with it either, for {why}: nearfar serve URL goes in front "
                 "of a server that does"
             )
-        raise CheckpointError(f"config.json: {told}; nearfar can build: {', '.join(known)}. {others}")
+        close = suggested(model_type, known) if isinstance(model_type, str) else ""
+        raise CheckpointError(f"config.json: {told}{close}; nearfar can build: {', '.join(known)}. {others}")
     return model_type

@@ -19,11 +19,12 @@ from nearfar.kernels.jobs import (
     Norm,
     Project,
     RopeAppend,
+    Rows,
     Sample,
     Split,
 )
 from nearfar.targets.cpu import packing
-from nearfar.targets.cpu.kernels import attention, embed, greedy, linear, norm, rope, sample
+from nearfar.targets.cpu.kernels import attention, embed, greedy, linear, norm, paged, rope, sample
 from nearfar.targets.cpu.units import Unit
 
 __all__ = ["CpuKernels"]
@@ -38,6 +39,9 @@ STAGES: dict[type[Job], Callable[[Any, Unit], Staged]] = {
     Sample: sample.sample,
     Logprobs: greedy.logprobs,
 }
+"""The kernels of each job."""
+NOT_ASKED = (Project, Rows)
+"""Jobs that no program for a CPU asks for, since CpuKernels.projects is false."""
 
 
 @lru_cache(maxsize=1024)
@@ -61,10 +65,16 @@ class CpuKernels:
         """Never: a launch costs little."""
         return False
 
-    def stages(self, job: Job) -> Staged:
-        """By the job's type."""
+    def check(self, job: Job) -> None:
+        """By the job's type, and by what kernels of this type cannot do."""
         if type(job) not in STAGES:
             raise BuildError(f"the cpu target has no kernel for a job of type {type(job).__name__}")
+        if isinstance(job, RopeAppend | Attend):
+            paged.check(job)
+
+    def stages(self, job: Job) -> Staged:
+        """By the job's type."""
+        self.check(job)
         return _made(job, self.unit)
 
     def split(self, attend: Attend, linear: Linear) -> Split | None:

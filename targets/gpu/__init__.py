@@ -29,7 +29,7 @@ from nearfar.kernels.quantized import Array, Matrix, Part, QuantTensor
 from nearfar.targets.gpu import pieces
 from nearfar.targets.gpu.classes import CLASSES, DISCRETE, SOFTWARE, DeviceClass, Tuning
 from nearfar.targets.gpu.kernels.append.project import project, projects
-from nearfar.targets.gpu.kernels.append.rope import rope_append
+from nearfar.targets.gpu.kernels.append.rope import check_rope, rope_append
 from nearfar.targets.gpu.kernels.append.rows import rows
 from nearfar.targets.gpu.kernels.attention.choice import attention, split
 from nearfar.targets.gpu.kernels.linear.choice import linear, products
@@ -68,8 +68,18 @@ class GpuKernels:
         whole = len(pieces.pieces(job.linear.matrix, self.binding)) == 1
         return whole and projects(job, self.tuning)
 
+    def check(self, job: Job) -> None:
+        """By the job's type, and by what kernels of this type cannot do."""
+        if type(job) not in STAGES:
+            raise BuildError(f"the GPU targets have no kernel for {job}")
+        if isinstance(job, Linear | Embed):
+            pieces.pieces(job.matrix, self.binding)
+        if isinstance(job, RopeAppend):
+            check_rope(job)
+
     def stages(self, job: Job) -> Staged:
         """The launches of a job."""
+        self.check(job)
         if isinstance(job, Linear | Embed):
             found = pieces.pieces(job.matrix, self.binding)
             if len(found) > 1:
@@ -81,15 +91,26 @@ class GpuKernels:
         return split(attend, linear, self.tuning)
 
 
-_SHAPED: dict[type[Job], Callable[[Any, Tuning], Staged]] = {
-    Linear: linear, Project: project, Attend: attention,
-}  # fmt: skip
-"""Kernels that differ by what a program is made for."""
-_PLAIN: dict[type[Job], Callable[[Any], Staged]] = {
-    Embed: embed, Norm: norm, RopeAppend: rope_append, Rows: rows, Greedy: greedy, Sample: sample,
-    Logprobs: logprobs,
-}  # fmt: skip
-"""Kernels that all programs share."""
+def _alike(make: Callable[[Any], Staged]) -> Callable[[Any, Tuning | None], Staged]:
+    """A kernel that all programs share."""
+    return lambda job, tuning: make(job)
+
+
+STAGES: dict[type[Job], Callable[[Any, Any], Staged]] = {
+    Linear: linear,
+    Project: project,
+    Attend: attention,
+    Embed: _alike(embed),
+    Norm: _alike(norm),
+    RopeAppend: _alike(rope_append),
+    Rows: _alike(rows),
+    Greedy: _alike(greedy),
+    Sample: _alike(sample),
+    Logprobs: _alike(logprobs),
+}
+"""The kernels of each job. `_shaping` says what of a program's tuning they are given."""
+SHAPED = (Linear, Project, Attend)
+"""Jobs whose kernels differ by what a program is made for."""
 
 
 def _shaping(job: Job, tuning: Tuning) -> Tuning | None:
@@ -100,18 +121,13 @@ def _shaping(job: Job, tuning: Tuning) -> Tuning | None:
         tuning = replace(tuning, half=False)  # it looks at the dtypes of its job
     if isinstance(job, Linear):
         return replace(tuning, products=products(job, tuning))
-    return replace(tuning, products="float") if type(job) in _SHAPED else None
+    return replace(tuning, products="float") if isinstance(job, SHAPED) else None
 
 
 @lru_cache(maxsize=1024)
 def _made(job: Job, tuning: Tuning | None) -> Staged:
     """Parsing its script is most of what a kernel takes: what asks for the same shares it."""
-    if tuning is not None:
-        return _SHAPED[type(job)](job, tuning)
-    maker = _PLAIN.get(type(job))
-    if maker is None:
-        raise BuildError(f"the GPU targets have no kernel for {job}")
-    return maker(job)
+    return STAGES[type(job)](job, tuning)
 
 
 def variants(

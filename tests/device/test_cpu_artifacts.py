@@ -13,7 +13,8 @@ import pytest
 from nearfar.edge_runtime import Engine
 from nearfar.errors import ArtifactError, DeviceError, NearfarError
 from nearfar.format.buffers import buffers
-from nearfar.format.manifest import Cache, parse
+from nearfar.format.manifest import Cache
+from nearfar.format.manifest_file import parse
 from tests.support import tiny
 from tests.support.backends import Lab
 

@@ -13,7 +13,7 @@ from nearfar import Engine
 from nearfar.build.options import BuildOptions
 from nearfar.build.pipeline import build
 from nearfar.edge_runtime.artifact.reader import Artifact
-from nearfar.edge_runtime.devices import Found
+from nearfar.edge_runtime.found import Found
 from nearfar.errors import BuildError, DeviceError
 from nearfar.format.machines import ASSUMED, architecture, system
 from nearfar.format.processor import cpu_flags

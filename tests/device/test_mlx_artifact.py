@@ -19,7 +19,7 @@ import pytest
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.build.weights.quantize import Scheme, quantize
 from nearfar.edge_runtime.artifact.reader import Artifact
-from nearfar.format.manifest import schema
+from nearfar.format.manifest_file import schema
 from tests.shared_data import shared_data
 from tests.support.late import late
 from tests.support.paths import ROOT

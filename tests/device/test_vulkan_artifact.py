@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nearfar.build.pipeline import BuildOptions, build
-from nearfar.format.manifest import parse
+from nearfar.format.manifest_file import parse
 from nearfar.kernels.buckets import Buckets
 from tests.support.backends import Lab
 from tests.support.paths import ROOT

@@ -18,7 +18,7 @@ from nearfar.edge_runtime.artifact.budget import page_bytes, useful_pages
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import ArtifactError
-from nearfar.format.manifest import parse, read
+from nearfar.format.manifest_file import parse, read
 from nearfar.format.plans import parse_plan
 from tests.fuzz.effort import effort
 from tests.fuzz.mutate import mutants

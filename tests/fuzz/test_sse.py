@@ -15,10 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.errors import NearfarError
-from nearfar.fallback_server.engines.base import EngineRequest, Piece
+from nearfar.fallback_server.engines.base import EngineRequest
 from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
 from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Head
+from nearfar.fallback_server.http.writing import written
 from nearfar.remote.events import EVENT_BYTES
 from nearfar.routing import AsyncHybridClient, Endpoint, Policy
 from nearfar.routing.policy import BreakerOptions, RetryOptions, Timeouts
@@ -123,8 +125,8 @@ class Rig:
         try:
             async for piece in relay.pieces():
                 pieces.append(piece)
-                json.dumps(shape.chunk(piece, relay.usage), ensure_ascii=False, allow_nan=False).encode()
-            json.dumps(shape.whole(pieces, 1, relay.usage), ensure_ascii=False, allow_nan=False).encode()
+                "".join(written(shape.chunk(piece, relay.usage))).encode()
+            "".join(written(shape.whole(pieces, 1, relay.usage))).encode()
         except NearfarError as error:
             return type(error).__name__
         finally:

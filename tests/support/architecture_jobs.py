@@ -15,7 +15,8 @@ from tvm import relax
 
 from nearfar.build import manifest
 from nearfar.build.program import operators
-from nearfar.build.program.lowering import identifier, lower_step
+from nearfar.build.program.function import identifier
+from nearfar.build.program.lowering import lower_step
 from nearfar.build.program.passes import compile_flow, run_flow
 from nearfar.format.kv import Float
 from nearfar.kernels.contract import Kernels

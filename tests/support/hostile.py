@@ -16,7 +16,7 @@ import httpx
 import psutil
 
 from nearfar.fallback_server.engines.base import Engine
-from nearfar.fallback_server.engines.local import LocalEngine, TextOptions
+from nearfar.fallback_server.engines.local import LocalEngine, TextOptions, TextSource
 from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
 from nearfar.fallback_server.http.app import AppOptions
 from nearfar.fallback_server.http.limits import ServerLimits
@@ -124,7 +124,7 @@ async def _torch(directory: Path, text: TextOptions) -> LocalEngine:
         grammar_seconds=2.0,
         native=False,
     )
-    engine = LocalEngine(await TorchBackend.load(directory, options), directory, 256, text)
+    engine = LocalEngine(await TorchBackend.load(directory, options), TextSource(directory, 256), text)
     await engine.start()
     return engine
 

@@ -41,21 +41,12 @@ def reference(job: GraphJob, arrays: Arrays) -> dict[str, Array]:
     `append`: also k_cache and v_cache as they are afterwards, in their dtype; of those that are quantized
     what becomes codes.
     """
-    match job:
-        case Embed():
-            return {"out": job.scale * arrays["w"][arrays["tokens"][: job.m]]}
-        case Norm():
-            return {"out": norm(job, arrays)}
-        case Linear():
-            return {"out": linear(job, arrays)}
-        case RopeAppend():
-            return rope_append(job, arrays)
-        case Rows():
-            return {"out": rows(job, arrays)}
-        case Project():
-            return project(job, arrays)
-        case Attend():
-            return {"out": attend(job, arrays)}
+    return REFERENCES[type(job)](job, arrays)
+
+
+def embed(job: Embed, a: Arrays) -> Array:
+    """See Embed."""
+    return job.scale * a["w"][a["tokens"][: job.m]]
 
 
 def rms_norm(x: Array, eps: float, weight: Array | float = 1.0) -> Array:
@@ -275,3 +266,19 @@ def random_inputs(
         "page_table": lambda: np.resize(rng.permutation(pages), (job.slots, job.pages_per_slot)).astype("i4"),
     }  # fmt: skip
     return {name: makers[name]() for name in job.inputs(0)}
+
+
+def _alone(computed: Callable[[Any, Arrays], Array]) -> Callable[[Any, Arrays], dict[str, Array]]:
+    """The reference of a job that makes nothing but its output."""
+    return lambda job, arrays: {"out": computed(job, arrays)}
+
+
+REFERENCES: Mapping[type[GraphJob], Callable[[Any, Arrays], dict[str, Array]]] = {
+    Embed: _alone(embed),
+    Norm: _alone(norm),
+    Linear: _alone(linear),
+    RopeAppend: rope_append,
+    Rows: _alone(rows),
+    Project: project,
+    Attend: _alone(attend),
+}

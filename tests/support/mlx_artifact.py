@@ -57,7 +57,13 @@ class Direct:
         manifest = (artifact := Artifact.open(path)).manifest
         program = next(each for each in manifest.programs if each.precision == precision)
         self.groups = range(len(manifest.groups))
-        self.device = MlxExecutor(artifact, program, pages=(pages,) * len(self.groups), kv_bits=kv_bits)
+        self.device = MlxExecutor(
+            artifact,
+            program,
+            pages=(pages,) * len(self.groups),
+            context=artifact.manifest.model.context_length,
+            kv_bits=kv_bits,
+        )
         self._columns = -(-manifest.model.context_length // manifest.cache.page_size)
 
     def pages(self, pages: list[int], slot: int = 0) -> None:

@@ -12,6 +12,7 @@ import tvm
 from nearfar.build import manifest
 from nearfar.build.program.compile import Job as Compiling
 from nearfar.build.program.compile import Program, compile_program
+from nearfar.build.synth import published
 from nearfar.format.consistency import DTYPE_BYTES
 from nearfar.format.figures import Figures
 from nearfar.kernels.buckets import Buckets
@@ -20,7 +21,6 @@ from nearfar.kernels.jobs import Embed, Job, Linear, Project
 from nearfar.kernels.quantized import Matrix
 from nearfar.step.model import Model
 from nearfar.step.reading import read_model
-from nearfar.synth import published
 from nearfar.targets.gpu import GpuKernels, variant
 from nearfar.targets.gpu.classes import DeviceClass, Tuning
 from nearfar.targets.gpu.figures import figures_of

@@ -32,6 +32,8 @@ SNIPPETS = [
     "{{ 10 / 5 }} {{ 3 * 1.5 }} {{ 0.1 + 0.2 }} {{ 1_000 }} {{ 0x1f }} {{ 1e3 }} {{ -1|abs }} {{ not 1 in [1] }} {{ 1 in [1] and 2 not in [1] }}",
     "{{ 2.5|round }} {{ 3.5|round }} {{ 1.25|round(1) }} {{ 2.675|round(2) }} {{ 7|round }} {{ 1234.5|round(-2) }} {{ 1.21|round(1, 'ceil') }} {{ 42.55|round|int }}",
     "{{ '%s' % 1 }} {{ '%s-%d' % ('a', 2) }} {{ '%.2f|%r|%i|%f|%%' % (1.5, 'é', 3.9, 2.5) }} {{ '%s %s'|format(1, none) }} {{ '%.1f' % 0.25 }} {{ '%(a)s' % {'a': 1} }}",
+    "{{ [1, true, 'a', 1.0].count(1) }}{{ ('a', 'b').index('b') }}{{ messages.index(messages[1]) }}{{ [[1]].count([1.0]) }}{{ 'aé😀é'.index('😀') }}{{ (1, 2).count('a') }}",
+    "{{ [1].index(2) }}", "{{ 'a'.index('b') }}",
     "{{ '{} {}'.format(1, 'a') }} {{ '{1}{0}{x}{{'.format(1, 2, x=3) }} {{ ', '.join(['a', 'b']) }}",
     "{% for m in messages %}{% if m == messages[-1] %}LAST{% endif %}{{ loop.index }}{{ loop.index0 }}{{ loop.revindex }}{{ loop.revindex0 }}"
     "{{ loop.first }}{{ loop.last }}{{ loop.length }}{{ loop.previtem.role }}{{ loop.nextitem.role if loop.nextitem is defined }}"

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from safetensors.numpy import save_file
 from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.fallback_server.engines.artifact import ArtifactBackend
 from nearfar.fallback_server.engines.base import Engine
-from nearfar.fallback_server.engines.local import LocalEngine, TextOptions
+from nearfar.fallback_server.engines.local import LocalEngine, TextOptions, TextSource
 from nearfar.fallback_server.grammars import GrammarService
 from nearfar.fallback_server.http.app import AppOptions, create_app
 from nearfar.fallback_server.http.connections import protocol
@@ -83,8 +84,7 @@ async def tiny_engine(
     backend = ArtifactBackend(made, grammars, max_waiting=max_waiting)
     engine = LocalEngine(
         backend,
-        directory,
-        256,
+        TextSource(directory, 256),
         options or TextOptions(template_timeout=10, text_processes=1),
         names or (MODEL,),
         here=True,
@@ -129,6 +129,16 @@ class RunningServer:
             return await work()
 
         return asyncio.run_coroutine_threadsafe(call(), self.loop).result(30)
+
+    @property
+    def loop_seconds(self) -> float:
+        """Processor time of its event loop's thread: other threads and processes do not change it."""
+
+        async def now() -> float:
+            return time.thread_time()
+
+        seconds: float = self.run(now)
+        return seconds
 
     def join(self) -> None:
         """Wait until it has stopped."""

@@ -1,6 +1,7 @@
-"""The list of a step, read in NumPy: one function for each operation, for reading and not for speed.
+"""The list of a step in NumPy, row by row, over any memory of keys and values.
 
-Every other reader is compared with it, and it with transformers (tests/unit/test_models.py).
+What an operation computes stands in nearfar.build.calibration.operations. Every other reader is compared with
+this one, and this one with transformers (tests/unit/test_models.py).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.build.calibration.arithmetic import ACTIVATIONS, capped, linear, rms_norm, rotate
+from nearfar.build.calibration.operations import attention, compute
 from nearfar.step import ops
 from nearfar.step.model import Model
 from nearfar.step.params import Param
@@ -90,9 +91,10 @@ class StepReference:
     def run(self, tokens: Array, positions: Array, memory: Memory, logit_rows: Array | None = None) -> Array:
         """A step: float [rows, vocab] of the rows asked for, None: of all; those at −1 are padding."""
         out = np.zeros(0)
-        self.values = values = {}
+        self.values = {}
+        run = _Rows(self, tokens, positions, memory, logit_rows)
         for op in self.step.ops:
-            values[op.out] = out = self._apply(op, values, tokens, positions, memory, logit_rows)
+            self.values[op.out] = out = compute(run, op)
         return out
 
     def _weight(self, param: Param, tensors: Tensors) -> Array:
@@ -104,87 +106,30 @@ class StepReference:
         stacked = np.concatenate(parts)
         return stacked * self.dtype.type(param.scale) + self.dtype.type(param.offset)
 
-    def _apply(
-        self,
-        op: ops.Op,
-        values: dict[str, Array],
-        tokens: Array,
-        positions: Array,
-        memory: Memory,
-        rows: Array | None,
-    ) -> Array:
-        w, real = self.weights, self.dtype.type
-        match op:
-            case ops.Embed():
-                return w[op.table][tokens] * real(op.scale)
-            case ops.Norm():
-                x = values[op.x]
-                return rms_norm(x.reshape(len(x), op.groups, -1), w[op.weight], op.eps).reshape(x.shape)
-            case ops.Linear():
-                return linear(values[op.x], w[op.weight], w.get(op.bias or ""))
-            case ops.RopeAppend():
-                return self._rope_append(op, values[op.x], positions, memory)
-            case ops.Attend():
-                return self._attend(op, values[op.x], positions, memory)
-            case ops.Glu():
-                gate, up = np.split(values[op.x], 2, -1)
-                return ACTIVATIONS[op.activation](gate) * up
-            case ops.Act():
-                return ACTIVATIONS[op.activation](values[op.x])
-            case ops.Add():
-                return (values[op.a] + values[op.b]) * real(op.scale)
-            case ops.Mul():
-                return values[op.a] * values[op.b]
-            case ops.Scale():
-                return values[op.x] * w[op.weight]
-            case ops.Columns():
-                return values[op.x][:, op.start : op.start + op.count]
-            case ops.Embedding():
-                return values[op.x] if rows is None else values[op.x][rows]
-            case ops.Logits():
-                x = values[op.x] if rows is None else values[op.x][rows]
-                return capped(linear(x, w[op.weight], w.get(op.bias or "")), op.softcap)
 
-    def _rope_append(self, op: ops.RopeAppend, x: Array, positions: Array, memory: Memory) -> Array:
-        cache = self.step.caches[op.cache]
-        widths = op.heads * cache.head_dim, cache.kv_heads * cache.head_dim
-        rope = self.step.ropes[op.rope] if op.rope is not None else None
+class _Rows:
+    """The rows of one step; see nearfar.build.calibration.operations.Run."""
 
-        def turned(part: Array, norm: str | None) -> Array:
-            """[M, heads · head_dim] → [M, heads, head_dim], normalized and rotated."""
-            heads = part.reshape(len(part), -1, cache.head_dim)
-            if norm is not None and not op.norm_after:
-                heads = self._normed(op, heads, norm)
-            if rope is not None:
-                heads = rotate(heads, rope, positions)
-            return self._normed(op, heads, norm) if norm is not None and op.norm_after else heads
+    def __init__(
+        self, model: StepReference, tokens: Array, positions: Array, memory: Memory, rows: Array | None
+    ) -> None:
+        self.step, self.weights, self.values = model.step, model.weights, model.values
+        self.tokens, self.positions = tokens, positions
+        self._memory, self._rows = memory, rows
 
-        q = turned(x[:, : widths[0]], op.q_norm)
-        if op.q_scale is not None:
-            beta, original = op.q_scale
-            q = q * (1 + beta * np.log1p(np.maximum(positions, 0) // original)).astype(q.dtype)[:, None, None]
-        if op.append:
-            k = turned(x[:, widths[0] : sum(widths)], op.k_norm)
-            v = x[:, sum(widths) :].reshape(len(x), -1, cache.head_dim)
-            ones = np.ones(cache.head_dim, self.dtype)
-            memory.append(op.cache, k, v if op.v_norm is None else rms_norm(v, ones, op.v_norm))
-        return q.reshape(len(x), -1)
+    def append(self, op: ops.RopeAppend, keys: Array, values: Array) -> None:
+        self._memory.append(op.cache, keys, values)
 
-    def _normed(self, op: ops.RopeAppend, heads: Array, norm: str) -> Array:
-        flat = heads.reshape(len(heads), -1) if op.norm_all else heads
-        return rms_norm(flat, self.weights[norm], op.eps).reshape(heads.shape)
-
-    def _attend(self, op: ops.Attend, x: Array, positions: Array, memory: Memory) -> Array:
-        cache = self.step.caches[op.cache]
-        out = np.zeros_like(x)
-        for m in np.flatnonzero(positions >= 0).tolist():
-            keys, values = (part[-(op.window or len(part)) :] for part in memory.seen(op.cache, m))
-            q = x[m].reshape(cache.kv_heads, -1, cache.head_dim)
-            scores = capped(np.einsum("hqd,phd->hqp", q, keys) * self.dtype.type(op.scale), op.softcap)
-            if op.sinks is not None:
-                sinks = self.weights[op.sinks].reshape(cache.kv_heads, -1, 1)
-                scores = np.concatenate([scores, sinks], -1)
-            weights = np.exp(scores - scores.max(-1, keepdims=True))
-            weights = (weights / weights.sum(-1, keepdims=True))[..., : len(values)]
-            out[m] = np.einsum("hqp,phd->hqd", weights, values).reshape(-1)
+    def attend(self, op: ops.Attend, queries: Array) -> Array:
+        out = np.zeros((len(queries), queries[0].size), queries.dtype)
+        kv_heads = self.step.caches[op.cache].kv_heads
+        sinks = None if op.sinks is None else self.weights[op.sinks]
+        for m in np.flatnonzero(self.positions >= 0).tolist():
+            seen = (part[-(op.window or len(part)) :] for part in self._memory.seen(op.cache, m))
+            keys, values = (part.swapaxes(0, 1) for part in seen)
+            q = queries[m].reshape(kv_heads, -1, 1, queries.shape[-1])
+            out[m] = attention(op, q, keys, values, sinks).reshape(-1)
         return out
+
+    def wanted(self, x: Array) -> Array:
+        return x if self._rows is None else x[self._rows]

@@ -17,7 +17,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.format import buffers as table
-from nearfar.format.manifest import VERSION, Cache, Group, KvCache, Manifest, parse
+from nearfar.format.manifest import VERSION, Cache, Group, KvCache, Manifest
+from nearfar.format.manifest_file import parse
 from nearfar.format.seal import BLANK, seal
 from nearfar.step.model import op_record, param_record
 from nearfar.step.reading import read_model

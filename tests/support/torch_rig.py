@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from nearfar.edge_runtime.grammars import key_of
 from nearfar.errors import RequestError
 from nearfar.fallback_server.backend import Sampling, TokenEvent, TokenRequest
+from nearfar.fallback_server.grammars.compiled import compiler, vocabulary
 from nearfar.fallback_server.torch_engine.messages import FromWorker, Learn, Refused, Stepped, Submit
 from nearfar.fallback_server.torch_engine.options import TorchOptions
 from nearfar.fallback_server.torch_engine.requests import checked
@@ -42,6 +43,10 @@ class Rig:
             probe = models.make_cache(loaded, self.options)
             page_bytes = sum(t[0].nbytes for t in (*probe.keys, *probe.values))
             self.options = TorchOptions(device="cpu", cache_bytes=pages * page_bytes, **options)
+        facts = loaded.facts
+        self.compile = functools.cache(
+            lambda: compiler(vocabulary(path, facts.vocab_size, facts.eos_token_ids))
+        )
         self.said: list[FromWorker] = []
         self.inbox: queue.SimpleQueue[Loaded] = queue.SimpleQueue()
         self.engine = engines.Engine(
@@ -54,12 +59,12 @@ class Rig:
         )
 
     def submit(self, request: TokenRequest) -> None:
-        """Check and queue a request, after its grammar."""
+        """Check and queue a request, its grammar compiled."""
         request = checked(request, self.engine.info, self.options)
         key = None
         if request.grammar is not None:
             key = key_of(request.grammar)
-            self.engine.handle(Learn(key, request.grammar))
+            self.engine.handle(Learn(key, self.compile()(request.grammar).serialize_json()))
         self.engine.handle(Submit(request, key))
 
     def events(self, request_id: str) -> list[TokenEvent]:

@@ -38,8 +38,8 @@ from nearfar.format.manifest import (
     Tensor,
     TokenizerFiles,
     Weights,
-    document,
 )
+from nearfar.format.manifest_file import document
 from nearfar.format.plans import Launch, Plan
 from nearfar.format.sampler import COLUMNS, SampleI32
 from nearfar.format.seal import seal

@@ -23,10 +23,10 @@ from nearfar.edge_runtime.artifact.loading import choose, load
 from nearfar.edge_runtime.artifact.options import LoadOptions
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.artifact.trust import check_trust
-from nearfar.edge_runtime.devices import Found
+from nearfar.edge_runtime.found import Found
 from nearfar.errors import ArtifactError, DeviceError, RequestError
 from nearfar.format.machines import architecture, system
-from nearfar.format.manifest import parse
+from nearfar.format.manifest_file import parse
 from nearfar.format.processor import offered
 from tests.support import tiny
 

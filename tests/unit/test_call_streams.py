@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from nearfar.edge_runtime.tools.reading import AnswerReader, Fragment
 from nearfar.edge_runtime.tools.writing import written_call
 from nearfar.format.answers import AnswerFormat, CallFormat
-from nearfar.format.manifest import record
+from nearfar.format.conversion import record
 from tests.support.paths import ROOT
 
 READING = json.loads((ROOT / "tests/vectors/tools/reading.json").read_text(encoding="utf-8"))

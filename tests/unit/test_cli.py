@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from nearfar import doctor
 from nearfar.cli import COMMANDS, app
-from nearfar.doctor import Finding
+from nearfar.cli import examination as doctor
+from nearfar.cli.examination import Finding
 from nearfar.errors import NearfarWarning
 from tests.support.commands import nearfar
 

@@ -26,7 +26,7 @@ from nearfar.edge_runtime.artifact.loading import choose, load
 from nearfar.edge_runtime.artifact.options import LoadKeywords, LoadOptions
 from nearfar.edge_runtime.devices import device, device_names, parse_device
 from nearfar.errors import DeviceError, RequestError
-from nearfar.format.manifest import parse
+from nearfar.format.manifest_file import parse
 from nearfar.store.making import artifacts_at, for_device
 from tests.support import tiny
 

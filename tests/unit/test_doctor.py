@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from nearfar import doctor
-from nearfar.doctor import examine, known_settings, requirements
+from nearfar.cli import examination as doctor
+from nearfar.cli.examination import examine, known_settings, requirements
 from tests.support.commands import nearfar
 from tests.support.paths import ROOT
 

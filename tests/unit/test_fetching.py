@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from nearfar import downloads
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import ArtifactError, StoreError
 from nearfar.format.manifest import LISTING
-from nearfar.store import fetching
 from nearfar.store.entries import Store
 from nearfar.store.fetching import ASIDE, address_of, fetch, name_of
 from nearfar.store.naming import Asked, wanted_of
@@ -24,7 +24,7 @@ from tests.support.hub import Hub, hub
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetching, "PAUSE", 0.01)
+    monkeypatch.setattr(downloads, "PAUSE", 0.01)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import tvm
 
 from nearfar.build import manifest
 from nearfar.build.program.compile import Job, compile_program
+from nearfar.build.synth import published
 from nearfar.errors import BuildError
 from nearfar.kernels.buckets import Buckets
 from nearfar.kernels.contract import Precision
@@ -17,7 +18,6 @@ from nearfar.kernels.emission import EmitContext
 from nearfar.kernels.jobs import Embed, Linear
 from nearfar.kernels.quantized import Matrix
 from nearfar.step.reading import read_model
-from nearfar.synth import published
 from nearfar.targets.gpu import packing, variant
 from nearfar.targets.gpu.classes import CLASSES, DISCRETE, SOFTWARE
 from nearfar.targets.gpu.emit import largest_buffer

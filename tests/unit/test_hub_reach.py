@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from nearfar import hub_reach
 from nearfar.errors import CheckpointError
 from nearfar.hub import check_there, no_path, snapshot, text_of, waits
+from nearfar.hub import reach as hub_reach
 from tests.support.commands import nearfar
 
 HOST = "hub.invalid"

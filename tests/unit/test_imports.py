@@ -14,6 +14,7 @@ import pytest
 from tests.shared_data import shared_data
 from tests.support import tiny
 from tests.support.hub import hub
+from tests.support.servers import tiny_checkpoint
 
 BARRED = """
 import sys
@@ -51,7 +52,7 @@ def run(barred: str, code: str, *arguments: object, **environment: str) -> str:
         "from nearfar.edge_runtime.engine import scheduler",
         "from nearfar.edge_runtime.artifact.reader import Artifact",
         "from nearfar.edge_runtime import devices\nfor name in devices.device_names(): devices.device(name)",
-        "from nearfar.page_server import Site",
+        "from nearfar.cli.page_server import Site",
     ],
 )
 def test_a_part_is_had_without_what_the_whole_needs(code: str) -> None:
@@ -89,6 +90,27 @@ source = open_source(BuildOptions(sys.argv[2], Path(sys.argv[3])))
 assert source.matrices and source.scheme.bits == 4
 """
     run("tvm,tvm_ffi,torch,transformers", code, checkpoint, tmp_path / "out")
+
+
+BUILD = """
+import sys
+for name in ("torch", "transformers", "safetensors"):
+    sys.modules[name] = None  # as if it were not installed
+from pathlib import Path
+from nearfar.build.pipeline import BuildOptions, build
+from nearfar.kernels.buckets import Buckets
+source, out = sys.argv[1:]
+small = {"buckets": Buckets((1,), (1,)), "cpu_features": ("native",), "kernel_cache": False}
+build(BuildOptions(source, Path(out), ("cpu",), "q8", **small))
+"""
+
+
+def test_a_checkpoint_is_built_where_torch_and_transformers_are_not_installed(tmp_path: Path) -> None:
+    source = tiny_checkpoint(tmp_path / "checkpoint")
+    command = [sys.executable, "-c", BUILD, str(source), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "out" / "cpu" / "manifest.json").is_file()
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from unittest import mock
 import pytest
 
 from nearfar.build.options import BuildOptions
+from nearfar.build.synth import Shape, write_checkpoint
 from nearfar.format.adapters import DEVICE_CLASSES
 from nearfar.kernels.buckets import Buckets
-from nearfar.synth import Shape, write_checkpoint
 from tests.support import tiny
 from tests.support.commands import nearfar
 from tests.support.turns import paired

@@ -99,6 +99,20 @@ async def test_what_transformers_maps_to_no_causal_model_is_refused_in_one_sente
     assert len(said) < len(str(model)) + 500
 
 
+async def test_a_pooling_that_cannot_be_followed_is_refused_before_a_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = checkpoint(tmp_path / "model", {"model_type": "qwen3"})
+    (model / "1_Pooling").mkdir()
+    (model / "1_Pooling/config.json").write_text('{"pooling_mode_cls_token": true}')
+    (model / "modules.json").write_text('[{"type": "a.Pooling", "path": "1_Pooling"}]')
+    opened = mock.AsyncMock()
+    monkeypatch.setattr(opening, "open_backend", opened)
+    with pytest.raises(CheckpointError, match="pooled by cls_token; only the mean and the last token"):
+        await opening.open_engine([str(model)], "torch", opening.EngineOptions())
+    assert not opened.called
+
+
 def test_code_of_a_checkpoint_is_not_run(tmp_path: Path) -> None:
     own = {"model_type": "new", "auto_map": {"AutoModelForCausalLM": "modeling_new.NewForCausalLM"}}
     with pytest.raises(CheckpointError, match="code of its own"):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 from tests.support.paths import ROOT
@@ -21,18 +22,23 @@ MAY_IMPORT: dict[str, set[str]] = {
     "routing": {"edge_runtime", "remote"},
 }
 SHARED = {
+    "checkpoint_files",
+    "children",
+    "downloads",
     "errors",
     "folders",
     "hosts",
     "hub",
-    "hub_reach",
     "interruptible",
+    "machine",
     "paths",
     "pooling",
+    "processors",
     "room",
     "strict_json",
+    "suggestions",
+    "version",
 }
-SHARED |= {"checkpoint_files", "children", "machine", "pooling", "processors", "suggestions", "__version__"}
 """Modules of the package itself that every part may import."""
 
 
@@ -42,7 +48,7 @@ def test_each_part_imports_what_its_row_names() -> None:
         for part, allowed in MAY_IMPORT.items()
         for file in files(part)
         for module in imports(file)
-        if module.split(".")[1] not in {part} | allowed | SHARED
+        if module.startswith("nearfar.") and module.split(".")[1] not in {part} | allowed | SHARED
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -55,19 +61,69 @@ def test_the_documentation_has_the_same_table() -> None:
         assert {other for other in MAY_IMPORT if f"`{other}/`" in said} == allowed, row
 
 
-def files(part: str) -> Iterator[Path]:
-    return (path for path in (ROOT / part).rglob("*.py") if "node_modules" not in path.parts)
+def test_no_file_imports_itself_through_others() -> None:
+    """Imports for types (TYPE_CHECKING) and imports inside functions count."""
+    folders = (*MAY_IMPORT, "src/nearfar", "tests", "benchmarks", "examples", "scripts")
+    circle = a_circle([file for folder in folders for file in files(folder)], ROOT)
+    assert not circle, " imports ".join(circle)
+
+
+def test_a_circle_is_found(tmp_path: Path) -> None:
+    names = ("nearfar", "nearfar.one", "nearfar.two", "nearfar.three")
+    whole, one, two, three = (tmp_path / f"src/{name.replace('.', '/')}.py" for name in names)
+    whole = whole.with_suffix("") / "__init__.py"
+    whole.parent.mkdir(parents=True)
+    whole.write_text("from nearfar.one import y\n")
+    one.write_text("if TYPE_CHECKING:\n    from nearfar.two import x\n")
+    two.write_text("def f():\n    from . import three\n")
+    three.write_text("import nearfar.one\n")
+    assert set(a_circle([whole, one, two, three], tmp_path)) == set(names[1:])
+    three.write_text("import json\n")
+    imports.cache_clear()
+    assert not a_circle([whole, one, two, three], tmp_path)
+
+
+def a_circle(every: list[Path], root: Path) -> list[str]:
+    """The names of modules each of which imports the next, the last the first; empty where there are none."""
+    modules = {module_of(file, root): file for file in every}
+    graph = {name: _among(modules, imports(file, root)) - {name} for name, file in modules.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(reversed(error.args[1]))  # graphlib has what is imported before what imports it
+    return []
+
+
+def _among(modules: Iterable[str], names: Iterable[str]) -> set[str]:
+    """The modules that names stand for: each is a module, or something in one."""
+    found = (name if name in modules else name.rpartition(".")[0] for name in names)
+    return {name for name in found if name in modules}
+
+
+def files(folder: str) -> Iterator[Path]:
+    """The Python files below a folder; links to other folders are not followed."""
+    return (path for path in (ROOT / folder).rglob("*.py") if "node_modules" not in path.parts)
+
+
+def module_of(file: Path, root: Path = ROOT) -> str:
+    """What imports call a file of the repository."""
+    parts = file.relative_to(root).with_suffix("").parts
+    parts = parts[1:] if parts[0] == "src" else ("nearfar", *parts) if parts[0] in MAY_IMPORT else parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
 @cache
-def imports(file: Path) -> tuple[str, ...]:
-    """Modules of nearfar that a file imports, for types too; all are named from the root."""
-    found: list[str] = []
+def imports(file: Path, root: Path = ROOT) -> tuple[str, ...]:
+    """What a file imports, for types and in functions too: modules, and names with their modules before
+    them.
+    """
+    package = module_of(file.parent / "__init__.py", root).split(".")
+    found: dict[str, None] = {}
     for node in ast.walk(ast.parse(file.read_bytes())):
         if isinstance(node, ast.Import):
-            found += [each.name for each in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module == "nearfar":
-            found += [f"nearfar.{each.name}" for each in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            found.append(node.module)
-    return tuple(name for name in found if name.startswith("nearfar."))
+            found |= dict.fromkeys(each.name for each in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) + 1 - node.level] if node.level else []
+            base = ".".join((*above, *([node.module] if node.module else [])))
+            found |= dict.fromkeys(f"{base}.{each.name}" for each in node.names)
+    return tuple(found)

@@ -14,7 +14,7 @@ from nearfar.errors import OverloadError
 from nearfar.fallback_server.backend import EmbedRequest, TokenRequest
 from nearfar.fallback_server.engines.artifact import ArtifactBackend
 from nearfar.fallback_server.engines.base import Embeddings, EngineRequest
-from nearfar.fallback_server.engines.local import LocalEngine, TextOptions
+from nearfar.fallback_server.engines.local import LocalEngine, TextOptions, TextSource
 from nearfar.fallback_server.tenants import Tenant
 from nearfar.fallback_server.torch_engine.messages import Cancel, Embed, Embedded
 from tests.shared_data import shared_data
@@ -34,7 +34,9 @@ async def engine(tmp_path: Path) -> AsyncIterator[LocalEngine]:
     core.executor.buffers["embedding"] = core.executor.buffers["logits"]  # as wide a vector as any
     backend = ArtifactBackend(core, max_waiting=8)
     made = LocalEngine(
-        backend, tokenizer_directory(tmp_path), None, TextOptions(template_timeout=20, text_processes=1)
+        backend,
+        TextSource(tokenizer_directory(tmp_path), None),
+        TextOptions(template_timeout=20, text_processes=1),
     )
     yield made
     await made.close()

@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import json
+import logging
+import math
 import re
+import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
+from nearfar.fallback_server.engines import upstream
+from nearfar.fallback_server.engines.base import EngineRequest
+from nearfar.fallback_server.engines.relay import prompt_text
 from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
-from tests.support.clouds import DONE, STREAM, Cloud, Json, chatting, listing, said, usage
+from nearfar.remote.vectors import read_vectors
+from tests.support.clouds import DONE, STREAM, Cloud, Json, chatting, event, listing, reply, said, usage
 from tests.support.servers import RunningServer
 
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+CHAT, COMPLETIONS, EMBEDDINGS = "/v1/chat/completions", "/v1/completions", "/v1/embeddings"
 
 
 @pytest.fixture
@@ -129,6 +137,134 @@ def test_prompts_that_are_asked_for_one_by_one_are_counted_together(fronts: Any)
         found = client.post(COMPLETIONS, json={"model": "m", "prompt": ["a", "b"]}).json()
         assert [choice["text"] for choice in found["choices"]] == ["x", "x"]
         assert found["usage"]["prompt_tokens"] == 1005
+
+
+def test_a_prompt_is_put_together_once_and_a_long_one_beside_the_loop(
+    fronts: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    def counted(request: EngineRequest) -> str:
+        threads.append(threading.get_ident())
+        return prompt_text(request)
+
+    monkeypatch.setattr(upstream, "prompt_text", counted)
+    stream = STREAM + said("x") + said(finish="stop") + usage(3, 1) + DONE
+    with Cloud(chatting(completions=lambda _: iter([stream]))) as cloud:
+        server, client = fronts(cloud)
+        loop = server.run(_thread)
+        for words in ("Hello", "Hello " * 10_000):
+            asked = body(messages=[{"role": "user", "content": words}])
+            assert client.post(CHAT, json=asked).status_code == 200
+    assert len(threads) == 2
+    assert threads[0] == loop != threads[1]
+
+
+async def _thread() -> int:
+    return threading.get_ident()
+
+
+PRIVATE = "the treasure lies under the oak"
+
+
+@pytest.mark.parametrize(
+    ("answer", "logged"),
+    [
+        (reply("500 Wrong", {"error": {"message": f"cannot answer {PRIVATE!r}"}}), "status 500"),
+        (reply("503 Busy", PRIVATE), "status 503"),
+        (STREAM + event({"error": {"message": PRIVATE, "type": PRIVATE}}), "it told an error"),
+        (STREAM + event({"error": {"message": PRIVATE, "code": 500}}), "status 500"),
+        (STREAM + event({"choices": PRIVATE}), "its answer has not the right shape"),
+        (STREAM + event([PRIVATE]), "its answer has not the right shape"),
+        (b"HTTP/1.1 200 OK\r\n" + PRIVATE.encode() + b"\r\n\r\n", "the connection was cut"),
+        (STREAM + said("x"), "the connection was cut"),
+        (reply("502 Bad", "<html>" + PRIVATE), "a web page, so another kind of server is there"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_logs_have_no_words_of_a_server_which_may_quote_a_prompt(
+    answer: bytes, logged: str, fronts: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "nearfar")
+    with Cloud(chatting(completions=lambda _: iter([answer]))) as cloud:
+        _, client = fronts(cloud)
+        client.post(CHAT, json=body(stream=True))
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("nearfar.")]
+    assert any(cloud.address in line and logged in line for line in lines), lines
+    assert PRIVATE not in "\n".join(lines)
+
+
+def test_vectors_are_read_and_written_beside_the_event_loop(fronts: Any) -> None:
+    """2,048 long vectors stopped all other answers for seconds, as they came and as they went.
+
+    The unit is what it takes to read and to write the same numbers as JSON.
+    """
+    data = [{"index": at, "embedding": [number / 7 + at for number in range(1024)]} for at in range(200)]
+    unit = time.thread_time()
+    text = json.dumps({"data": data, "usage": {"prompt_tokens": 9}})
+    json.loads(text)
+    unit = time.thread_time() - unit
+
+    def answer(path: str, given: Json) -> Iterator[bytes]:
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n"
+        yield listing("m") if path != EMBEDDINGS else head + text.encode()
+
+    with Cloud(answer) as cloud:
+        server, client = fronts(cloud)
+        before = server.loop_seconds
+        answered = client.post(EMBEDDINGS, json={"model": "m", "input": ["x"] * 200})
+        loop = server.loop_seconds - before
+    found = answered.json()
+    assert [each["index"] for each in found["data"]] == [*range(200)]
+    assert found["data"][199]["embedding"] == pytest.approx(data[199]["embedding"])
+    assert found["usage"]["prompt_tokens"] == 9
+    assert loop < unit / 3
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"data": [{"index": 0, "embedding": [1, true]}]}',
+        b'{"data": [{"index": 0, "embedding": [1, null]}]}',
+        b'{"data": [{"index": 0, "embedding": [[1]]}]}',
+        b'{"data": [{"index": 0, "embedding": 0}]}',
+        b'{"data": [{"index": 0, "embedding": "AAAA"}]}',
+        b'{"data": [{"index": 0, "embedding": [1]}, {"index": 1, "embedding": 0}]}',
+        b'{"data": [{"index": 0, "embedding": [1]}], "embedding": [2]}',
+        b'{"data": [{"index": 0, "embedding": [1,]}]}',
+        b'{"data": [{"index": 0, "embedding": [1' + b"0" * 400 + b"]}]}",
+        b'{"data": [{"embedding": [1]}]}',
+        b'{"data": []}',
+        b'{"data": 3}',
+        b"[]",
+        b"\xff",
+    ],
+)
+def test_what_is_no_vectors(body: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):  # of which ShapeError is one
+        read(body, 1)
+
+
+def test_vectors_come_in_order_whatever_stands_beside_them() -> None:
+    said = r'{"model": "a \"embedding\": [1]", "data": ['
+    ends = '{"embedding" : [ 1e400, -2 ],"index":1},{"index":0,"embedding":[3.5,NaN]}], "usage": null}'
+    with pytest.raises(ValueError, match="no embeddings"):
+        read((said + ends).encode(), 2)
+    vectors, tokens = read((said + ends.replace("null", "{}")).encode(), 2)
+    assert [vector.tolist() for vector in vectors] == [
+        [3.5, pytest.approx(math.nan, nan_ok=True)],
+        [math.inf, -2],
+    ]
+    assert tokens == 0
+
+
+def read(body: bytes, count: int) -> Any:
+    steps = read_vectors(body, count)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as done:
+            return done.value
 
 
 def test_inputs_to_embed_go_to_servers_in_parts_with_the_fields_that_they_know(fronts: Any) -> None:

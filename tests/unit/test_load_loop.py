@@ -16,14 +16,19 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from nearfar.edge_runtime.openai.context import fit_context
+from nearfar.edge_runtime.openai.pieces import Piece
+from nearfar.edge_runtime.openai.records import TokenLogprob, TopLogprob
 from nearfar.edge_runtime.text.beside import LARGE
 from nearfar.edge_runtime.text.codec import TextCodec
-from nearfar.fallback_server.engines.base import Piece, TokenUsage
+from nearfar.edge_runtime.turns import TURN, Steps, in_turns
+from nearfar.fallback_server.engines.base import TokenUsage
 from nearfar.fallback_server.http.logs import AuditEntry, AuditLog, TextFormatter, _Queued, request_id
-from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Head
+from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Head, embeddings
+from nearfar.fallback_server.http.writing import written
 from tests.support.servers import MODEL, RunningServer, tiny_engine, tokenizer_directory
 
 
@@ -32,14 +37,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     made = RunningServer(lambda: tiny_engine(tmp_path_factory.mktemp("tiny")))
     yield made
     made.close()
-
-
-def loop_seconds(server: RunningServer) -> float:
-    async def now() -> float:
-        return time.thread_time()
-
-    seconds: float = server.run(now)
-    return seconds
 
 
 @pytest.mark.parametrize(
@@ -62,10 +59,10 @@ def test_a_body_of_megabytes_takes_little_of_the_loop(
     json.loads(json.dumps([1] * 1_000_000))
     unit = time.thread_time() - unit
     data = json.dumps({"model": MODEL, **field}).encode()
-    before = loop_seconds(server)
+    before = server.loop_seconds
     with httpx.Client(base_url=server.address, timeout=60) as http:
         answer = http.post(path, content=data, headers={"content-type": "application/json"})
-    loop = loop_seconds(server) - before
+    loop = server.loop_seconds - before
     assert answer.status_code == 400
     assert says in answer.json()["error"]["message"]
     assert loop < unit
@@ -100,8 +97,47 @@ def test_whole_answers_look_at_each_piece_once(shape: Callable[[Head], Any]) -> 
 
     pieces = [piece(number % 16) for number in range(320)]
     whole = shape(Head("id", MODEL, False, False)).whole(pieces, 16, TokenUsage(1, 320))
-    assert len(whole["choices"]) == 16
+    assert len(json.loads("".join(written(whole)))["choices"]) == 16
     assert Counted.looks <= 2 * len(pieces)
+
+
+def test_a_long_record_is_written_in_small_steps() -> None:
+    """Each step holds the interpreter's lock, on which the event loop waits."""
+    alternatives = [TopLogprob("t", -1.0, [116])] * 20
+    token = TokenLogprob("t", -1.0, [116], alternatives)
+    pieces = [Piece(number % 2, "t", logprobs=(token,), tokens=1, offsets=(0,)) for number in range(400)]
+    head = Head("id", MODEL, False, False)
+    for record in (
+        embeddings(MODEL, iter(np.ones((3, 5000), np.float32)), 3),
+        ChatShape(head).whole(pieces, 2, TokenUsage(1, 400)),
+        CompletionShape(head).whole(pieces, 2, TokenUsage(1, 400)),
+    ):
+        steps = [*written(record)]
+        assert max(map(len, steps)) < 4096
+        json.loads("".join(steps))
+
+
+async def test_a_short_work_has_its_turn_beside_a_long_one() -> None:
+    def steps(number: int) -> Steps[int]:
+        for _ in range(number):
+            time.sleep(TURN / 2)
+            yield
+        return number
+
+    def wrong() -> Steps[int]:
+        yield
+        raise ValueError("no number")
+
+    long = [asyncio.create_task(in_turns(steps(10_000))) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert await in_turns(steps(3)) == 3
+    with pytest.raises(ValueError, match="no number"):
+        await in_turns(wrong())
+    assert not any(task.done() for task in long)
+    for task in long:
+        task.cancel()
+    await asyncio.wait(long)
+    assert await in_turns(steps(1)) == 1
 
 
 async def test_long_texts_are_rendered_and_encoded_beside_the_loop() -> None:

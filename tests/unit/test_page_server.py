@@ -17,10 +17,10 @@ import pytest
 from typer.testing import CliRunner
 
 from nearfar.cli import typer_app
+from nearfar.cli.page_server import PageServer, Site, open_server, origin_of
 from nearfar.cli.web import for_browsers, offer
 from nearfar.edge_runtime.artifact.finder import find_artifact
 from nearfar.errors import ArtifactError, NearfarError
-from nearfar.page_server import PageServer, Site, open_server, origin_of
 from tests.shared_data import shared_data
 from tests.support.toy_artifact import copy_artifact, write_toy_artifact
 

@@ -104,6 +104,24 @@ def test_where_kernels_fail_the_weights_are_given_up(tmp_path: Path, monkeypatch
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("nearfar-weights")]
 
 
+@pytest.mark.parametrize(("target", "check"), [("cpu", "cpu.paged.check"), ("webgpu", "gpu.check_rope")])
+def test_a_job_without_a_kernel_is_refused_before_weights_are_read(
+    target: str, check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(job: Any) -> None:
+        raise BuildError(f"no kernel for {job.kind} of {job.heads} heads")
+
+    def late(*args: Any) -> Any:
+        raise AssertionError("the build has begun")
+
+    monkeypatch.setattr(f"nearfar.targets.{check}", refuse)
+    monkeypatch.setattr(pipeline, "calibration_text", late)
+    monkeypatch.setattr(pipeline, "_write_weights", late)
+    with pytest.raises(BuildError, match="no kernel for rope_append of 4 heads"):
+        build(BuildOptions(str(SAMPLE), tmp_path, targets=(target,)))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_an_error_of_the_weights_is_the_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Lost(MlxTarget):
         def writer(self, source: Source, root: Path, options: BuildOptions) -> MlxWriter:

@@ -10,10 +10,10 @@ import pytest
 from nearfar.edge_runtime.grammars import Grammar
 from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
 from nearfar.fallback_server.backend import Sampling, TokenEvent, TokenRequest
+from nearfar.fallback_server.prefixes import TOKENS, PrefixMap, token_blocks
 from nearfar.fallback_server.ray_engine.continuing import Answer
 from nearfar.fallback_server.ray_engine.messages import Refusal
 from nearfar.fallback_server.ray_engine.options import RayOptions, parse_replicas
-from nearfar.fallback_server.ray_engine.prefixes import BLOCK, PrefixMap
 from nearfar.fallback_server.ray_engine.replica import in_batches
 
 
@@ -68,20 +68,20 @@ def test_an_answer_that_depends_on_its_tokens_is_repeated_and_compared(
 
 
 def test_prefixes_know_the_replica_with_the_longest_beginning() -> None:
-    prefixes = PrefixMap(remembered=8)
-    prompt = list(range(4 * BLOCK))
-    assert prefixes.known(prompt) == []
-    prefixes.remember(prompt[: 2 * BLOCK], "a")
-    prefixes.remember([*prompt[:BLOCK], *[0] * BLOCK], "b")
-    assert prefixes.known(prompt) == ["a", "b"]
-    assert prefixes.known(prompt[: 2 * BLOCK - 1]) == ["b"]
-    assert prefixes.known(prompt[1:]) == []
-    assert prefixes.known(prompt[: BLOCK - 1]) == []
-    assert prefixes.known(prompt, "another tenant's") == []  # its cache does not have them
-    prefixes.remember(prompt[:BLOCK], "a", "another tenant's")
-    assert prefixes.known(prompt, "another tenant's") == ["a"]
-    prefixes.remember(list(range(1000, 1000 + 8 * BLOCK)), "c")  # all that there is room for
-    assert prefixes.known(prompt) == []
+    prefixes = PrefixMap[str](remembered=8)
+    prompt = list(range(4 * TOKENS))
+    assert prefixes.known(token_blocks(prompt)) == []
+    prefixes.remember(token_blocks(prompt[: 2 * TOKENS]), "a")
+    prefixes.remember(token_blocks([*prompt[:TOKENS], *[0] * TOKENS]), "b")
+    assert prefixes.known(token_blocks(prompt)) == ["a", "b"]
+    assert prefixes.known(token_blocks(prompt[: 2 * TOKENS - 1])) == ["b"]
+    assert prefixes.known(token_blocks(prompt[1:])) == []
+    assert prefixes.known(token_blocks(prompt[: TOKENS - 1])) == []
+    assert prefixes.known(token_blocks(prompt, "another tenant's")) == []  # its cache does not have them
+    prefixes.remember(token_blocks(prompt[:TOKENS], "another tenant's"), "a")
+    assert prefixes.known(token_blocks(prompt, "another tenant's")) == ["a"]
+    prefixes.remember(token_blocks(range(1000, 1000 + 8 * TOKENS)), "c")  # all that there is room for
+    assert prefixes.known(token_blocks(prompt)) == []
 
 
 class Source:

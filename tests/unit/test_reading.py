@@ -13,10 +13,10 @@ from safetensors.numpy import load_file, save_file
 
 from nearfar.build.options import BuildOptions
 from nearfar.build.source import open_source
+from nearfar.build.synth import SHAPES
 from nearfar.build.unread import check_unread
 from nearfar.errors import CheckpointError
 from nearfar.step.reading import read_model
-from nearfar.synth import SHAPES
 from tests.support.architectures import CASES, Case, checkpoint, prompt, reference
 from tests.support.step_reference import StepReference
 

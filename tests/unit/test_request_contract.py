@@ -9,11 +9,11 @@ from typing import Any, cast
 import pytest
 from starlette.testclient import TestClient
 
+from nearfar.edge_runtime.openai.messages import checked_messages
 from nearfar.edge_runtime.openai.parameters import (
     asked_grammar,
     chat_sampling,
     check_model,
-    checked_messages,
     choices,
     completion_sampling,
     continues_last,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from nearfar import hub_transfer
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.build.weights.hub import download
+from nearfar.downloads import Receiver
 from nearfar.errors import BuildError, CheckpointError
 from nearfar.fallback_server.engines.opening import LOOKED_AT, EngineOptions, open_engine
 from nearfar.room import lacking
@@ -70,7 +70,7 @@ def test_a_download_asks_for_what_the_cache_lacks(
         assert at.fetched() <= set(LOOKED_AT)  # by which what cannot be served is refused first
         free(50_000_000)
         with monkeypatch.context() as full:
-            full.setattr(hub_transfer.Transfer, "_receive", no_room)
+            full.setattr(Receiver, "receive", no_room)
             with pytest.raises(
                 CheckpointError,
                 match=r"cannot be written: No space left on device\. Free some space, or let HF_",

@@ -7,12 +7,8 @@ from typing import Any
 import pytest
 
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams, defaults_of
-from nearfar.edge_runtime.openai.parameters import (
-    chat_sampling,
-    checked_messages,
-    choices,
-    completion_sampling,
-)
+from nearfar.edge_runtime.openai.messages import checked_messages
+from nearfar.edge_runtime.openai.parameters import chat_sampling, choices, completion_sampling
 from nearfar.errors import CheckpointError, RequestError
 from nearfar.format.sampling import SamplingDefaults
 

@@ -19,7 +19,7 @@ from nearfar.cli.keys import keys as keys_command
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.artifact import ArtifactBackend
 from nearfar.fallback_server.engines.base import Engine, EngineRequest, Prepared
-from nearfar.fallback_server.engines.local import LocalEngine, TextOptions
+from nearfar.fallback_server.engines.local import LocalEngine, TextOptions, TextSource
 from nearfar.fallback_server.http import keys as keys_module
 from nearfar.fallback_server.http.app import AppOptions
 from nearfar.fallback_server.http.counts import OwnCounts
@@ -124,7 +124,9 @@ def test_the_operator_sees_that_steps_became_smaller_for_lack_of_memory(tmp_path
     async def made() -> Engine:
         backend = ArtifactBackend(core(lambda: Narrow(16)))
         text = TextOptions(template_timeout=10, text_processes=1)
-        engine = LocalEngine(backend, tokenizer_directory(tmp_path), 256, text, (MODEL,), here=True)
+        engine = LocalEngine(
+            backend, TextSource(tokenizer_directory(tmp_path), 256), text, (MODEL,), here=True
+        )
         await engine.start()
         return engine
 

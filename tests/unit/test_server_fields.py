@@ -321,11 +321,28 @@ def test_log_probabilities_of_the_chosen_tokens_alone(http: httpx.Client) -> Non
             "'application/x-www-form-urlencoded': send",
         ),
         (None, "{}", "it is none: send Content-Type: application/json"),
-        ("application/json", "[1]", "the body is no JSON object"),
-        ("application/json", "", "the body is no JSON object"),
+        ("application/json", "[1]", "the body is a list, not a JSON object: send an object"),
+        ("application/json", '"hi"', "the body is 'hi', not a JSON object: send an object"),
+        ("application/json", "", "the body is empty: send an object"),
+        (
+            "application/json",
+            '{"model": "tiny", "messages": {}}',
+            "messages: this must be a list, not an object",
+        ),
+        (
+            "application/json",
+            '{"model": "tiny", "messages": [{"role": "user", "content": "x"}], "stream_options": {"x": 1}}',
+            "stream_options.x; there are continuous_usage_stats, include_obfuscation, include_usage",
+        ),
+        (
+            "application/json",
+            '{"model": "tiny", "messages": [{"role": "user", "content": "x"}], '
+            '"chat_template_kwargs": {"a": {}}}',
+            "this must be true or false, a whole number, a number, a string or a list, not an object",
+        ),
     ],
 )
-def test_a_body_that_is_no_object_gets_one_plain_sentence(
+def test_a_wrong_body_gets_one_plain_sentence(
     server: RunningServer, content_type: str | None, body: str, said: str
 ) -> None:
     headers = {} if content_type is None else {"Content-Type": content_type}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 
-from nearfar.edge_runtime.tools.asking import AUTO, answer_grammar
 from nearfar.fallback_server.grammars import service
 from tests.support.late import late
 from tests.support.servers import MODEL, RunningServer, tiny_engine
@@ -226,28 +224,6 @@ def test_json_schema_json_object_regex_and_grammar(client: openai.OpenAI) -> Non
     grammar: Any = {"response_format": {"type": "grammar", "grammar": 'root ::= "a" root | "b"'}}
     made = client.chat.completions.create(**base, extra_body=grammar, logit_bias={"64": 1}).choices[0]
     assert re.fullmatch("a*b?", made.message.content or "")
-
-
-def test_forty_tools_of_an_agent_are_followed_at_once(server: RunningServer, client: openai.OpenAI) -> None:
-    """xgrammar's text of a compiled grammar grows with the square of its rules: 750 MB for so many tools."""
-    kinds = ("string", "integer", "number", "boolean")
-    tools = []
-    for n in range(40):
-        parameters = {"type": "object", "properties": {f"{kind}_{n}": {"type": kind} for kind in kinds}}
-        tools.append({"function": {"name": f"tool_{n}", "parameters": parameters}})
-    form = server.engine._form
-    grammar = answer_grammar(form, tools, AUTO, None, reasoning_open=False)
-    assert grammar is not None
-    client.chat.completions.create(
-        messages=HELLO, max_tokens=1, response_format={"type": "json_object"}, **GREEDY
-    )  # then what follows grammars is loaded
-    start = time.perf_counter()
-    matcher = server.run(lambda: server.engine.backend._grammars.matcher(grammar, frozenset({257})))
-    assert time.perf_counter() - start < 5
-    begun = f'{form.calls.begin}{form.calls.blank}{{"name": "tool_39", "arguments": '
-    assert matcher.accept_string(f'I ask.\n{begun}{{"string_39": "a", "integer_39": ')
-    assert not matcher.accept_string("true")
-    assert matcher.accept_string('7, "boolean_39": true}}')
 
 
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])

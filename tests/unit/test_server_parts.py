@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from nearfar.edge_runtime.artifact.variants import Choice
+from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.edge_runtime.tools.asking import ToolChoice
 from nearfar.errors import EngineError, OverloadError, RequestError
@@ -31,8 +33,8 @@ from nearfar.fallback_server.backend import (
     TokenRequest,
 )
 from nearfar.fallback_server.engines.artifact import ArtifactBackend
-from nearfar.fallback_server.engines.base import Embeddings, EngineRequest, Piece
-from nearfar.fallback_server.engines.local import LocalEngine, TextOptions
+from nearfar.fallback_server.engines.base import Embeddings, EngineRequest
+from nearfar.fallback_server.engines.local import LocalEngine, TextOptions, TextSource
 from nearfar.fallback_server.engines.opening import guess
 from nearfar.fallback_server.grammars import TokenConstraint
 from nearfar.fallback_server.http.app import AppOptions, create_app
@@ -40,8 +42,10 @@ from nearfar.fallback_server.http.embedding import EmbeddingShape
 from nearfar.fallback_server.http.logs import AuditLog
 from nearfar.fallback_server.http.metrics import Metrics
 from nearfar.fallback_server.http.tracing import Tracer
+from nearfar.fallback_server.http.writing import written
 from nearfar.fallback_server.sandbox import ChildPool, ChildSpec
 from nearfar.format.sampling import SamplingDefaults
+from nearfar.pooling import pooling_of
 from tests.support import tiny
 from tests.support.servers import tiny_core, tokenizer_directory
 
@@ -101,7 +105,7 @@ async def answer(folder: Path, text: str, *, template: str = tiny.TEMPLATE, reas
                  error: Exception | None = None, **request: Any) -> list[Piece]:  # fmt: skip
     directory = tokenizer_directory(folder / str(len(template)), template)
     options = replace(OPTIONS, reasoning=reasoning)
-    engine = LocalEngine(Scripted(directory, text, error=error), directory, 256, options)
+    engine = LocalEngine(Scripted(directory, text, error=error), TextSource(directory, 256), options)
     return await whole(engine, {"messages": ({"role": "user", "content": "x"},)} | request)
 
 
@@ -149,7 +153,7 @@ async def test_what_a_request_does_not_say_the_model_says(tmp_path: Path) -> Non
     backend = Scripted(tokenizer_directory(tmp_path, tiny.TEMPLATE), "yes")
     backend.info = replace(backend.info, sampling=SamplingDefaults(temperature=0.6, top_k=20))
     given = {"messages": ({"role": "user", "content": "x"},), "sampling": {"top_k": 0, "seed": 5}}
-    await whole(LocalEngine(backend, tmp_path, 256, OPTIONS), given)
+    await whole(LocalEngine(backend, TextSource(tmp_path, 256), OPTIONS), given)
     assert backend.requests[0].sampling == Sampling(temperature=0.6, top_k=0, seed=5)
 
 
@@ -327,7 +331,7 @@ def test_what_a_model_is_guessed_to_be(tmp_path: Path) -> None:
 
 async def test_the_offsets_of_a_prompt_that_is_repeated(tmp_path: Path) -> None:
     directory = tokenizer_directory(tmp_path)
-    engine = LocalEngine(Scripted(directory, "é!"), directory, 256, OPTIONS)
+    engine = LocalEngine(Scripted(directory, "é!"), TextSource(directory, 256), OPTIONS)
     app = create_app(engine)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
         body = {"model": "scripted", "prompt": [256, *engine.codec.encode_raw("日 a")], "logprobs": 0}
@@ -361,7 +365,8 @@ async def test_embeddings_are_pooled_as_the_checkpoint_says(
         (directory / "1_Pooling/config.json").write_text(json.dumps(modes))
         modules = [{"idx": 1, "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}]
         (directory / "modules.json").write_text(json.dumps(modules))
-    engine = LocalEngine(Scripted(directory, "a"), directory, 256, OPTIONS)
+    source = TextSource(directory, 256, pooling=pooling_of(directory))
+    engine = LocalEngine(Scripted(directory, "a"), source, OPTIONS)
     prepared = await engine.prepare(EngineRequest("a", "scripted", prompts=((1, 2),), pooling="model"))
     await engine.close()
     assert prepared.request.pooling == pooled
@@ -370,7 +375,7 @@ async def test_embeddings_are_pooled_as_the_checkpoint_says(
 async def test_the_audit_log_has_reasoning_and_calls(tmp_path: Path) -> None:
     directory = tokenizer_directory(tmp_path / "tokenizer", THINKING)
     said = 'why</think><tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    engine = LocalEngine(Scripted(directory, said), directory, 256, OPTIONS)
+    engine = LocalEngine(Scripted(directory, said), TextSource(directory, 256), OPTIONS)
     audit = AuditLog(tmp_path / "audit.jsonl", True)
     app = create_app(engine, AppOptions(audit=audit))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
@@ -392,7 +397,9 @@ async def test_traces_and_the_audit_log_with_text(tmp_path: Path) -> None:
     provider.add_span_processor(simple.SimpleSpanProcessor(spans))
     directory = tokenizer_directory(tmp_path / "tokenizer")
     engine = LocalEngine(
-        Scripted(directory, "fine"), directory, 256, TextOptions(template_timeout=20, text_processes=1)
+        Scripted(directory, "fine"),
+        TextSource(directory, 256),
+        TextOptions(template_timeout=20, text_processes=1),
     )
     audit = AuditLog(tmp_path / "audit.jsonl", True)
     app = create_app(engine, AppOptions(tracer=Tracer(provider), audit=audit))
@@ -417,7 +424,12 @@ async def test_traces_and_the_audit_log_with_text(tmp_path: Path) -> None:
 def test_vectors_that_are_no_numbers_are_an_error_and_not_half_an_answer() -> None:
     """NaN and infinity were counted as a success, and then could not be written as JSON."""
     shape = EmbeddingShape("m")
-    assert shape.whole(Embeddings([[3.0, 4.0]], 1))["data"][0]["embedding"] == pytest.approx([0.6, 0.8])
+
+    def vectors(*given: list[float]) -> list[list[float]]:
+        found = Embeddings([np.array(vector, np.float32) for vector in given], len(given))
+        return [item["embedding"] for item in json.loads("".join(written(shape.whole(found))))["data"]]
+
+    assert vectors([3.0, 4.0]) == [pytest.approx([0.6, 0.8])]
     for value in (float("nan"), float("inf")):
         with pytest.raises(EngineError, match="no numbers: the model overflows"):
-            shape.whole(Embeddings([[1.0, 2.0], [value, 1.0]], 2))
+            vectors([1.0, 2.0], [value, 1.0])

@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 import schemathesis
 from fastapi import FastAPI
@@ -19,6 +20,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
+from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.errors import EngineError, OverloadError, RequestError
 from nearfar.fallback_server.backend import BackendStats
 from nearfar.fallback_server.engines.base import (
@@ -26,7 +28,6 @@ from nearfar.fallback_server.engines.base import (
     Embeddings,
     EngineRequest,
     ModelInfo,
-    Piece,
     Prepared,
     TokenUsage,
     Unready,
@@ -93,7 +94,7 @@ class EchoEngine:
 
     async def embed(self, prepared: Prepared) -> Embeddings:
         inputs = prepared.request.prompts
-        return Embeddings([[0.5, float(len(item))] for item in inputs], len(inputs))
+        return Embeddings([np.array([0.5, len(item)], np.float32) for item in inputs], len(inputs))
 
     def stats(self) -> BackendStats:
         return BackendStats(0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0)

@@ -15,15 +15,16 @@ import httpx
 import pytest
 
 from nearfar.errors import RequestError
-from nearfar.fallback_server.engines.addresses import BLOCK, BLOCKS, Address, AddressBook
+from nearfar.fallback_server.engines.addresses import Address, AddressBook
 from nearfar.fallback_server.engines.base import TokenUsage
-from nearfar.fallback_server.engines.relay import to_piece
 from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
 from nearfar.fallback_server.http.app import AppOptions
 from nearfar.fallback_server.http.errors import problem_of
 from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed
 from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.fallback_server.http.shapes import ChatShape, Head
+from nearfar.fallback_server.http.writing import written
+from nearfar.fallback_server.prefixes import BLOCKS, CHARACTERS
 from nearfar.remote.breaker import Breaker, BreakerOptions
 from nearfar.remote.chunks import read_part
 from nearfar.remote.errors import RefusedError, error_of
@@ -168,10 +169,10 @@ def test_tool_calls_that_come_in_parts_are_put_together() -> None:
         {"tool_calls": [{"index": 0, "function": {"arguments": " 1}"}}]},
         {"reasoning_content": "hm"},
     ]
-    pieces = [to_piece(read_part({"index": 0, "delta": delta}, chat=True)) for delta in deltas]
-    pieces.append(to_piece(read_part({"index": 0, "delta": {}, "finish_reason": "tool_calls"}, chat=True)))
+    pieces = [read_part({"index": 0, "delta": delta}, chat=True) for delta in deltas]
+    pieces.append(read_part({"index": 0, "delta": {}, "finish_reason": "tool_calls"}, chat=True))
     shape = ChatShape(Head("id", "m"))
-    whole = shape.whole(pieces, 1, TokenUsage(1))["choices"][0]
+    whole = json.loads("".join(written(shape.whole(pieces, 1, TokenUsage(1)))))["choices"][0]
     assert whole["finish_reason"] == "tool_calls"
     assert whole["message"]["reasoning_content"] == "hm"
     calls = [(call["id"], call["function"]["name"], call["function"]["arguments"])
@@ -228,7 +229,7 @@ def test_what_an_upstream_says_of_a_wrong_request_is_kept(
 )
 def test_why_an_upstreams_answer_ended_is_kept(finish: str, told: str) -> None:
     choice = {"index": 0, "delta": {"content": "a"}, "finish_reason": finish}
-    assert to_piece(read_part(choice, chat=True)).finish == told
+    assert read_part(choice, chat=True).finish == told
 
 
 def test_leaving_is_passed_on(fleet: Fleet) -> None:
@@ -393,15 +394,15 @@ async def test_least_loaded_with_affinity_for_known_beginnings() -> None:
     a, b, c = book.addresses
     for address in book.addresses:
         address.models = (Listed("m"),)
-    system = "s" * BLOCK * 3
+    system = "s" * CHARACTERS * 3
 
     def choose(prompt: str, *without: Address) -> Address | None:
         return book.choose(prompt, CHAT, "m", without)
 
     for number in range(5):  # as many blocks as are remembered, were all of them kept
-        assert choose(f"{number}" * BLOCK * 16_384) is not None
-    assert len(book._blocks) == 5 * BLOCKS
-    book._blocks.clear()
+        assert choose(f"{number}" * CHARACTERS * 16_384) is not None
+    assert len(book.prefixes) == 5 * BLOCKS
+    book.prefixes.clear()
     assert choose(system + "one") is a
     a.under_way = 2
     assert choose(system + "two") is a

@@ -27,9 +27,9 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NEARFAR_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(serving, "check_there", lambda repository: None)  # no network is needed
-    asked = serving.check_writes_text
     of_hub = {"someone/model": {"model_type": "llama"}, "someone/gemma-2": GEMMA}
-    monkeypatch.setattr(serving, "check_writes_text", lambda name: of_hub.get(name) or asked(name))
+    asked = serving.config_at
+    monkeypatch.setattr(serving, "config_at", lambda name: of_hub.get(name) or asked(name))
     for name, config in {
         "plain": {},
         "mlx": {"quantization": {}},

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nearfar.build.weights import shards
 from nearfar.build.weights.shards import ShardWriter
 from nearfar.errors import BuildError
+from nearfar.format.hashed import HashedFiles
 from nearfar.room import disk_error
 
 
@@ -64,7 +64,7 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
         def close(self) -> None: ...
 
-    monkeypatch.setattr(shards.ShardWriter, "_open_shard", lambda self: Full())
+    monkeypatch.setattr(HashedFiles, "begin", lambda self, name: setattr(self, "_file", Full()))
     with ShardWriter(tmp_path) as writer, pytest.raises(BuildError) as caught:
         writer.add("layers.0.qkv.codes", np.zeros(123456, np.uint8))
     for part in ("full", "layers.0.qkv.codes", "123,456", "are free"):

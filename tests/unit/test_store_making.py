@@ -13,7 +13,8 @@ from unittest.mock import Mock
 import pytest
 
 from nearfar.build.options import BuildOptions
-from nearfar.edge_runtime.devices import Found, device
+from nearfar.edge_runtime.devices import device
+from nearfar.edge_runtime.found import Found
 from nearfar.errors import StoreError
 from nearfar.format.adapters import DEVICE_CLASSES, Adapter, Kind
 from nearfar.store.entries import Store, Wanted

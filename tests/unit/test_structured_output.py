@@ -144,16 +144,19 @@ async def test_a_limit_cuts_the_text_and_says_so(engine: AsyncEngine) -> None:
     [
         ({"type": "xml"}, "must be an object whose type is one of"),
         ("json", "must be an object whose type is one of"),
-        ({"type": "json_object", "schema": {}}, "has no field schema"),
+        ({"type": "json_object", "schema": {}}, "has no field schema; leave it out"),
         ({"type": "json_schema"}, "needs json_schema"),
         ({"type": "json_schema", "json_schema": {"schema": {}}}, "json_schema.name"),
-        ({"type": "json_schema", "json_schema": {"name": "p", "shema": {}}}, "no field shema"),
+        (
+            {"type": "json_schema", "json_schema": {"name": "p", "shema": {}}},
+            "no field shema: did you mean schema?",
+        ),
         ({"type": "json_schema", "json_schema": {"name": "p", "strict": "yes"}}, "strict must be a bool"),
         ({"type": "json_schema", "json_schema": {"name": "p", "schema": []}}, "schema must be an object"),
         ({"type": "json_schema", "json_schema": {"name": "p", "schema": {"not": {}}}}, "at #: 'not'"),
         ({"type": "json_schema", "json_schema": {"name": "p", "schema": {"enum": ["a" * 70000]}}}, "65,536"),
         ({"type": "regex"}, "needs the field 'regex'"),
-        ({"type": "regex", "regex": "["}, "cannot be compiled"),
+        ({"type": "regex", "regex": "["}, "unclosed character class"),
         ({"type": "grammar", "grammar": "root = 1"}, "the ebnf cannot be compiled"),
     ],
 )

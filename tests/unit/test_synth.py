@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from nearfar.build.synth import STD, Shape, published, shape_names, synth_checkpoint, write_checkpoint
 from nearfar.build.unread import check_unread
 from nearfar.build.weights.checks import check_tensors
 from nearfar.build.weights.containers import open_checkpoint
@@ -13,7 +14,6 @@ from nearfar.build.weights.packed.contract import Wanted
 from nearfar.cli import typer_app
 from nearfar.errors import BuildError
 from nearfar.step.reading import read_model
-from nearfar.synth import STD, Shape, published, shape_names, synth_checkpoint, write_checkpoint
 from tests.support.architectures import CASES, Case
 
 SMALL = next(case for case in CASES if case.model_type == "llama")

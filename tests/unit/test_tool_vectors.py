@@ -16,9 +16,9 @@ from nearfar.edge_runtime.tools.formats import shown_format
 from nearfar.edge_runtime.tools.messages import prepared
 from nearfar.edge_runtime.tools.reading import AnswerReader, Fragment
 from nearfar.errors import RequestError
-from nearfar.format import manifest
 from nearfar.format.answers import AnswerFormat
-from nearfar.format.manifest import record
+from nearfar.format.conversion import record
+from nearfar.format.manifest_file import schema as manifest_schema
 from tests.support import tiny
 from tests.support.followers import followed, served
 from tests.support.paths import ROOT
@@ -152,5 +152,5 @@ def test_the_format_that_a_template_shows(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", READING["formats"])
 def test_formats_follow_the_manifests_schema(name: str) -> None:
-    schema = manifest.schema()
+    schema = manifest_schema()
     jsonschema.validate(READING["formats"][name], {"$ref": "#/$defs/answers", "$defs": schema["$defs"]})

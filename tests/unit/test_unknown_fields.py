@@ -204,10 +204,20 @@ def test_the_command_line_says_which(monkeypatch: pytest.MonkeyPatch, chosen: st
     assert given[0].unknown_fields == (chosen or "refuse")
 
 
-def test_the_command_line_takes_no_third_way() -> None:
-    done = nearfar("serve", "http://127.0.0.1:9", "--unknown-fields", "drop")
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("--unknown-fields", "drop", "--unknown-fields must be refuse or ignore, not 'drop'"),
+        ("--log-level", "loud", "--log-level must be debug, info, warning, error, not 'loud'"),
+        ("--drain", "-5", "--drain must be 0 or more seconds, not -5"),
+        ("--max-body", "0", "--max-body must be at least 1, not 0"),
+        ("--replicas", "3", "--replicas 3 goes with --ray"),
+    ],
+)
+def test_the_command_line_refuses_what_no_server_can_do(option: str, value: str, said: str) -> None:
+    done = nearfar("serve", "http://127.0.0.1:9", option, value)
     assert done.returncode == 1
-    assert "--unknown-fields must be refuse or ignore, not 'drop'" in done.stderr
+    assert said in done.stderr
 
 
 def test_pages_of_other_origins_may_read_what_was_ignored(engine: Noting) -> None:

@@ -1,55 +1,56 @@
-"""Keys of a config that nobody read: most are told to be nobody's without importing transformers."""
+"""Keys of a config that nobody read: those that transformers has are refused, by frozen defaults."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from nearfar.build import unread
-from nearfar.step.models import NESTED, architectures
-
-_LOOK = """
-import json, sys
 from nearfar.build.unread import check_unread
 from nearfar.errors import CheckpointError
 from nearfar.step.config import ConfigReader
-try:
-    check_unread(ConfigReader(json.loads(sys.argv[1])), "llama")
-except CheckpointError as error:
-    print("refused", str(error).split()[1])
-print("transformers" in sys.modules)
+from nearfar.step.models import architectures
+from scripts.freeze_defaults import frozen
+from tests.support.architectures import CASES
+
+READ_ALL = """
+import json, sys
+sys.modules["torch"] = sys.modules["transformers"] = None  # as if they were not installed
+from nearfar.build.unread import check_unread
+from nearfar.step.reading import read_model
+for config in json.load(sys.stdin):
+    reading = read_model(config)
+    check_unread(reading.config, reading.model_type)
+    print(reading.model_type)
 """
 
 
-def _looked(**config: object) -> list[str]:
-    done = subprocess.run([sys.executable, "-c", _LOOK, json.dumps(config)], capture_output=True, text=True)
+def test_the_frozen_defaults_are_those_of_the_installed_transformers() -> None:
+    """Where they are not: python scripts/freeze_defaults.py, and look at what has changed."""
+    kept = json.loads(Path(unread.__file__).with_name(unread.DEFAULTS).read_text(encoding="utf-8"))
+    assert kept == frozen()
+    assert {"hidden_act", "head_dim"} <= kept["llama"].keys()
+
+
+def test_every_architecture_is_read_without_transformers_and_torch() -> None:
+    configs = [{"model_type": case.model_type, **case.config} for case in CASES]
+    done = subprocess.run(
+        [sys.executable, "-c", READ_ALL], input=json.dumps(configs), capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
-    return done.stdout.split()
+    assert set(done.stdout.split()) == set(architectures())
 
 
-def test_notes_that_no_class_has_import_nothing() -> None:
-    assert _looked(nearfar_synth={"seed": 0}, is_llama_config=True, **{"transformers.js_config": {}}) == [
-        "False"
-    ]
+@pytest.mark.parametrize("key", ["nearfar_synth", "is_llama_config", "transformers.js_config"])
+def test_a_note_that_no_class_has_is_taken(key: str) -> None:
+    check_unread(ConfigReader({key: {"seed": 0}}), "llama")
 
 
-def test_what_the_class_has_is_refused_by_its_default() -> None:
-    assert _looked(is_llama_config=True, head_dim=None, hidden_act="silu") == ["True"]
-    assert _looked(hidden_act="relu") == ["refused", "hidden_act", "True"]
-
-
-def test_every_field_of_a_class_is_found_in_the_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("transformers")
-    fields = {field for name in (*architectures(), *NESTED) for field in unread._defaults(name)}
-    assert {"hidden_act", "architectures", "num_kv_shared_layers"} <= fields  # its own, its base.s, another.s
-    monkeypatch.delitem(sys.modules, "transformers")
-    assert unread._written(fields) == fields
-
-
-def test_all_are_asked_for_where_there_is_no_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "transformers", raising=False)
-    monkeypatch.setattr(unread, "find_spec", lambda name: None)
-    assert unread._written(["nobody_s"]) == {"nobody_s"}
+def test_what_the_class_has_is_refused_unless_it_is_the_default() -> None:
+    check_unread(ConfigReader({"head_dim": None, "hidden_act": "silu"}), "llama")
+    with pytest.raises(CheckpointError, match='hidden_act is "relu"'):
+        check_unread(ConfigReader({"hidden_act": "relu"}), "llama")

@@ -12,10 +12,10 @@ import pytest
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.artifact.variants import line_up
-from nearfar.edge_runtime.devices import Found
+from nearfar.edge_runtime.found import Found
 from nearfar.errors import ArtifactError, BuildError, DeviceError
 from nearfar.format.adapters import DEVICE_CLASSES
-from nearfar.format.manifest import parse
+from nearfar.format.manifest_file import parse
 from nearfar.kernels.buckets import Buckets
 from tests.support import tiny
 from tests.support.paths import ROOT

@@ -17,13 +17,14 @@ from nearfar import folders
 from nearfar.cli import typer_app
 from nearfar.edge_runtime import devices
 from nearfar.edge_runtime.artifact.budget import page_bytes, plan_pages
-from nearfar.edge_runtime.devices import Found, Listed, parse_device
+from nearfar.edge_runtime.devices import Listed, parse_device
 from nearfar.edge_runtime.executors.vulkan import pipelines
 from nearfar.edge_runtime.executors.vulkan.blocks import Region, Ring, choose_kinds
 from nearfar.edge_runtime.executors.vulkan.commands import Dispatch, barriers
 from nearfar.edge_runtime.executors.vulkan.device import Gpu, MemoryType, select
+from nearfar.edge_runtime.found import Found
 from nearfar.errors import DeviceError, RequestError
-from nearfar.format.manifest import parse
+from nearfar.format.manifest_file import parse
 from tests.support import tiny
 from tests.unit.test_compiling import kernel
 

@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import { type Manifest, type Program, precisionOf } from "../src/artifact/manifest.js";
+import { frequenciesOf, type Manifest, type Program, precisionOf } from "../src/artifact/manifest.js";
 import { openManifest, parseManifest } from "../src/artifact/reader.js";
 import { VERSION } from "../src/format/constants.js";
 import { ArtifactError } from "../src/protocol/errors.js";
@@ -30,7 +30,7 @@ describe("manifest", () => {
     expect(manifest.programs.map(precisionOf)).toEqual(["f16", "f32"]);
     expect(manifest.programs[0]?.functions.step.map(({ size }) => size)).toEqual([1, 4]);
     expect(manifest.caches).toEqual([{ kvHeads: 1, headDim: 4, group: 0 }]);
-    expect([...manifest.ropes]).toEqual([["base", { invFreq: "rope.base.inv_freq", scale: 1 }]]);
+    expect([...manifest.ropes]).toEqual([["base", { invFreq: "rope.base.inv_freq", scale: 1, short: null }]]);
   });
 
   test("says how the model wants its tokens drawn", () => {
@@ -57,6 +57,20 @@ describe("manifest", () => {
       "rope.local": ["context", 4],
       "kv.1.v": ["pages.1", 2, 16, 4],
     });
+  });
+
+  test("has the short factors of LongRoPE for engines with a short context", () => {
+    const short = (invFreq: string) => (m: Sample) =>
+      Object.assign(m.ropes.base ?? {}, { short: { inv_freq: invFreq, context: 40 } });
+    const tensor = { name: "short", dtype: "float32", shape: [2], offset: 8, bytes: 8 };
+    const { ropes } = parseWith((m) => {
+      m.weights.tensors.splice(1, 0, tensor);
+      short("short")(m);
+    }) as Manifest;
+    const [rope] = ropes.values();
+    if (!rope) throw new Error("no rope");
+    expect([40, 41].map((context) => frequenciesOf(rope, context))).toEqual(["short", "rope.base.inv_freq"]);
+    expect(() => parseWith(short("none"))).toThrow("lack the tensor none");
   });
 
   test("takes a model without BOS", () => {

@@ -522,6 +522,9 @@ test("calls at once cannot exceed a budget together", async () => {
 });
 
 test("a policy with a name that nobody knows is refused", () => {
-  expect(() => client({ policy: { mood: "auto" } as never })).toThrow("the policy has no field mood");
+  expect(() => client({ policy: { mood: "auto" } as never })).toThrow("no field mood; leave it out");
+  expect(() => client({ policy: { budgetDay: 3 } as never })).toThrow("did you mean budget_day?");
+  expect(() => client({ cloud: { baseUrl: "http://x" } as never })).toThrow("baseURL is undefined; give");
+  expect(() => client({ device: "/model/" as never })).toThrow("give what createEngine(url) resolves to");
   expect(() => client({ policy: { difficulty_threshold: 2 } })).toThrow("from 0 to 1");
 });

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nearfar.edge_runtime.devices import Device, Found, Listed, Settings
+from nearfar.edge_runtime.devices import Device, Listed, Settings
+from nearfar.edge_runtime.found import Found
 
 if TYPE_CHECKING:
     from nearfar.edge_runtime.artifact.reader import Artifact
@@ -22,7 +23,9 @@ def _probe(which: str | None = None) -> Found:
 def _open(artifact: Artifact, program: Program, settings: Settings) -> Executor:
     from nearfar.edge_runtime.executors.mlx.executor import MlxExecutor
 
-    return MlxExecutor(artifact, program, pages=settings.pages, kv_bits=settings.kv_bits)
+    return MlxExecutor(
+        artifact, program, pages=settings.pages, context=settings.context, kv_bits=settings.kv_bits
+    )
 
 
 def _preferred() -> int:

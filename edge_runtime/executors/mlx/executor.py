@@ -43,9 +43,17 @@ class MlxExecutor:
     name = "mlx"
 
     def __init__(
-        self, artifact: Artifact, program: Program, *, pages: tuple[int, ...], kv_bits: int | None = None
+        self,
+        artifact: Artifact,
+        program: Program,
+        *,
+        pages: tuple[int, ...],
+        context: int,
+        kv_bits: int | None = None,
     ) -> None:
-        """Load the weights, make the cache for so many pages by group; `kv_bits` 8 or 4 quantizes it."""
+        """Load the weights, make the cache for so many pages by group; `kv_bits` 8 or 4 quantizes it.
+        `context`: positions that a sequence can have.
+        """
         manifest = artifact.manifest
         self.precision, self.program_name = program.precision, program.name
         self._page_size = manifest.cache.page_size
@@ -66,7 +74,7 @@ class MlxExecutor:
             self._model = Interpreter(
                 ops, manifest.caches, self._weights, Elementwise(dtype, compiled=has_metal())
             )
-            self._ropes = _ropes(artifact, dtype)
+            self._ropes = _ropes(artifact, context, dtype)
             self._cache = PagedCache(layout)
             self._results = Results(manifest, self._model.logits)
         self._host = _host_buffers(artifact)
@@ -212,16 +220,17 @@ def _views(
     return out
 
 
-def _ropes(artifact: Artifact, dtype: mx.Dtype) -> dict[str, Rope]:
-    """The tables of rotations."""
+def _ropes(artifact: Artifact, context: int, dtype: mx.Dtype) -> dict[str, Rope]:
+    """The tables of rotations, for sequences of at most `context` positions."""
     ropes, kernel = {}, mx.default_device() == mx.gpu
     for name, rope in artifact.manifest.ropes.items():
-        if isinstance(rope.inv_freq, str):
+        frequencies = rope.frequencies(context)
+        if isinstance(frequencies, str):
             raise ArtifactError(
                 f"ropes.{name}.inv_freq of {artifact.path} is not an array of numbers. "
                 "Build the artifact again"
             )
-        ropes[name] = Rope(rope.inv_freq, rope.scale, dtype, kernel)
+        ropes[name] = Rope(frequencies, rope.scale, dtype, kernel)
     return ropes
 
 

@@ -18,7 +18,7 @@ LayOut = Callable[[Array | None], list[Rows]]
 
 
 class PagedRun:
-    """See interpreter.Run: values are [M, width] or [M, heads, head_dim]."""
+    """See calls.Run: values are [M, width] or [M, heads, head_dim]."""
 
     def __init__(
         self, tokens: mx.array, lay_out: LayOut, wanted: Array, cache: PagedCache, ropes: Mapping[str, Rope]

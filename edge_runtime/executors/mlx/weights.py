@@ -87,12 +87,12 @@ class Joined:
 
     @property
     def k(self) -> int:
-        """See interpreter.Matrix."""
+        """See reading.Matrix."""
         return self.matrices[0].k
 
     @property
     def widths(self) -> list[int]:
-        """See interpreter.Matrix."""
+        """See reading.Matrix."""
         return [len(matrix.weight) for matrix in self.matrices]
 
     def __call__(self, x: mx.array) -> Arrays:
@@ -133,7 +133,7 @@ def _stacked(matrices: list[Matrix]) -> Matrix:
 
 
 class LoadedWeights:
-    """The parameters of a step, on the device. See interpreter.Weights."""
+    """The parameters of a step, on the device. See reading.Weights."""
 
     def __init__(self, root: Path, files: Sequence[str], params: Sequence[Param], dtype: mx.Dtype) -> None:
         """Read the files. `dtype`: of everything that is not a code or a vector."""
@@ -169,11 +169,11 @@ class LoadedWeights:
         """Bytes of the arrays."""
 
     def matrix(self, name: str) -> Joined:
-        """See interpreter.Weights."""
+        """See reading.Weights."""
         return self._matrices[name]
 
     def vector(self, name: str, dtype: mx.Dtype) -> Arrays:
-        """See interpreter.Weights; cast once."""
+        """See reading.Weights; cast once."""
         key = (name, dtype)
         if key not in self._cast:
             self._cast[key] = (self._vectors[name].astype(dtype),)

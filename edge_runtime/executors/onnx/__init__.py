@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from nearfar.edge_runtime.devices import Device, Found, Listed, Settings
+from nearfar.edge_runtime.devices import Device, Listed, Settings
+from nearfar.edge_runtime.found import Found
 from nearfar.errors import DeviceError
 
 if TYPE_CHECKING:

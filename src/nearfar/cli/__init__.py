@@ -18,11 +18,11 @@ import typer
 from rich.console import Console
 from typer.completion import completion_init  # type: ignore[attr-defined]  # there since typer 0.4
 
-from nearfar import __version__
 from nearfar.cli.streams import nobody_reads, prepare
 from nearfar.errors import NearfarError
 from nearfar.interruptible import CTRL_C
 from nearfar.suggestions import suggested
+from nearfar.version import __version__
 
 starting.done()
 
@@ -62,7 +62,6 @@ MACHINE = (
 
 EXTRAS = {
     "tvm": "build",
-    "safetensors": "build",
     "huggingface_hub": "build",
     "torch": "server",
     "ml_dtypes": "build",

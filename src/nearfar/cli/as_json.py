@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 
 from nearfar.edge_runtime.engine.requests import RequestStats
+from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.edge_runtime.openai.records import (
     ChatCompletionChunk,
     ChunkChoice,
@@ -14,8 +14,9 @@ from nearfar.edge_runtime.openai.records import (
     CompletionChoice,
     Usage,
 )
-from nearfar.fallback_server.engines.base import Piece, TokenUsage
+from nearfar.fallback_server.engines.base import TokenUsage
 from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Head
+from nearfar.fallback_server.http.writing import SPACED, written
 
 Chunk = ChatCompletionChunk | Completion
 
@@ -73,4 +74,4 @@ def _usage(usage: Usage) -> TokenUsage:
 
 
 def _line(record: dict[str, Any]) -> str:
-    return json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
+    return "".join(written(record, SPACED)) + "\n"

@@ -112,8 +112,8 @@ def build(
         typer.Option(
             min=1,
             help="No more positions than these (tokens of prompt and answer). Default: what the model was "
-            "made for. A model with LongRoPE is built for short contexts where this is no more than its "
-            "original one.",
+            "made for. A model with LongRoPE has its short factors alone where this is no more than its "
+            "original context.",
         ),
     ] = DEFAULTS.context,
     cpu: Annotated[

@@ -9,33 +9,26 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 import typer
 
+from nearfar.cli.groups import with_groups
 from nearfar.cli.messages import read_messages, read_text
 from nearfar.cli.models import Kept, kept
 from nearfar.cli.options import (
-    DEFAULTS,
     LOAD,
-    DeviceName,
-    KvBits,
-    KvMemory,
-    MaxTokens,
-    MinP,
+    ON_DEVICE,
+    SAMPLED,
+    OnDevice,
     Raw,
-    Seed,
-    Stop,
-    Temperature,
-    Threads,
-    TopK,
-    TopP,
+    Sampled,
     Trust,
     load_engine,
     load_snapshot,
     report,
-    sampling,
 )
 from nearfar.cli.progress import bytes_bar
 from nearfar.cli.run import answer, complete
 from nearfar.edge_runtime import Engine, Snapshot
 from nearfar.edge_runtime.artifact.budget import show_size
+from nearfar.edge_runtime.artifact.options import LoadKeywords
 from nearfar.edge_runtime.engine.requests import RequestStats
 from nearfar.edge_runtime.openai.parameters import CommonParams
 from nearfar.errors import RequestError
@@ -57,6 +50,7 @@ class Source(TypedDict):
 
 
 @cache.command()
+@with_groups
 def save(
     artifact: Kept,
     output: Annotated[Path, typer.Option("--output", "-o", help="The snapshot to write.")],
@@ -70,49 +64,36 @@ def save(
     ] = None,
     raw: Raw = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite a file that is not a snapshot.")] = False,
-    device: DeviceName = LOAD.device,
-    threads: Threads = LOAD.threads,
-    kv_memory: KvMemory = None,
-    kv_bits: KvBits = LOAD.kv_bits,
+    on_device: OnDevice = ON_DEVICE,
     trust: Trust = LOAD.trust,
 ) -> None:
     """Compute the beginning of a prompt and save its keys and values."""
     source = _source(system, file, messages, prompt, raw)
-    with load_engine(
-        kept(artifact), device=device, threads=threads, kv_memory=kv_memory, kv_bits=kv_bits, trust=trust
-    ) as engine:
+    loading: LoadKeywords = {**on_device.keywords(), "trust": trust}
+    with load_engine(kept(artifact), **loading) as engine:
         with bytes_bar(f"saving {output.name}") as progress:
             made = engine.save_cache(output, force=force, progress=progress, **source)
         print(f"{output}: {_facts(made)}", file=sys.stderr)
 
 
 @cache.command()
+@with_groups
 def load(
     artifact: Kept,
     file: Annotated[Path, typer.Argument(help="The snapshot.")],
     prompt: Annotated[
         str | None, typer.Argument(help="What follows the snapshot's messages, or its text.")
     ] = None,
-    max_tokens: MaxTokens = DEFAULTS.max_tokens,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    seed: Seed = DEFAULTS.seed,
-    stop: Stop = None,
-    device: DeviceName = LOAD.device,
-    threads: Threads = LOAD.threads,
-    kv_memory: KvMemory = None,
-    kv_bits: KvBits = LOAD.kv_bits,
+    sampled: Sampled = SAMPLED,
+    on_device: OnDevice = ON_DEVICE,
     trust: Trust = LOAD.trust,
 ) -> None:
     """Check a snapshot, show what it holds, load it; with a prompt, answer. Only the answer goes to
     stdout.
     """
-    params = sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
-    with load_engine(
-        kept(artifact), device=device, threads=threads, kv_memory=kv_memory, kv_bits=kv_bits, trust=trust
-    ) as engine:
+    params = sampled.params()
+    loading: LoadKeywords = {**on_device.keywords(), "trust": trust}
+    with load_engine(kept(artifact), **loading) as engine:
         found = load_snapshot(engine, file)
         print(f"{file}: {_facts(found)}", file=sys.stderr)
         print(_beginning(found), file=sys.stderr)

@@ -9,40 +9,26 @@ import typer
 from rich.console import Console
 
 from nearfar.cli.drawing import is_terminal, while_read
+from nearfar.cli.groups import with_groups
 from nearfar.cli.models import Model, artifacts_of
 from nearfar.cli.options import (
-    DEFAULTS,
-    LOAD,
+    LOADED,
+    SAMPLED,
     Cache,
-    Debug,
-    DeviceName,
-    KvBits,
-    KvMemory,
-    MaxTokens,
-    MinP,
+    Loaded,
     Policy,
-    Precision,
-    ProgramName,
-    Seed,
+    Sampled,
     Stats,
-    Stop,
     System,
-    Temperature,
     TemplateVars,
-    Threads,
-    TopK,
-    TopP,
-    Trust,
     check_asked,
     load_engine,
     load_snapshot,
-    sampling,
     template_variables,
 )
 from nearfar.cli.session import commands
 from nearfar.cli.session.input import Lines, Reader
 from nearfar.cli.session.session import Session
-from nearfar.edge_runtime.artifact.options import LoadKeywords
 from nearfar.edge_runtime.openai.parameters import ChatParams, CommonParams
 from nearfar.errors import RequestError
 from nearfar.folders import data_folder
@@ -51,15 +37,10 @@ HISTORY = "chat-history"
 """The file of questions, in the user's folder of data."""
 
 
+@with_groups
 def chat(
     model: Model,
-    max_tokens: MaxTokens = DEFAULTS.max_tokens,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    seed: Seed = DEFAULTS.seed,
-    stop: Stop = None,
+    sampled: Sampled = SAMPLED,
     system: System = None,
     template_var: TemplateVars = None,
     context_policy: Policy = "error",
@@ -71,34 +52,18 @@ def chat(
     history: Annotated[
         bool, typer.Option(help="Keep what is typed for the next sessions, in a file of this user's data.")
     ] = True,
-    device: DeviceName = LOAD.device,
-    threads: Threads = LOAD.threads,
-    kv_memory: KvMemory = None,
-    kv_bits: KvBits = LOAD.kv_bits,
-    precision: Precision = LOAD.precision,
-    program: ProgramName = LOAD.program,
-    debug: Debug = LOAD.debug,
-    trust: Trust = LOAD.trust,
+    loaded: Loaded = LOADED,
 ) -> None:
     """Chat in the terminal; /help there lists the commands. In a pipe, each line of stdin is a question or a
     command, and the exit code is 1 where one could not be done.
     """
     params = {
-        **sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop),
+        **sampled.params(),
         **template_variables(template_var),
     }
-    options: LoadKeywords = {
-        "device": device,
-        "threads": threads,
-        "kv_memory": kv_memory,
-        "kv_bits": kv_bits,
-        "precision": precision,
-        "program": program,
-        "debug": debug,
-        "trust": trust,
-    }
+    options = loaded.keywords()
     check_asked(cast(CommonParams, params), False, options)
-    with load_engine(artifacts_of(model, device, chats=True), **options) as engine:
+    with load_engine(artifacts_of(model, loaded.device, chats=True), **options) as engine:
         if not engine.asynchronous.codec.has_template:
             raise RequestError("this model has no chat template; use nearfar run --raw")
         if cache is not None:

@@ -12,8 +12,8 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from nearfar import doctor as examination
-from nearfar.doctor import Finding
+from nearfar.cli import examination
+from nearfar.cli.examination import Finding
 
 MARKS = {"ok": "[green]ok[/]     ", "missing": "[yellow]missing[/]", "wrong": "[red]wrong[/]  "}
 

@@ -27,7 +27,7 @@ from nearfar.format.buffers import KV, sized
 from nearfar.format.consistency import DTYPE_BYTES
 from nearfar.format.manifest import Function, Program
 from nearfar.format.sampling import SamplingDefaults
-from nearfar.step.ops import Attend, Embed, weights_of
+from nearfar.step.ops import Attend, looked_up_in, weights_of
 
 CONTEXTS = (1024, 4096, 8192, 32768)
 LIBRARIES = {"mlx": "MLX", "onnx": "ONNX Runtime"}
@@ -173,8 +173,8 @@ def _matrix_bytes(artifact: Artifact) -> int:
     read = {
         name
         for op in artifact.manifest.step.operations
-        if not isinstance(op, Embed)
         for name in weights_of(op)
+        if name not in looked_up_in(op)
     }
     stored = (matrix for matrix in artifact.manifest.quantization.matrices if matrix.name in read)
     return sum(m.n * (m.k * m.bits // 8 + (4 * m.k // m.group_size if m.group_size else 0)) for m in stored)

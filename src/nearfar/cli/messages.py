@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from nearfar.edge_runtime.openai.parameters import checked_messages
+from nearfar.edge_runtime.openai.messages import checked_messages
 from nearfar.errors import RequestError
+from nearfar.folders import write_whole
 from nearfar.strict_json import loads
 
 
@@ -54,9 +53,6 @@ def write_messages(path: Path, messages: Sequence[Mapping[str, Any]]) -> None:
                 f"{path} is there, and is no conversation: give another name ({error})"
             ) from error
     try:
-        handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}-")
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            out.write(json.dumps([*messages], indent=1, ensure_ascii=False) + "\n")
-        Path(aside).replace(path)
+        write_whole(path, (json.dumps([*messages], indent=1, ensure_ascii=False) + "\n").encode())
     except OSError as error:
         raise RequestError(f"cannot write {path}: {error.strerror}") from error

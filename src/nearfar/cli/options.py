@@ -1,4 +1,4 @@
-"""Options that `nearfar run` and `nearfar chat` share.
+"""Options that several commands share, one by one and in groups.
 
 Defaults are those of SamplingParams and LoadOptions.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal, Unpack, cast
 
@@ -119,6 +120,15 @@ Threads = Annotated[
 KvMemory = Annotated[
     str | None, typer.Option(help="Memory for the KV cache, such as 512MB. Default: half of what is free.")
 ]
+ContextLength = Annotated[
+    int | None,
+    typer.Option(
+        "--context",
+        min=1,
+        help="No more positions than these (tokens of prompt and answer). Default: what the model and the "
+        "memory allow. With its original context or less, a model with LongRoPE takes its short factors.",
+    ),
+]
 KvBits = Annotated[
     int | None,
     typer.Option(
@@ -142,26 +152,51 @@ Raw = Annotated[
 Stats = Annotated[bool, typer.Option("--stats", help="Print speeds to stderr at the end.")]
 
 
-def sampling(
-    max_tokens: int | None,
-    temperature: float | None,
-    top_k: int | None,
-    top_p: float | None,
-    min_p: float | None,
-    seed: int | None,
-    stop: Sequence[str] | None,
-) -> CommonParams:
-    """The request parameters of these options; None: the model's."""
-    return CommonParams(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        seed=seed,
-        stop=list(stop or ()),
-        stream_options={"include_usage": True},
-    )
+@dataclass(frozen=True)
+class Sampled:
+    """How the tokens of an answer are drawn, and where it ends; None: as the model says."""
+
+    max_tokens: MaxTokens = DEFAULTS.max_tokens
+    temperature: Temperature = None
+    top_k: TopK = None
+    top_p: TopP = None
+    min_p: MinP = None
+    seed: Seed = DEFAULTS.seed
+    stop: Stop = None
+
+    def params(self) -> CommonParams:
+        """The request parameters of these options."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        given |= {"stop": list(self.stop or ()), "stream_options": {"include_usage": True}}
+        return cast(CommonParams, given)
+
+
+@dataclass(frozen=True)
+class OnDevice:
+    """Where a model is loaded, and what it may take there."""
+
+    device: DeviceName = LOAD.device
+    threads: Threads = LOAD.threads
+    kv_memory: KvMemory = None
+    context: ContextLength = LOAD.context
+    kv_bits: KvBits = LOAD.kv_bits
+
+    def keywords(self) -> LoadKeywords:
+        """The options as LoadOptions takes them."""
+        return cast(LoadKeywords, {field.name: getattr(self, field.name) for field in fields(self)})
+
+
+@dataclass(frozen=True)
+class Loaded(OnDevice):
+    """All that is said of loading a model to answer."""
+
+    precision: Precision = LOAD.precision
+    program: ProgramName = LOAD.program
+    debug: Debug = LOAD.debug
+    trust: Trust = LOAD.trust
+
+
+SAMPLED, ON_DEVICE, LOADED = Sampled(), OnDevice(), Loaded()
 
 
 def check_asked(params: CommonParams, raw: bool, load: LoadKeywords) -> None:

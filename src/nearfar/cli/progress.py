@@ -28,7 +28,7 @@ from rich.progress import Progress as RichBar
 
 from nearfar.edge_runtime.progress import Progress
 from nearfar.hub import waits, watched
-from nearfar.hub_transfer import Fetched
+from nearfar.hub.transfer import Fetched
 
 MOMENT = 0.3
 """Seconds of a wait before a terminal shows it."""

@@ -11,38 +11,25 @@ import typer
 
 from nearfar.cli.as_json import JsonAnswer
 from nearfar.cli.drawing import while_read
+from nearfar.cli.groups import with_groups
 from nearfar.cli.models import Model, artifacts_of
 from nearfar.cli.options import (
-    DEFAULTS,
-    LOAD,
+    LOADED,
+    SAMPLED,
     Cache,
-    Debug,
-    DeviceName,
     JsonObject,
-    KvBits,
-    KvMemory,
-    MaxTokens,
-    MinP,
-    Precision,
-    ProgramName,
+    Loaded,
     Raw,
+    Sampled,
     SchemaFile,
-    Seed,
     Stats,
-    Stop,
     System,
-    Temperature,
     TemplateVars,
-    Threads,
-    TopK,
-    TopP,
-    Trust,
     check_asked,
     load_engine,
     load_snapshot,
     report,
     response_format,
-    sampling,
     template_variables,
 )
 from nearfar.cli.session.screen import Answered, Screen, emit
@@ -57,16 +44,11 @@ Prompt = Annotated[
 ]
 
 
+@with_groups
 def run(
     model: Model,
     prompt: Prompt = None,
-    max_tokens: MaxTokens = DEFAULTS.max_tokens,
-    temperature: Temperature = None,
-    top_k: TopK = None,
-    top_p: TopP = None,
-    min_p: MinP = None,
-    seed: Seed = DEFAULTS.seed,
-    stop: Stop = None,
+    sampled: Sampled = SAMPLED,
     json: Annotated[
         bool,
         typer.Option("--json", help="Print OpenAI's response object instead of the text, usage included."),
@@ -84,14 +66,7 @@ def run(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Render the answer's markdown, where a terminal shows it.")
     ] = False,
-    device: DeviceName = LOAD.device,
-    threads: Threads = LOAD.threads,
-    kv_memory: KvMemory = None,
-    kv_bits: KvBits = LOAD.kv_bits,
-    precision: Precision = LOAD.precision,
-    program: ProgramName = LOAD.program,
-    debug: Debug = LOAD.debug,
-    trust: Trust = LOAD.trust,
+    loaded: Loaded = LOADED,
 ) -> None:
     """Answer one prompt. Only the answer goes to stdout, piece by piece: into a pipe exactly its text, on a
     terminal with a line break at its end.
@@ -103,26 +78,17 @@ def run(
     if markdown and (json or raw):
         raise RequestError("--markdown is for text: leave out --json and --raw", "markdown")
     text = _prompt(prompt, raw)
-    params = sampling(max_tokens, temperature, top_k, top_p, min_p, seed, stop)
+    params = sampled.params()
     params.update(response_format(json_object, schema))
     if raw and system is not None:
         raise RequestError("--system needs the chat template, which --raw leaves out", "system")
     if raw and template_var:
         raise RequestError("--template-var is for the chat template, which --raw leaves out")
     params = cast(CommonParams, {**params, **template_variables(template_var)})
-    options: LoadKeywords = {
-        "device": device,
-        "threads": threads,
-        "kv_memory": kv_memory,
-        "kv_bits": kv_bits,
-        "precision": precision,
-        "program": program,
-        "debug": debug,
-        "trust": trust,
-        "ready": "decode",  # the prompt is known: it asks for fewer kernels than any prompt may
-    }
+    # The prompt is known: it asks for fewer kernels than any prompt may.
+    options: LoadKeywords = {**loaded.keywords(), "ready": "decode"}
     check_asked(params, raw, options)
-    with load_engine(artifacts_of(model, device, chats=not raw), **options) as engine:
+    with load_engine(artifacts_of(model, loaded.device, chats=not raw), **options) as engine:
         if cache is not None:
             load_snapshot(engine, cache)
         timings = None

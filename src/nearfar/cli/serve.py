@@ -29,6 +29,8 @@ from nearfar.store.serving import served
 DEFAULTS = ServeOptions()
 ENGINES, LIMITS = EngineOptions(), ServerLimits()
 TEXT, UPSTREAM, RAY = TextOptions(), UpstreamOptions(), RayOptions()
+DEFAULT_REPLICAS = f"{RAY.min_replicas}:{RAY.max_replicas}"
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
 Model = Annotated[
     list[str],
@@ -107,7 +109,7 @@ def serve(
     is not None,
     replicas: Annotated[
         str, _option("Ray", "--replicas", "How many; MIN:MAX scales with the requests under way.")
-    ] = f"{RAY.min_replicas}:{RAY.max_replicas}",
+    ] = DEFAULT_REPLICAS,
     ray_address: Annotated[
         str | None,
         _option("Ray", "--ray-address", "An existing cluster, or auto; without it, Ray is started here."),
@@ -224,10 +226,23 @@ def serve(
         text=replace(TEXT, reasoning=reasoning),
         upstream=replace(UPSTREAM, continues=upstream_continues, salts=upstream_salts),
     )
-    if fronts < 1:
-        raise RequestError(f"--fronts must be at least 1, not {fronts}")
-    if keep_alive < 0:
-        raise RequestError(f"--keep-alive must be 0 or more seconds, not {keep_alive:g}")
+    for option, count in (
+        ("fronts", fronts),
+        ("max-requests", max_requests),
+        ("max-tokens-under-way", max_tokens_under_way),
+        ("max-body", max_body),
+    ):
+        if count < 1:
+            raise RequestError(f"--{option} must be at least 1, not {count}")
+    for option, seconds in (("keep-alive", keep_alive), ("drain", drain)):
+        if not seconds >= 0:
+            raise RequestError(f"--{option} must be 0 or more seconds, not {seconds:g}")
+    if log_level.upper() not in _LEVELS:
+        raise RequestError(f"--log-level must be {', '.join(_LEVELS).lower()}, not {log_level!r:.80}")
+    if audit_text and audit is None:
+        raise RequestError("--audit-text goes with --audit FILE, which says where to write")
+    if not ray and replicas != DEFAULT_REPLICAS:
+        raise RequestError(f"--replicas {replicas} goes with --ray, which runs them")
     limits = replace(
         LIMITS,
         requests=max_requests,

@@ -21,7 +21,7 @@ def synth(
     show: Annotated[bool, typer.Option("--list", help="show the shapes, and write nothing")] = False,
 ) -> None:
     """Write a checkpoint of a published shape with random weights, to measure speed without a download."""
-    from nearfar.synth import synth_checkpoint
+    from nearfar.build.synth import synth_checkpoint
 
     if show:
         _show()
@@ -37,7 +37,7 @@ def synth(
 
 def _show() -> None:
     """A line for each shape: its name, its weights, and what the list of its step says."""
-    from nearfar.synth import published, shape_names
+    from nearfar.build.synth import published, shape_names
 
     table = Table(
         "shape", "architecture", "weights", "layers", "context", "the shape of", box=None, pad_edge=False

@@ -13,11 +13,11 @@ import typer
 from rich.console import Console
 
 from nearfar.cli.models import building
+from nearfar.cli.page_server import Site, find_page, open_server, origin_of
 from nearfar.cli.progress import bytes_bar, telling
 from nearfar.edge_runtime.artifact.finder import by_target
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import ArtifactError
-from nearfar.page_server import Site, find_page, open_server, origin_of
 from nearfar.store.making import artifacts_at, elsewhere
 
 TARGETS = ("webgpu", "wasm")

@@ -6,10 +6,10 @@ that was cut goes on there, in the middle of a file where the host knows ranges.
 
 from __future__ import annotations
 
-import errno
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from urllib.error import HTTPError, URLError
@@ -17,24 +17,20 @@ from urllib.parse import SplitResult, urljoin, urlsplit
 from urllib.request import Request, urlopen
 
 from nearfar import strict_json
+from nearfar.downloads import SECONDS, Receiver, Refused, Reply, may_pass
 from nearfar.edge_runtime.artifact.finder import MANIFEST
 from nearfar.edge_runtime.artifact.reader import Artifact, Expected
 from nearfar.errors import ArtifactError, StoreError
 from nearfar.folders import HOME
 from nearfar.format.manifest import LISTING
-from nearfar.hub_reach import cause_of
-from nearfar.interruptible import Stopped, side_by_side
+from nearfar.hub.reach import cause_of
+from nearfar.interruptible import side_by_side
 from nearfar.room import lacking
 
 Told = Callable[[int, int], None]
 """Bytes that are there, and all."""
 
 ASIDE = ".downloading"
-SECONDS = 20.0
-"""Seconds that a host may be silent."""
-TRIES = 4
-PAUSE = 0.5
-"""Seconds before the second try; each further pause is twice as long."""
 AT_ONCE = 6
 CHUNK = 1 << 18
 MOST_MANIFEST, MOST_UNSTATED = 1 << 26, 1 << 28
@@ -182,6 +178,7 @@ class _Download:
         self._there = {each.file: self._length(each) for each in self._files}
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        self._receiver = Receiver(self._stop, StoreError, HOME)
 
     @property
     def missing(self) -> int:
@@ -213,57 +210,33 @@ class _Download:
     def _checked(self, expected: Expected, file: Path, part: Path) -> str | None:
         """Receive it and say what is wrong with it."""
         url = urljoin(self._address, expected.file)
-        pause = PAUSE
-        for tries in range(1, TRIES + 1):
-            try:
-                self._receive(url, part, expected)
-                break
-            except (OSError, HTTPException) as error:
-                self._refuse(url, part, error)
-                if tries == TRIES:
-                    raise StoreError(
-                        f"{_unreached(url, error)}: what has arrived is kept, the same command goes on there"
-                    ) from error
-            if self._stop.wait(pause):
-                raise Stopped
-            pause *= 2
+        try:
+            self._receiver.persist(
+                lambda: self._receive(url, part, expected), part.parent, (OSError, HTTPException)
+            )
+        except Refused as error:
+            if may_pass(error):
+                raise self._given_up(url, error) from error
+            raise StoreError(f"{url}: {error}") from error
+        except (OSError, HTTPException) as error:
+            raise self._given_up(url, error) from error
         part.replace(file)
         return self._artifact.problem(expected)
 
-    def _refuse(self, url: str, part: Path, error: Exception) -> None:
-        """Raise what another try would not change."""
-        if isinstance(error, HTTPError):
-            if error.code == 416:  # it has fewer bytes than lie here
-                part.unlink(missing_ok=True)
-            elif error.code < 500 and error.code not in (408, 429):
-                raise StoreError(f"{url}: the host answers {error.code} {error.reason}") from error
-        elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            raise StoreError(f"{part.parent} cannot be written: {error.strerror}") from error
-
     def _receive(self, url: str, part: Path, expected: Expected) -> None:
-        """The rest of a file behind what lies here of it, or all of it."""
-        have = part.stat().st_size if part.exists() else 0
-        most = MOST_UNSTATED if expected.bytes is None else expected.bytes
-        if have == expected.bytes:
-            return
-        with _open(url, have) as answer:
-            going_on = answer.status == 206
-            if going_on and not (answer.headers["Content-Range"] or "").startswith(f"bytes {have}-"):
-                part.unlink(missing_ok=True)
-                raise ConnectionError("the host sent another range than it was asked for")
-            at = have if going_on else 0
-            end = at + int(answer.headers["Content-Length"]) if answer.headers["Content-Length"] else None
-            with part.open("ab" if going_on else "wb", buffering=0) as out:
-                while chunk := answer.read1(CHUNK):
-                    if self._stop.is_set():
-                        raise Stopped
-                    at += len(chunk)
-                    if at > most:
-                        raise StoreError(f"{url} has more than the {most:,} bytes that it may have")
-                    out.write(chunk)
-                    self._count(expected, at)
-        if end is not None and at < end:
-            raise ConnectionError(f"the connection ended after {at:,} of {end:,} bytes")
+        self._receiver.receive(
+            url,
+            lambda start: _asked(url, start),
+            part,
+            expected.bytes,
+            MOST_UNSTATED if expected.bytes is None else expected.bytes,
+            lambda there, _: self._count(expected, there),
+        )
+
+    def _given_up(self, url: str, error: Exception) -> StoreError:
+        return StoreError(
+            f"{_unreached(url, error)}: what has arrived is kept, the same command goes on there"
+        )
 
     def _count(self, expected: Expected, there: int) -> None:
         with self._lock:
@@ -290,6 +263,25 @@ def _open(url: str, start: int = 0) -> HTTPResponse:
         headers["Range"] = f"bytes={start}-"
     answer: HTTPResponse = urlopen(Request(url, headers=headers), timeout=SECONDS)
     return answer
+
+
+@contextmanager
+def _asked(url: str, start: int) -> Iterator[Reply]:
+    """Ask a host for a file, from a byte on."""
+    try:
+        answer = _open(url, start)
+    except HTTPError as error:
+        yield Reply(error.code, error.reason)
+        return
+    with answer:
+        length = answer.headers["Content-Length"]
+        yield Reply(
+            answer.status,
+            answer.reason,
+            answer.headers["Content-Range"] or "",
+            int(length) if length else None,
+            iter(lambda: answer.read1(CHUNK), b""),
+        )
 
 
 def _unreached(url: str, error: Exception) -> str:

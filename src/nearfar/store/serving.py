@@ -5,16 +5,16 @@ artifacts there are PyTorch and other servers.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from nearfar import strict_json
-from nearfar.build.first_look import check_writes_text
+from nearfar.build.first_look import config_at
 from nearfar.edge_runtime.artifact.finder import MANIFEST, holds_artifacts
 from nearfar.errors import StoreError
 from nearfar.hub import HUB_ID, check_there
-from nearfar.step.kinds import torch_refuses
+from nearfar.step.kinds import check_writes_text, config_in, torch_refuses
 from nearfar.store.entries import Store
 from nearfar.store.fetching import address_of, is_url
 from nearfar.store.naming import wanted_of
@@ -44,22 +44,27 @@ def served(given: str, engine: str, artifacts: Callable[[str], Path]) -> str:
         return str(artifacts(given))
     path = Path(given).expanduser()
     if path.exists():
-        if not holds_artifacts(path) and not _for_transformers(path):
-            return str(artifacts(given))
         if not holds_artifacts(path):
-            check_writes_text(str(path))
+            if not _for_transformers(path):
+                return str(artifacts(given))
+            _writes_text(str(path))
         return str(path)
     store = Store()
     wanted = wanted_of(given, store)
     as_it_is = wanted.source == given and wanted.quant is None and store.of(wanted) is None
-    if (
-        as_it_is
-        and _repository(given)
-        and _torch_is_there()
-        and not torch_refuses(check_writes_text(given) or {})
-    ):
-        return given
-    return str(artifacts(given))
+    by_torch = (
+        as_it_is and _repository(given) and _torch_is_there() and not torch_refuses(_writes_text(given))
+    )
+    return given if by_torch else str(artifacts(given))
+
+
+def _writes_text(source: str) -> Mapping[str, Any]:
+    """The config of a checkpoint; CheckpointError for that of a model that writes no text, before a server
+    listens for it.
+    """
+    config = config_at(source) or {}
+    check_writes_text(config, source)
+    return config
 
 
 def _checkpoint(given: str) -> str:
@@ -79,7 +84,7 @@ def _checkpoint(given: str) -> str:
             "nearfar builds it"
         )
     if Path(source).exists():  # one of the hub is looked at where it is downloaded
-        check_writes_text(source)
+        _writes_text(source)
     else:
         check_there(source)
     return source
@@ -89,11 +94,9 @@ def _for_transformers(path: Path, codes: bool = False) -> bool:
     """Whether it is a checkpoint as transformers saves them; `codes`: also of quantized weights."""
     if not any(path.glob("*.safetensors")):
         return False
-    try:
-        config = strict_json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    config = config_in(path)
+    if config is None:
         return True  # what is wrong with it is told by who opens it
-    config = config if isinstance(config, dict) else {}
     quantized = any(config.get(key) for key in QUANTIZED)
     return (codes or not (quantized or torch_refuses(config))) and _torch_is_there()
 

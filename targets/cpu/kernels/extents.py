@@ -14,14 +14,14 @@ from typing import Any, TypeVar
 from tvm import sym, tirx
 
 from nearfar.format.sizes import MAX_ROWS
-from nearfar.kernels.jobs import Attend, Embed, Linear, Norm, RopeAppend
+from nearfar.kernels.jobs import GraphJob, Linear
 from nearfar.kernels.jobs.logits import OverLogits
 
 ROWS = "rows"
 """The symbol's name: of a step how many rows it has, of a sampler how many it draws for."""
 TILE = 8
 """Rows that are whole tiles of a matmul on every unit (dot.tile)."""
-J = TypeVar("J", Embed, Norm, Linear, RopeAppend, Attend)
+J = TypeVar("J", bound=GraphJob)
 O = TypeVar("O", bound=OverLogits)  # noqa: E741
 
 

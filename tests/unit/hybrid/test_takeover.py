@@ -9,15 +9,16 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from nearfar.errors import EngineError, OverloadError, RequestError
 from nearfar.fallback_server.http.app import AppOptions
 from nearfar.fallback_server.http.limits import ServerLimits
-from nearfar.routing import Endpoint
-from nearfar.routing.policy import BreakerOptions, RetryOptions, Timeouts
+from nearfar.routing import Endpoint, HybridClient
+from nearfar.routing.policy import BreakerOptions, Policy, RetryOptions, Timeouts
+from nearfar.routing.request import Hints
 from nearfar.routing.types import MODES
 from tests.support.hybrid import (
     ASK,
@@ -334,3 +335,20 @@ async def test_what_the_device_refuses_goes_to_the_cloud(rig: Rig) -> None:
     assert (answer.x_nearfar.route, codes(answer.x_nearfar)[-1]) == ("cloud", "refused")
     with pytest.raises(RequestError, match="unknown parameter min_tokens"):
         await rig.client().chat.completions.create(HELLO, min_tokens=2, x_nearfar={"private": True}, **ASK)
+
+
+def test_what_a_client_cannot_work_with_is_told_with_its_value_and_what_to_do() -> None:
+    for make, words in (
+        (lambda: Endpoint("localhost:8000"), "must be such as http://127.0.0.1:8000, not 'localhost:8000'"),
+        (lambda: Endpoint(""), "not ''"),
+        (lambda: Endpoint("http://here", key=cast(str, 3)), "key must be a string, not a int"),
+        (
+            lambda: HybridClient(cloud="http://here", policy=cast(Policy, {"mode": "auto"})),
+            "must be a Policy",
+        ),
+        (lambda: Hints.parse({"privat": True}), "x_nearfar has no field privat: did you mean private?"),
+        (lambda: Hints.parse({"zzz": 1}), "; there are conversation, expected_tokens, mode, private"),
+    ):
+        with pytest.raises(RequestError) as caught:
+            make()
+        assert words in str(caught.value)

@@ -1,7 +1,14 @@
 import { DTYPE_BYTES, FUNCTIONS, MAX_ROWS, MAX_STEP } from "../format/constants.js";
 import { ArtifactError } from "../protocol/errors.js";
 import { buffersOf } from "./buffers.js";
-import type { BufferEntry, FunctionName, Manifest, ModelInfo, Program } from "./manifest.js";
+import {
+  allFrequencies,
+  type BufferEntry,
+  type FunctionName,
+  type Manifest,
+  type ModelInfo,
+  type Program,
+} from "./manifest.js";
 
 /**
  * Whether what a manifest says adds up: facts that no type can tell, checked before anything is allocated.
@@ -112,17 +119,20 @@ function checkWeights({ weights }: Manifest): void {
 
 function checkRopes({ ropes, caches, weights }: Manifest): void {
   const lengths = new Set(caches.map(({ headDim }) => headDim / 2));
-  for (const [name, { invFreq, scale }] of ropes) {
-    const tensor = weights.tensors.find((candidate) => candidate.name === invFreq);
-    if (!tensor)
-      throw new ArtifactError(
-        `The weights lack the tensor ${invFreq} that manifest.json names for rope ${name}.`,
-      );
-    if (tensor.dtype !== "float32" || tensor.shape.length !== 1 || !lengths.has(tensor.shape[0] ?? 0))
-      throw new ArtifactError(
-        `The tensor ${invFreq} is ${tensor.dtype} [${tensor.shape}]; rope ${name} needs float32 ` +
-          `[${[...lengths].join("] or [")}].`,
-      );
+  for (const [name, rope] of ropes) {
+    for (const frequencies of allFrequencies(rope)) {
+      const tensor = weights.tensors.find((candidate) => candidate.name === frequencies);
+      if (!tensor)
+        throw new ArtifactError(
+          `The weights lack the tensor ${frequencies} that manifest.json names for rope ${name}.`,
+        );
+      if (tensor.dtype !== "float32" || tensor.shape.length !== 1 || !lengths.has(tensor.shape[0] ?? 0))
+        throw new ArtifactError(
+          `The tensor ${frequencies} is ${tensor.dtype} [${tensor.shape}]; rope ${name} needs float32 ` +
+            `[${[...lengths].join("] or [")}].`,
+        );
+    }
+    const { scale } = rope;
     if (!(scale > 0)) throw new ArtifactError(`The scale of rope ${name} is ${scale}; it should be above 0.`);
   }
 }

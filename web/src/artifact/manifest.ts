@@ -43,6 +43,18 @@ export interface RopeInfo {
   /** The tensor of the frequencies. */
   readonly invFreq: string;
   readonly scale: number;
+  /** LongRoPE: the tensor that engines take whose context is at most `context`. */
+  readonly short: { readonly invFreq: string; readonly context: number } | null;
+}
+
+/** The tensor of the frequencies of an engine with a context of so many tokens. */
+export function frequenciesOf({ invFreq, short }: RopeInfo, context: number): string {
+  return short && context <= short.context ? short.invFreq : invFreq;
+}
+
+/** The tensors of the frequencies of all engines. */
+export function allFrequencies({ invFreq, short }: RopeInfo): readonly string[] {
+  return short ? [invFreq, short.invFreq] : [invFreq];
 }
 
 export interface FileEntry {

@@ -19,7 +19,7 @@ export function addressOf(model: string | URL, from: string | URL | undefined, h
       `The address of the model is ${model === "" ? "empty" : `${JSON.stringify(model)}`}: give the folder that holds its manifest.json.`,
       "url",
     );
-  if (typeof model !== "string" || !/^hf:/i.test(model)) return folderAt(new URL(model, from));
+  if (typeof model !== "string" || !/^hf:/i.test(model)) return folderAt(parsed(model, from));
   const named = /^hf:([\w.-]+)\/([\w.-]+)(?:@([\w.-]+))?((?:\/[\w.-]+)*)\/?$/i.exec(model);
   const [, owner = "", name = "", revision = "main", folder = ""] = named ?? [];
   const parts = [owner, name, revision, ...folder.split("/").slice(1)];
@@ -30,6 +30,18 @@ export function addressOf(model: string | URL, from: string | URL | undefined, h
     );
   const base = new URL(hub, globalThis.location?.href).href.replace(/\/?$/, "/");
   return new URL(`${owner}/${name}/resolve/${revision}${folder}/`, base);
+}
+
+function parsed(model: string | URL, from: string | URL | undefined): URL {
+  try {
+    return new URL(model, from);
+  } catch (cause) {
+    throw new RequestError(
+      `The address of the model is no URL: ${model}. Give one such as https://host/models/sample/.`,
+      "url",
+      { cause },
+    );
+  }
 }
 
 function folderAt(url: URL): URL {

@@ -129,7 +129,12 @@ function readCache(cache: Field<format.KvCacheRecord>): CacheInfo {
 }
 
 function readRope(rope: Field<format.RopeRecord>): RopeInfo {
-  return { invFreq: rope.at("inv_freq").string(), scale: rope.at("scale").number() };
+  const short = rope.at("short").optional();
+  return {
+    invFreq: rope.at("inv_freq").string(),
+    scale: rope.at("scale").number(),
+    short: short && { invFreq: short.at("inv_freq").string(), context: short.at("context").int(1) },
+  };
 }
 
 function readFile(entry: Field<format.FileRecord>): FileEntry {

@@ -231,6 +231,12 @@ export interface KvCacheRecord {
   readonly group: number;
 }
 
+/** LongRoPE: the frequencies of engines whose context is at most `context`, instead of the others. */
+export interface ShortRopeRecord {
+  readonly inv_freq: string | readonly number[];
+  readonly context: number;
+}
+
 /**
  * How the runtime makes a buffer `rope.<name>`: frequencies (mlx) or the tensor that holds them, and a
  * factor.
@@ -238,6 +244,7 @@ export interface KvCacheRecord {
 export interface RopeRecord {
   readonly inv_freq: string | readonly number[];
   readonly scale: number;
+  readonly short?: ShortRopeRecord | null;
 }
 
 /** The step as data: operations and parameters as nearfar.step.model writes and reads them. */

@@ -27,7 +27,8 @@ export function grammarOf(given: unknown): Grammar | null {
       "unsupported",
     );
   const unknown = Object.keys(given).filter((name) => name !== "type" && !fields.includes(name));
-  if (unknown.length > 0) throw wrong(`of type ${shown(type)} has no field ${unknown.join(", ")}`);
+  if (unknown.length > 0)
+    throw wrong(`of type ${shown(type)} has no field ${unknown.join(", ")}; leave it out`);
   switch (type) {
     case "text":
       return null;
@@ -49,7 +50,7 @@ function schemaOf(given: unknown): string {
   if (typeof name !== "string" || name === "")
     throw wrong(`.json_schema.name must be a name, not ${shown(name)}`);
   const unknown = Object.keys(given).filter((field) => !DESCRIPTION.includes(field));
-  if (unknown.length > 0) throw wrong(`.json_schema has no field ${unknown.join(", ")}`);
+  if (unknown.length > 0) throw wrong(`.json_schema has no field ${unknown.join(", ")}; leave it out`);
   if (description != null && typeof description !== "string")
     throw wrong(`.json_schema.description must be a string, not ${shown(description)}`);
   if (strict != null && typeof strict !== "boolean")

@@ -4,7 +4,7 @@
  */
 
 import { MAX_LISTED, MAX_VARIABLES, TOP_LOGPROBS } from "../format/constants.js";
-import { RequestError } from "../protocol/errors.js";
+import { meant, RequestError } from "../protocol/errors.js";
 import type { ChatCompletionRequest, CompletionRequest } from "../protocol/openai.js";
 import type { Prepared } from "./completions.js";
 import { checkedMessages } from "./conversation.js";
@@ -191,7 +191,7 @@ export function prepareText(request: CompletionRequest, model: string): Prepared
 
 /** Refuses unknown names, wrong types, and another model than the one that is loaded. */
 export function check(request: object, known: Readonly<Record<string, Kind>>, model: string): void {
-  checkKinds(request, known, "a request", refuse);
+  checkKinds(request, known, "a request", (name, value) => refuse(name, value, Object.keys(known)));
   if (!isRecord(request)) return;
   if (request.model != null && request.model !== model)
     throw new RequestError(
@@ -216,10 +216,10 @@ export function checkKinds(
   }
 }
 
-function refuse(name: string, value: unknown): void {
+function refuse(name: string, value: unknown, known: readonly string[]): void {
   if (value === undefined) return;
   const neutral = Object.hasOwn(LACKING, name) ? LACKING[name] : undefined;
-  if (!neutral) throw new RequestError(`unknown parameter ${name}`, name);
+  if (!neutral) throw new RequestError(`unknown parameter ${name}${meant(name, known)}`, name);
   if (value === null || neutral.includes(shown(value))) return;
   throw new RequestError(
     `${name} is not supported by this engine, which only writes text. Leave it out, or ask a server that ` +

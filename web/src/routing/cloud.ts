@@ -48,6 +48,8 @@ export const ALL_FEATURES: readonly Feature[] = [
   "reasoning",
 ];
 
+const HERE = globalThis.location?.href;
+
 /** Statuses that say the request is wrong, and not the server, the key or the moment. */
 const REFUSED = [400, 413, 422];
 
@@ -60,8 +62,11 @@ export class Cloud {
     readonly options: CloudOptions,
     private readonly timeouts: Timeouts,
   ) {
-    const url = new URL(options.baseURL, globalThis.location?.href);
-    if (!/^https?:$/.test(url.protocol))
+    const url =
+      typeof options.baseURL === "string" && options.baseURL !== "" && URL.canParse(options.baseURL, HERE)
+        ? new URL(options.baseURL, HERE)
+        : null;
+    if (!url || !/^https?:$/.test(url.protocol))
       throw new RequestError(`baseURL is ${options.baseURL}; give an http or https address`, "baseURL");
     this.#root = `${url.origin}${url.pathname === "/" ? "/v1" : url.pathname.replace(/\/+$/, "")}`;
     this.#loopback = /^(localhost|127(\.\d+){3}|\[::1\])$/.test(url.hostname);
@@ -167,12 +172,12 @@ export class Cloud {
       throw new CloudError(message, "connection", { cause: error });
     }
     if (response.ok) return response;
-    throw await refusal(response);
+    throw await refusal(response, this.#root);
   }
 }
 
 /** What an error response means: the request is wrong, or the cloud cannot answer it (now). */
-async function refusal(response: Response): Promise<Error> {
+async function refusal(response: Response, root: string): Promise<Error> {
   const text = await textOf(response.body).catch(() => "");
   let message = text.slice(0, 200) || response.statusText;
   let param: string | null = null;
@@ -185,7 +190,9 @@ async function refusal(response: Response): Promise<Error> {
   }
   const { status, headers } = response;
   if (REFUSED.includes(status)) return new RequestError(`The cloud refuses the request: ${message}`, param);
-  return new CloudError(`The cloud answered with status ${status}: ${message}`, String(status), {
+  const advice = status < 500 ? "Is its address (baseURL) right, and its key (apiKey)?" : "Try again later.";
+  const said = `The cloud at ${root} answered with status ${status}: ${message}`;
+  return new CloudError(status === 429 ? said : `${said.replace(/[.\s]*$/, ".")} ${advice}`, String(status), {
     retryAfter: retryAfter(headers.get("retry-after")),
   });
 }

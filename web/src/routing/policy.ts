@@ -3,7 +3,7 @@
  * explains every field.
  */
 
-import { RequestError } from "../protocol/errors.js";
+import { meant, RequestError } from "../protocol/errors.js";
 import { MODES, type Mode, type Side } from "./types.js";
 
 /**
@@ -169,9 +169,12 @@ export function parsePolicy(options: PolicyOptions = {}): Policy {
 function merged<T extends object>(defaults: T, options: unknown, where: string): T {
   if (typeof options !== "object" || options === null || Array.isArray(options))
     throw new RequestError(`${where} must be an object, not ${JSON.stringify(options)}`, where);
-  const unknown = Object.keys(options).filter((name) => !Object.hasOwn(defaults, name));
-  if (unknown.length > 0)
-    throw new RequestError(`${where} has no field ${unknown.sort().join(", ")}`, unknown[0] ?? null);
+  const [unknown] = Object.keys(options).filter((name) => !Object.hasOwn(defaults, name));
+  if (unknown !== undefined)
+    throw new RequestError(
+      `${where} has no field ${unknown}${meant(unknown, Object.keys(defaults))}`,
+      unknown,
+    );
   const entries = Object.entries(options).filter(([, value]) => value !== undefined);
   const values = entries.map(([name, value]: [string, unknown]) => {
     const known: unknown = defaults[name as keyof T];

@@ -3,7 +3,7 @@
  * (routing/request.py).
  */
 
-import { RequestError } from "../protocol/errors.js";
+import { meant, RequestError } from "../protocol/errors.js";
 import { type HybridRequest, type Message, textOf } from "./openai.js";
 import { type Feature, MODES, type Mode } from "./types.js";
 
@@ -70,9 +70,12 @@ function parsed(data: unknown): Hints {
   if (data !== null && data !== undefined && !isFields(data))
     throw new RequestError(`x_nearfar must be an object with ${Object.keys(CHECKS).join(", ")}`, "x_nearfar");
   const given = Object.entries(data ?? {}).filter(([, value]) => value !== null && value !== undefined);
-  const unknown = given.map(([name]) => name).filter((name) => !Object.hasOwn(CHECKS, name));
-  if (unknown.length > 0)
-    throw new RequestError(`x_nearfar has no field ${unknown.sort().join(", ")}`, "x_nearfar");
+  const [unknown] = given.map(([name]) => name).filter((name) => !Object.hasOwn(CHECKS, name));
+  if (unknown !== undefined)
+    throw new RequestError(
+      `x_nearfar has no field ${unknown}${meant(unknown, Object.keys(CHECKS))}`,
+      "x_nearfar",
+    );
   for (const [name, value] of given) {
     const [right, words] = CHECKS[name as keyof Hints];
     if (!right(value))

@@ -3,7 +3,7 @@
  * conversations.
  */
 
-import { CloudError, DeviceError } from "../protocol/errors.js";
+import { CloudError, DeviceError, RequestError } from "../protocol/errors.js";
 import { Breaker } from "./breaker.js";
 import { Threshold, type ThresholdRecord } from "./calibration.js";
 import { ALL_FEATURES, Cloud, type CloudOptions } from "./cloud.js";
@@ -63,6 +63,8 @@ export class Router {
   #breakers: Record<Side, Breaker>;
 
   constructor(readonly options: HybridOptions) {
+    if (typeof options !== "object" || options === null)
+      throw new RequestError("HybridClient takes an object with device, cloud or both");
     const kept = options.store?.read() ?? {};
     this.#policy = parsePolicy(options.policy);
     this.scorer = options.difficulty ?? null;
@@ -89,6 +91,8 @@ export class Router {
   }
 
   set device(engine: DeviceEngine | null) {
+    if (engine !== null && typeof engine?.model !== "object")
+      throw new RequestError("device must be an engine: give what createEngine(url) resolves to", "device");
     this.#device = engine;
     this.warm = false;
     this.#free = engine?.model.contextLength ?? 0;

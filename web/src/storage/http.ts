@@ -202,7 +202,8 @@ export async function fetchBytes(
     bytes = await exchange.bytesOf(response);
   } catch (cause) {
     if (options.signal?.aborted) throw abortReason(options.signal);
-    throw new UnreachableError(`${url.href} cannot be downloaded: ${reasonOf(cause)}`, { cause });
+    const advice = "Check address and network; a server of another origin must allow this page (CORS).";
+    throw new UnreachableError(`${url.href} cannot be downloaded: ${reasonOf(cause)}. ${advice}`, { cause });
   } finally {
     exchange.end();
   }

@@ -19,6 +19,7 @@ from prompt_toolkit.styles import Style
 from nearfar.cli.session.commands import COMMANDS, FILES
 from nearfar.cli.session.input import fence_open
 from nearfar.cli.session.settings import SETTINGS
+from nearfar.folders import write_whole
 
 STYLE = Style.from_dict(
     {"prompt": "bold", "continuation": "ansibrightblack", "placeholder": "ansibrightblack"}
@@ -100,12 +101,8 @@ def _shorten(file: Path) -> None:
         return
     data = file.read_bytes()
     cut = data.find(b"\n\n", len(data) // 2)
-    aside = file.with_name(f"{file.name}-{os.getpid()}")
-    handle = os.open(aside, os.O_CREAT | os.O_WRONLY | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "wb") as out:
-        out.write(data[cut + 1 :] if cut >= 0 else b"")
     with contextlib.suppress(OSError):
-        aside.replace(file)
+        write_whole(file, data[cut + 1 :] if cut >= 0 else b"")
 
 
 class _Words(Completer):

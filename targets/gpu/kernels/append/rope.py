@@ -24,15 +24,19 @@ from nearfar.targets.gpu.kernels.script.vectors import of_numbers
 THREADS = 64
 
 
+def check_rope(job: RopeAppend) -> None:
+    """BuildError for queries that are scaled from a part of a position on."""
+    if job.q_scale is not None and job.q_scale[1] != int(job.q_scale[1]):
+        original = job.q_scale[1]
+        raise BuildError(f"q_scale: {original} positions are no whole number, which the GPU targets need")
+
+
 def rope_append(job: RopeAppend) -> Staged:
     """One launch; one more before it where something is normed, and one more where there are codes.
 
     Together they have more than the eight buffers of a kernel. What is between them is float32 in f16
     programs too.
     """
-    if job.q_scale is not None and job.q_scale[1] != int(job.q_scale[1]):
-        original = job.q_scale[1]
-        raise BuildError(f"q_scale: {original} positions are no whole number, which the GPU targets need")
     normed = job.norm_eps is not None or job.v_norm_eps is not None
     rotated_early = job.rope and job.norm_eps is not None and job.norm_after
     rotated = job.rope and not rotated_early

@@ -1,5 +1,5 @@
 import { embeddingOf } from "../../artifact/buffers.js";
-import type { Manifest } from "../../artifact/manifest.js";
+import { frequenciesOf, type Manifest } from "../../artifact/manifest.js";
 import type { Backend, BackendShape } from "../engine/backend.js";
 import type { MemoryPlan } from "./memory.js";
 import { ropeTable } from "./rope.js";
@@ -30,8 +30,10 @@ export function initialize(
   tensor: (name: string) => Float32Array,
 ): void {
   const { contextLength, slots, vocabSize, embedding } = backend.shape;
-  for (const [name, { invFreq, scale }] of ropes)
-    backend.write(`rope.${name}`, ropeTable(tensor(invFreq), scale, contextLength));
+  for (const [name, rope] of ropes) {
+    const frequencies = tensor(frequenciesOf(rope, contextLength));
+    backend.write(`rope.${name}`, ropeTable(frequencies, rope.scale, contextLength));
+  }
   const words = Math.ceil(vocabSize / 32);
   if (!embedding) backend.write("allowed", new Uint32Array(slots * words).fill(0xffffffff));
 }

@@ -1,4 +1,4 @@
-import type { TensorEntry } from "../../artifact/manifest.js";
+import { allFrequencies, type TensorEntry } from "../../artifact/manifest.js";
 import type { RemoteArtifact } from "../device/remote-artifact.js";
 import { type ShardOptions, streamShards } from "../store/shards.js";
 import type { BufferRegistry } from "./buffers.js";
@@ -34,7 +34,7 @@ export async function streamWeights(
   options: ShardOptions,
 ): Promise<Map<string, Float32Array>> {
   const { shards, shardBytes, tensors } = manifest.weights;
-  const wanted = new Set([...manifest.ropes.values()].map(({ invFreq }) => invFreq));
+  const wanted = new Set([...manifest.ropes.values()].flatMap(allFrequencies));
   const onHost = new Map(
     tensors.filter(({ name }) => wanted.has(name)).map(({ name, bytes }) => [name, new Uint8Array(bytes)]),
   );

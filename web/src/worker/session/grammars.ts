@@ -77,7 +77,7 @@ export class Grammars {
   async #next(way: Way): Promise<Uint32Array<ArrayBuffer> | null> {
     if (way.closed) return null;
     if (!this.start) throw cannotLoad(paramOf(way.grammar));
-    this.#line ??= this.#open(this.start);
+    this.#line ??= this.#open(this.start, paramOf(way.grammar));
     const line = await this.#line;
     if (way.closed) return null;
     this.#asked = { way, line };
@@ -103,7 +103,7 @@ export class Grammars {
         );
       case "failed":
         await this.end();
-        throw failed(answer);
+        throw failed(answer, paramOf(way.grammar));
       default:
         return null;
     }
@@ -115,7 +115,7 @@ export class Grammars {
   }
 
   /** A worker that knows the vocabulary. Answers under way go on in it from their tokens. */
-  async #open(start: StartGrammars): Promise<Line> {
+  async #open(start: StartGrammars, param: string): Promise<Line> {
     const { size, bytesOf, ends: known } = this.vocabulary;
     let line: Line | null = null;
     try {
@@ -130,7 +130,7 @@ export class Grammars {
       const pieces = Array.from({ length: size }, (_, token) => written(bytesOf(token)));
       const answer = await line.ask({ type: "vocabulary", pieces, ends }, START_LIMIT_MS);
       if (answer.type === "ready") return line;
-      throw failed(answer);
+      throw failed(answer, param);
     } catch (error) {
       // The next request begins anew.
       this.#line = null;
@@ -226,12 +226,12 @@ class Line {
   }
 }
 
-function failed(answer: FromGrammars | { readonly type: "late" }): RequestError {
+function failed(answer: FromGrammars | { readonly type: "late" }, param: string): RequestError {
   const [message, code] =
     answer.type === "failed"
       ? [answer.message, answer.code]
       : ["its worker did not start", "unsupported" as const];
-  return new RequestError(`the grammar cannot be followed here: ${message}`, "response_format", { code });
+  return new RequestError(`${param} cannot be followed here: ${message}`, param, { code });
 }
 
 function cannotLoad(param: string): RequestError {

@@ -1,7 +1,7 @@
 /** What templates call by name: filters, tests and globals of Jinja2, and those that transformers adds. */
 
 import { FILTERS, VARIED } from "./filters.js";
-import { DICT, inOrder, TEXT } from "./methods.js";
+import { DICT, inOrder, LIST, TEXT } from "./methods.js";
 import { CODES, strftime } from "./strftime.js";
 import { TESTS } from "./tests.js";
 import {
@@ -103,7 +103,7 @@ export function vocabulary(): Readonly<Record<string, unknown>> {
   return {
     filters: { ...names(FILTERS), ...Object.fromEntries(Object.keys(VARIED).map((name) => [name, null])) },
     tests: Object.fromEntries(Object.entries(TESTS).map(([name, [count]]) => [name, count])),
-    methods: { text: names(TEXT), dict: names(DICT) },
+    methods: { text: names(TEXT), list: names(LIST), dict: names(DICT) },
     globals: Object.keys(GLOBALS),
     strftime: CODES,
   };

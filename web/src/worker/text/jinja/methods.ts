@@ -1,4 +1,4 @@
-/** The methods of Python's texts and dicts that templates call; those that change a value are not in them. */
+/** The methods of Python's texts, lists and dicts that templates call; none that changes a value. */
 
 import { filled } from "./format.js";
 import {
@@ -13,9 +13,11 @@ import {
   words,
 } from "./texts.js";
 import {
+  equal,
   Fault,
   type Func,
   isDict,
+  isList,
   keyOf,
   misfit,
   Sequence,
@@ -66,6 +68,12 @@ function found(at: number, value: string): bigint {
   return BigInt(at < 0 ? -1 : lengthOf(value.slice(0, at)));
 }
 
+/** A place that must be there. */
+function placed(at: number): number {
+  if (at < 0) misfit();
+  return at;
+}
+
 /** Letters only of one case, and at least one. */
 function isCase(value: string, same: string, other: string): boolean {
   return value === same && same !== other;
@@ -99,13 +107,7 @@ export const TEXT: Readonly<Record<string, Method<string>>> = {
   capitalize: ["", capitalized],
   find: ["sub", (value, one) => found(value.indexOf(text(one)), value)],
   rfind: ["sub", (value, one) => found(value.lastIndexOf(text(one)), value)],
-  index: [
-    "sub",
-    (value, one) => {
-      if (!value.includes(text(one))) throw new Fault("a text is not found in another");
-      return found(value.indexOf(text(one)), value);
-    },
-  ],
+  index: ["sub", (value, one) => found(placed(value.indexOf(text(one))), value)],
   count: [
     "sub",
     (value, one) => BigInt(text(one) === "" ? lengthOf(value) + 1 : value.split(text(one)).length - 1),
@@ -126,6 +128,12 @@ export const TEXT: Readonly<Record<string, Method<string>>> = {
   format: ["", () => undefined],
 };
 
+/** Of lists and tuples. */
+export const LIST: Readonly<Record<string, Method<readonly Value[]>>> = {
+  count: ["value", (items, one) => BigInt(items.filter((each) => equal(each, one)).length)],
+  index: ["value", (items, one) => BigInt(placed(items.findIndex((each) => equal(each, one))))],
+};
+
 type Pairs = ReadonlyMap<Value, Value>;
 
 export const DICT: Readonly<Record<string, Method<Pairs>>> = {
@@ -144,9 +152,8 @@ export function pairsOf(value: Pairs): Tuple[] {
 /** Arguments in order of a function's names. Those that are not given are undefined. */
 export function inOrder(what: string, names: string, args: Args, named: ReadonlyMap<string, Value>): Value[] {
   const order = names === "" ? [] : names.split(" ");
-  if (args.length > order.length) throw new Fault(`${what} takes at most ${order.length} arguments`);
-  for (const name of named.keys())
-    if (order.indexOf(name) < args.length) throw new Fault(`${what} has no argument ${name}`);
+  if (args.length > order.length) misfit(what);
+  for (const name of named.keys()) if (order.indexOf(name) < args.length) misfit(what);
   return order.map((name, at) => (at < args.length ? args[at] : named.get(name)));
 }
 
@@ -159,7 +166,9 @@ export function method(value: Value, name: string): Func | undefined {
   if (isDict(value) && name === "get")
     return ([key, ...usual]) =>
       value.has(keyOf(key)) ? value.get(keyOf(key)) : usual.length > 0 ? usual[0] : null;
-  return isDict(value) ? bound(DICT, value, name) : undefined;
+  if (isDict(value)) return bound(DICT, value, name);
+  const items = value instanceof Tuple ? value.items : value;
+  return isList(items) ? bound(LIST, items, name) : undefined;
 }
 
 function bound<T>(methods: Readonly<Record<string, Method<T>>>, value: T, name: string): Func | undefined {

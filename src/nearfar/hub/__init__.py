@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from nearfar.checkpoint_files import INDEX, indexed_files, weight_files
 from nearfar.errors import CheckpointError
-from nearfar.hub_reach import host, unreachable
-from nearfar.hub_transfer import Fetched, Transfer
+from nearfar.hub.reach import host, unreachable
+from nearfar.hub.transfer import Fetched, Transfer
 from nearfar.interruptible import interruptible
 from nearfar.paths import absent, close_path, looks_like_path
 from nearfar.room import lacking
@@ -30,7 +30,7 @@ HUB_ID = re.compile(r"(?P<repository>\w[\w.-]*/[\w.-]+)(:(?P<wanted>[\w./ -]+))?
 
 os.environ.setdefault("HF_HUB_VERBOSITY", "critical")  # read where the client is imported: we tell what fails
 OWN = 1 << 18
-"""Bytes from which on a file is fetched by nearfar.hub_transfer; smaller ones come by the client."""
+"""Bytes from which on a file is fetched by nearfar.hub.transfer; smaller ones come by the client."""
 
 watched: ContextVar[Callable[[Fetched], None] | None] = ContextVar("watched", default=None)
 """Is told how far downloads are, from several threads; set by who shows it."""

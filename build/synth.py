@@ -22,7 +22,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from nearfar import strict_json
 from nearfar.build.output import output_directory
-from nearfar.checkpoint_files import INDEX
+from nearfar.build.weights.safetensors import SafetensorsWriter, TensorSpec
 from nearfar.errors import BuildError
 from nearfar.processors import processors
 from nearfar.step.model import Model
@@ -133,62 +133,26 @@ def write_checkpoint(
 def _write_weights(directory: Path, shape: Shape, seed: int, progress: Progress, file_bytes: int) -> None:
     """Write the safetensors files, and their index where there are several."""
     tensors, std = shape.tensors, shape.config.get("initializer_range", STD)
-    number = {name: index for index, name in enumerate(tensors)}
-    files = _split(tensors, file_bytes)
-    total, done = sum(2 * tensor.size for tensor in tensors.values()), 0
-    weight_map: dict[str, str] = {}
-    with ThreadPoolExecutor(min(4, processors())) as pool:
-        for index, group in enumerate(files):
-            file = (
-                f"model-{index + 1:05d}-of-{len(files):05d}.safetensors"
-                if len(files) > 1
-                else "model.safetensors"
-            )
-            with (directory / file).open("wb") as stream:
-                stream.write(_header(group))
-                for name, tensor in group.items():
-                    weight_map[name] = file
-                    for chunk in _values(pool, tensor, std, (seed, number[name])):
-                        stream.write(chunk.data)
-                        done += chunk.nbytes
-                        progress(done, total)
-    if len(files) > 1:
-        _write_json(directory / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
-
-
-def _split(tensors: Mapping[str, Tensor], file_bytes: int) -> list[dict[str, Tensor]]:
-    """As few files as keep each within file_bytes; a larger tensor has a file of its own."""
-    files: list[dict[str, Tensor]] = [{}]
-    filled = 0
-    for name, tensor in tensors.items():
-        size = 2 * tensor.size
-        if files[-1] and filled + size > file_bytes:
-            files.append({})
-            filled = 0
-        files[-1][name] = tensor
-        filled += size
-    return files
-
-
-def _header(tensors: Mapping[str, Tensor]) -> bytes:
-    """Make the safetensors header of bfloat16 tensors that lie one after another."""
-    records: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name, tensor in tensors.items():
-        end = offset + 2 * tensor.size
-        records[name] = {"dtype": "BF16", "shape": list(tensor.shape), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(records, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    specs = [TensorSpec(name, "bfloat16", tensor.shape) for name, tensor in tensors.items()]
+    total, done = sum(spec.bytes for spec in specs), 0
+    with (
+        ThreadPoolExecutor(min(4, processors())) as pool,
+        SafetensorsWriter(directory, specs, file_bytes, {"format": "pt"}) as writer,
+    ):
+        for number, (name, tensor) in enumerate(tensors.items()):
+            for chunk in _values(pool, tensor, std, (seed, number)):
+                writer.write(name, chunk)
+                done += chunk.nbytes
+                progress(done, total)
+        writer.finish()
 
 
 def _values(
     pool: ThreadPoolExecutor, tensor: Tensor, std: float, key: tuple[int, int]
-) -> Iterator[npt.NDArray[np.uint16]]:
-    """A tensor's bfloat16 bits in chunks; what is drawn depends on key and chunk alone."""
+) -> Iterator[npt.NDArray[Any]]:
+    """A tensor's bfloat16 values in chunks; what is drawn depends on key and chunk alone."""
     if tensor.value is not None:
-        yield np.full(tensor.shape, tensor.value, ml_dtypes.bfloat16).view(np.uint16)
+        yield np.full(tensor.shape, tensor.value, ml_dtypes.bfloat16)
         return
     chunks = [
         (key, index, min(CHUNK, tensor.size - index * CHUNK), std)
@@ -198,12 +162,12 @@ def _values(
         yield from pool.map(_draw, chunks[first : first + BEFORE])
 
 
-def _draw(job: tuple[tuple[int, int], int, int, float]) -> npt.NDArray[np.uint16]:
-    """One chunk of normal(0, std) as bfloat16 bits (the value rounded half up at the 16th bit)."""
+def _draw(job: tuple[tuple[int, int], int, int, float]) -> npt.NDArray[Any]:
+    """One chunk of normal(0, std) as bfloat16 (the value rounded half up at the 16th bit)."""
     key, index, count, std = job
     random = np.random.Generator(np.random.SFC64(np.random.SeedSequence((*key, index))))
     bits = (random.standard_normal(count, np.float32) * np.float32(std)).view(np.uint32)
-    return ((bits + 0x8000) >> 16).astype(np.uint16)
+    return ((bits + 0x8000) >> 16).astype(np.uint16).view(ml_dtypes.bfloat16)
 
 
 def _write_tokenizer(directory: Path, shape: Shape) -> None:

@@ -18,7 +18,8 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
-from nearfar import __version__
+import nearfar
+from nearfar.version import __version__
 
 State = Literal["ok", "missing", "wrong"]
 
@@ -78,7 +79,7 @@ def keeps(findings: list[Finding]) -> bool:
 def _python() -> Iterator[Finding]:
     told = f"{platform.python_version()} at {sys.executable}, {platform.system()} {platform.machine()}"
     yield Finding("python", "python", "ok", told)
-    yield Finding("python", "nearfar", "ok", f"{__version__} at {Path(__file__).resolve().parent}")
+    yield Finding("python", "nearfar", "ok", f"{__version__} at {Path(nearfar.__file__).resolve().parent}")
 
 
 def _extras() -> Iterator[Finding]:
@@ -140,8 +141,8 @@ def _devices() -> Iterator[Finding]:
 
 
 def _page() -> Iterator[Finding]:
+    from nearfar.cli.page_server import find_page
     from nearfar.errors import NearfarError
-    from nearfar.page_server import find_page
 
     try:
         yield Finding("page", "chat page", "ok", str(find_page()))
@@ -196,7 +197,7 @@ def _settings(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
 
 def known_settings() -> set[str]:
     """The variables that nearfar's own files read."""
-    root = Path(__file__).resolve().parent
+    root = Path(nearfar.__file__).resolve().parent
     folders = [root, *(folder.resolve() for folder in root.iterdir() if folder.is_dir())]  # some are links
     texts = (file.read_text(encoding="utf-8") for folder in folders for file in folder.rglob("*.py"))
     return {name for text in texts for name in re.findall(r'"(NEARFAR_[A-Z0-9_]+)"', text)}

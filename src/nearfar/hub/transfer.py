@@ -7,27 +7,25 @@ repository's folder, until it is whole `ETAG.incomplete`, under the client's own
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import re
+import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from nearfar.downloads import SECONDS, Receiver, Reply
 from nearfar.errors import CheckpointError
-from nearfar.interruptible import Stopped, side_by_side
+from nearfar.interruptible import side_by_side
 
 if TYPE_CHECKING:
     from huggingface_hub import DryRunFileInfo
 
-SECONDS = 20.0
-"""Seconds that the hub may be silent."""
-TRIES, PAUSE = 4, 0.5
-"""The second try comes after so many seconds, each further one after twice as long."""
 AT_ONCE = 4
 SHA256 = re.compile(r"[0-9a-f]{64}")
 """The entity tag of a large file; that of a small one is git's, of more than its bytes."""
@@ -63,6 +61,7 @@ class Transfer:
         self._got, self._begun = 0, time.monotonic()
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        self._receiver = Receiver(self._stop, CheckpointError, "HF_HOME")
 
     def run(self, stop: threading.Event | None = None) -> None:
         """Until all are there. Ctrl-C and `stop` end it at once; what has arrived stays."""
@@ -71,23 +70,7 @@ class Transfer:
     def _fetch(self, file: DryRunFileInfo) -> None:
         from httpx import HTTPError
 
-        pause = PAUSE
-        for tries in range(1, TRIES + 1):
-            try:
-                self._try(file)
-                return
-            except (HTTPError, OSError) as error:
-                if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-                    raise CheckpointError(
-                        f"{self._folder} cannot be written: {error.strerror}. Free some space, or let "
-                        "HF_HOME name a folder on another disk; the same command then goes on where it ended"
-                    ) from error
-                status = getattr(getattr(error, "response", None), "status_code", 500)
-                if tries == TRIES or (status < 500 and status not in (408, 416, 429)):
-                    raise
-            if self._stop.wait(pause):
-                raise Stopped
-            pause *= 2
+        self._receiver.persist(lambda: self._try(file), self._folder, (HTTPError, OSError))
 
     def _try(self, file: DryRunFileInfo) -> None:
         """One try to have the rest of a file."""
@@ -114,39 +97,20 @@ class Transfer:
                 return
             part = blob.with_name(f"{blob.name}.incomplete")
             resumed = part.exists()
-            self._receive(known.location, headers, part, file, known.size)
+            self._receiver.receive(
+                file.filename,
+                lambda start: _asked(known.location, headers, start),
+                part,
+                known.size,
+                sys.maxsize if known.size is None else known.size,
+                lambda there, got: self._count(file, there, got),
+            )
+            if known.size not in (None, part.stat().st_size):
+                raise ConnectionError(f"{file.filename} should have {known.size:,} bytes")
             if resumed and SHA256.fullmatch(blob.name) and _sha256(part) != blob.name:
                 part.unlink()  # its beginning was of something else
                 raise ConnectionError(f"{file.filename} is not what the hub says it is")
             part.replace(blob)
-
-    def _receive(
-        self, url: str, headers: dict[str, Any], part: Path, file: DryRunFileInfo, size: int | None
-    ) -> None:
-        from huggingface_hub import get_session
-        from huggingface_hub.errors import HfHubHTTPError
-
-        have = part.stat().st_size if part.exists() else 0
-        if have == size:
-            return
-        asked = {**headers, "accept-encoding": "identity", **({"range": f"bytes={have}-"} if have else {})}
-        with get_session().stream("GET", url, headers=asked, timeout=SECONDS) as answer:
-            if answer.status_code == 416:  # it has fewer bytes than lie here
-                part.unlink(missing_ok=True)
-            if answer.status_code >= 400:
-                raise HfHubHTTPError(f"{url.partition('?')[0]}: {answer.status_code}", response=answer)
-            going_on = answer.headers.get("content-range", "").startswith(f"bytes {have}-")
-            at = have if answer.status_code == 206 and going_on else 0
-            with part.open("ab" if at else "wb", buffering=0) as out:
-                self._count(file, at, 0)
-                for chunk in answer.iter_raw():
-                    if self._stop.is_set():
-                        raise Stopped
-                    out.write(chunk)
-                    at += len(chunk)
-                    self._count(file, at, len(chunk))
-        if size is not None and at != size:
-            raise ConnectionError(f"the connection ended after {at:,} of {size:,} bytes")
 
     def _count(self, file: DryRunFileInfo, there: int, got: int) -> None:
         with self._lock:
@@ -156,6 +120,23 @@ class Transfer:
             if self._told is not None:
                 done = sum(self._there.values())
                 self._told(Fetched(file.filename, there, file.file_size or 0, done, self._total, rate))
+
+
+@contextmanager
+def _asked(url: str, headers: Mapping[str, str], start: int) -> Iterator[Reply]:
+    """Ask the hub's storage for a file, from a byte on."""
+    from huggingface_hub import get_session
+
+    asked = {**headers, "accept-encoding": "identity", **({"range": f"bytes={start}-"} if start else {})}
+    with get_session().stream("GET", url, headers=asked, timeout=SECONDS) as answer:
+        length = answer.headers.get("content-length")
+        yield Reply(
+            answer.status_code,
+            answer.reason_phrase,
+            answer.headers.get("content-range", ""),
+            None if length is None else int(length),
+            answer.iter_raw(),
+        )
 
 
 def _sha256(file: Path) -> str:

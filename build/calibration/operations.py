@@ -1,0 +1,191 @@
+"""The operations of a step in NumPy: one function each, and the table of them. Formulas as in step/ops.py.
+
+The forward of a calibration (forward.py) and the reference of the tests (tests/support/step_reference.py)
+read a list by this table. They differ in where keys and values lie, which is what `Run` asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from nearfar.build.calibration.arithmetic import ACTIVATIONS, Array, capped, linear, rms_norm, rotate
+from nearfar.step import ops
+from nearfar.step.model import Step
+
+
+class Run(Protocol):
+    """Rows on their way through a list."""
+
+    @property
+    def step(self) -> Step:
+        """The list, its caches and rotations."""
+        ...
+
+    @property
+    def weights(self) -> Mapping[str, Array]:
+        """Parameters by name: [n, k], or [n]."""
+        ...
+
+    @property
+    def values(self) -> Mapping[str, Array]:
+        """What the operations before have made: [M, width] by name."""
+        ...
+
+    @property
+    def tokens(self) -> Array:
+        """Token ids, int [M]."""
+        ...
+
+    @property
+    def positions(self) -> Array:
+        """Positions, int [M]; below 0 for rows of padding."""
+        ...
+
+    def append(self, op: ops.RopeAppend, keys: Array, values: Array) -> None:
+        """Keep keys and values [M, kv_heads, head_dim] of the rows."""
+        ...
+
+    def attend(self, op: ops.Attend, queries: Array) -> Array:
+        """Attention of queries [M, heads, head_dim], as [M, heads·head_dim]."""
+        ...
+
+    def wanted(self, x: Array) -> Array:
+        """The rows of x that the end of the list is asked for."""
+        ...
+
+
+def compute(run: Run, op: ops.Op) -> Array:
+    """What an operation makes: [M, width]."""
+    return OPERATIONS[type(op)](run, op)
+
+
+def embed(run: Run, op: ops.Embed) -> Array:
+    rows = run.weights[op.table][run.tokens]
+    return np.asarray(rows * rows.dtype.type(op.scale))
+
+
+def norm(run: Run, op: ops.Norm) -> Array:
+    x = run.values[op.x]
+    return rms_norm(x.reshape(len(x), op.groups, -1), run.weights[op.weight], op.eps).reshape(x.shape)
+
+
+def product(run: Run, op: ops.Linear) -> Array:
+    return linear(run.values[op.x], run.weights[op.weight], _bias(run, op.bias))
+
+
+def rope_append(run: Run, op: ops.RopeAppend) -> Array:
+    x, cache = run.values[op.x], run.step.caches[op.cache]
+    widths = op.heads * cache.head_dim, cache.kv_heads * cache.head_dim
+    q = _turned(run, op, x[:, : widths[0]], op.q_norm)
+    if op.q_scale is not None:
+        beta, original = op.q_scale
+        growth = np.log1p(np.maximum(run.positions, 0) // original)
+        q = q * (1 + beta * growth).astype(q.dtype)[:, None, None]
+    if op.append:
+        k = _turned(run, op, x[:, widths[0] : sum(widths)], op.k_norm)
+        v = x[:, sum(widths) :].reshape(len(x), -1, cache.head_dim)
+        if op.v_norm is not None:
+            v = rms_norm(v, np.ones(cache.head_dim, x.dtype), op.v_norm)
+        run.append(op, k, v)
+    return q.reshape(len(x), -1)
+
+
+def attend(run: Run, op: ops.Attend) -> Array:
+    x = run.values[op.x]
+    return run.attend(op, x.reshape(len(x), op.heads, -1))
+
+
+def glu(run: Run, op: ops.Glu) -> Array:
+    gate, up = np.split(run.values[op.x], 2, -1)
+    return np.asarray(ACTIVATIONS[op.activation](gate) * up)
+
+
+def act(run: Run, op: ops.Act) -> Array:
+    return ACTIVATIONS[op.activation](run.values[op.x])
+
+
+def add(run: Run, op: ops.Add) -> Array:
+    both = run.values[op.a] + run.values[op.b]
+    return np.asarray(both * both.dtype.type(op.scale))
+
+
+def mul(run: Run, op: ops.Mul) -> Array:
+    return np.asarray(run.values[op.a] * run.values[op.b])
+
+
+def scale(run: Run, op: ops.Scale) -> Array:
+    return np.asarray(run.values[op.x] * run.weights[op.weight])
+
+
+def columns(run: Run, op: ops.Columns) -> Array:
+    return run.values[op.x][:, op.start : op.start + op.count]
+
+
+def logits(run: Run, op: ops.Logits) -> Array:
+    rows = run.wanted(run.values[op.x])
+    return capped(linear(rows, run.weights[op.weight], _bias(run, op.bias)), op.softcap)
+
+
+def embedding(run: Run, op: ops.Embedding) -> Array:
+    return run.wanted(run.values[op.x])
+
+
+OPERATIONS: Mapping[type[ops.Op], Callable[[Any, Any], Array]] = {
+    ops.Embed: embed,
+    ops.Norm: norm,
+    ops.Linear: product,
+    ops.RopeAppend: rope_append,
+    ops.Attend: attend,
+    ops.Glu: glu,
+    ops.Act: act,
+    ops.Add: add,
+    ops.Mul: mul,
+    ops.Scale: scale,
+    ops.Columns: columns,
+    ops.Logits: logits,
+    ops.Embedding: embedding,
+}
+
+
+def attention(
+    op: ops.Attend, q: Array, keys: Array, values: Array, sinks: Array | None, seen: Array | None = None
+) -> Array:
+    """Attention of q [..., kv_heads, heads of each, L, head_dim] over keys and values [..., kv_heads, P,
+    head_dim], in q's shape. `sinks` [heads]; `seen` bool [L, P]: which positions a row sees, None: all.
+    """
+    real = q.dtype.type
+    scores = capped(q @ keys[..., None, :, :].swapaxes(-1, -2) * real(op.scale), op.softcap)
+    if seen is not None:
+        scores += np.where(seen, real(0), real(-np.inf))
+    highest = scores.max(-1, keepdims=True)
+    if sinks is not None:
+        sinks = sinks.reshape(keys.shape[-3], -1, 1, 1)
+        highest = np.maximum(highest, sinks)
+    scores -= highest
+    weights = np.exp(scores, out=scores)
+    total = weights.sum(-1, keepdims=True)
+    if sinks is not None:
+        total = total + np.exp(sinks - highest)
+    return np.asarray(weights @ values[..., None, :, :] / total)
+
+
+def _bias(run: Run, name: str | None) -> Array | None:
+    return None if name is None else run.weights[name]
+
+
+def _turned(run: Run, op: ops.RopeAppend, part: Array, norm: str | None) -> Array:
+    """[M, heads · head_dim] → [M, heads, head_dim], normalized and rotated."""
+    heads = part.reshape(len(part), -1, run.step.caches[op.cache].head_dim)
+
+    def normed(heads: Array) -> Array:
+        if norm is None:
+            return heads
+        flat = heads.reshape(len(heads), -1) if op.norm_all else heads
+        return rms_norm(flat, run.weights[norm], op.eps).reshape(heads.shape)
+
+    heads = heads if op.norm_after else normed(heads)
+    heads = heads if op.rope is None else rotate(heads, run.step.ropes[op.rope], run.positions)
+    return normed(heads) if op.norm_after else heads

@@ -1,0 +1,171 @@
+"""The operations of a step as calls of MLX: one function each, and the table of them.
+
+A function adds its calls to the reading and gives what the operation makes. Weights are found, and what an
+operation asks for is decided, when a model is loaded; the calls alone run at every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import mlx.core as mx
+
+from nearfar.edge_runtime.executors.mlx.calls import HEADS, Arrays, Made, Part, Run, Value, whole
+from nearfar.edge_runtime.executors.mlx.reading import Reading
+from nearfar.step import ops
+
+
+def embed(r: Reading, op: ops.Embed) -> Value:
+    table, scale = r.weights.matrix(op.table), op.scale
+
+    def embed(made: Made, run: Run) -> Arrays:
+        rows = table.rows(run.tokens).astype(mx.float32)
+        return (rows if scale == 1 else rows * scale,)
+
+    return r.calls.add(embed, table.k)
+
+
+def norm(r: Reading, op: ops.Norm) -> Value:
+    weight, eps, groups = whole(r.weights.vector(op.weight, mx.float32)), op.eps, op.groups
+    x = (r.wide(r.whole(op.x)),)
+    if groups == 1:
+        return r.calls.each(x, lambda x, run: mx.fast.rms_norm(x, weight, eps))
+    return r.calls.each(x, lambda x, run: _by_groups(x, groups, weight, eps))
+
+
+def linear(r: Reading, op: ops.Linear) -> Value:
+    product, widths = r.product(op.weight, op.bias)
+    at = r.narrow(r.whole(op.x)).at
+    return r.calls.add(lambda made, run: product(made[at]), *widths)
+
+
+def rope_append(r: Reading, op: ops.RopeAppend) -> Value:
+    """Queries [..., L, heads, head_dim]; keys and values go to the cache."""
+    calls, shape = r.calls, r.caches[op.cache]
+    keys, head_dim = (shape.kv_heads if op.append else 0), shape.head_dim
+    x = tuple(map(r.narrow, r.values[op.x]))
+    x = calls.each(x, lambda x, run: mx.unflatten(x, -1, (-1, head_dim)), head_dim)
+    turned = calls.cut(x, 0, op.heads + keys)
+    if not op.norm_after:
+        turned = _head_norms(r, op, keys, turned)
+    if (rope := op.rope) is not None:
+        turned = calls.each(turned, lambda x, run: run.rotate(rope, x))
+    if op.norm_after:
+        turned = _head_norms(r, op, keys, turned)
+    if op.append:
+        _append(r, op, calls.cut(turned, op.heads, keys), calls.cut(x, op.heads + keys, keys))
+    queries = (calls.whole(calls.cut(turned, 0, op.heads), HEADS),)
+    return queries if op.q_scale is None else calls.each(queries, _grown(*op.q_scale))
+
+
+def attend(r: Reading, op: ops.Attend) -> Value:
+    sinks = None if op.sinks is None else whole(r.weights.vector(op.sinks, r.do.dtype))
+    at, width = r.whole(op.x).at, op.heads * r.caches[op.cache].head_dim
+    return r.calls.add(lambda made, run: (run.attend(op, made[at], sinks),), width)
+
+
+def glu(r: Reading, op: ops.Glu) -> Value:
+    x = r.values[op.x]
+    half = sum(part.width for part in x) // 2
+    gate, up = (r.calls.whole(r.calls.cut(x, start, half)) for start in (0, half))
+    return r.both(r.do.glu(op.activation), gate, up)
+
+
+def act(r: Reading, op: ops.Act) -> Value:
+    act = r.do.act(op.activation)
+    return r.calls.each((r.whole(op.x),), lambda x, run: act(x))
+
+
+def add(r: Reading, op: ops.Add) -> Value:
+    return r.both(r.do.add(op.scale), r.whole(op.a), r.whole(op.b))
+
+
+def mul(r: Reading, op: ops.Mul) -> Value:
+    return r.both(r.do.mul(), r.whole(op.a), r.whole(op.b))
+
+
+def scale(r: Reading, op: ops.Scale) -> Value:
+    times, factor = r.do.mul(), whole(r.weights.vector(op.weight, mx.float32))
+    return r.calls.each((r.whole(op.x),), lambda x, run: times(x, factor))
+
+
+def columns(r: Reading, op: ops.Columns) -> Value:
+    return r.calls.cut(r.values[op.x], op.start, op.count)
+
+
+def logits(r: Reading, op: ops.Logits) -> Value:
+    """What the logits are made of: the rows that somebody asks for are multiplied apart (Interpreter)."""
+    return (r.narrow(r.whole(op.x)),)
+
+
+def embedding(r: Reading, op: ops.Embedding) -> Value:
+    return (r.whole(op.x),)
+
+
+OPERATIONS: Mapping[type[ops.Op], Callable[[Reading, Any], Value]] = {
+    ops.Embed: embed,
+    ops.Norm: norm,
+    ops.Linear: linear,
+    ops.RopeAppend: rope_append,
+    ops.Attend: attend,
+    ops.Glu: glu,
+    ops.Act: act,
+    ops.Add: add,
+    ops.Mul: mul,
+    ops.Scale: scale,
+    ops.Columns: columns,
+    ops.Logits: logits,
+    ops.Embedding: embedding,
+}
+
+
+def _append(r: Reading, op: ops.RopeAppend, keys: Value, values: Value) -> None:
+    if (eps := op.v_norm) is not None:
+        values = r.calls.each(values, lambda x, run: mx.fast.rms_norm(x, None, eps))
+    k, v = (r.calls.whole(value, HEADS).at for value in (keys, values))
+
+    def append(made: Made, run: Run) -> Arrays:
+        run.append(op.cache, made[k], made[v])
+        return ()
+
+    r.calls.add(append)
+
+
+def _head_norms(r: Reading, op: ops.RopeAppend, keys: int, x: Value) -> Value:
+    """Queries, and so many heads of keys, normalized as the operation says."""
+    if op.q_norm is None and op.k_norm is None:
+        return x
+    out: list[Part] = []
+    for start, count, name in ((0, op.heads, op.q_norm), (op.heads, keys, op.k_norm)):
+        part = r.calls.cut(x, start, count)
+        if count and name is not None:
+            weight = whole(r.weights.vector(name, r.do.dtype))
+            part = r.calls.each((r.calls.whole(part, HEADS),), _head_norm(op, weight))
+        out += part
+    return tuple(out)
+
+
+def _head_norm(op: ops.RopeAppend, weight: mx.array) -> Callable[[mx.array, Run], mx.array]:
+    """RMS norm of each head, or of all as one row."""
+    eps = op.eps
+    if not op.norm_all:
+        return lambda x, run: mx.fast.rms_norm(x, weight, eps)
+    return lambda x, run: mx.unflatten(
+        mx.fast.rms_norm(mx.flatten(x, -2, -1), weight, eps), -1, (x.shape[-2], -1)
+    )
+
+
+def _grown(beta: float, original: float) -> Callable[[mx.array, Run], mx.array]:
+    """Queries times 1 + beta·ln(1 + ⌊position/original⌋)."""
+
+    def grown(x: mx.array, run: Run) -> mx.array:
+        factor = 1 + beta * mx.log1p(mx.floor(run.positions() / original))
+        return x * mx.expand_dims(factor, -1).astype(x.dtype)
+
+    return grown
+
+
+def _by_groups(x: mx.array, groups: int, weight: mx.array, eps: float) -> mx.array:
+    """RMS norm of each of so many equal stretches of x [..., width]."""
+    return mx.flatten(mx.fast.rms_norm(mx.unflatten(x, -1, (groups, -1)), weight, eps), -2, -1)

@@ -1,0 +1,89 @@
+"""The list of a step on its way to calls of MLX: weights, values, and what operations are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import Protocol
+
+import mlx.core as mx
+
+from nearfar.edge_runtime.executors.mlx.calls import Arrays, Calls, Part, Value, whole
+from nearfar.edge_runtime.executors.mlx.elementwise import Binary, Elementwise
+from nearfar.step.shapes import CacheShape
+
+Product = Callable[[mx.array], Arrays]
+"""The product of x [..., K] with a matrix."""
+
+
+class Matrix(Protocol):
+    """A weight matrix [N, K]."""
+
+    @property
+    def k(self) -> int: ...
+
+    @property
+    def widths(self) -> Sequence[int]:
+        """Columns of what a call gives, array by array: N in all."""
+        ...
+
+    def __call__(self, x: mx.array) -> Arrays:
+        """Products with x [..., K]."""
+        ...
+
+    def rows(self, index: mx.array) -> mx.array:
+        """Rows, as floats: index's shape and K."""
+        ...
+
+
+class Weights(Protocol):
+    """The parameters of the step, by their names."""
+
+    def matrix(self, name: str) -> Matrix: ...
+
+    def vector(self, name: str, dtype: mx.Dtype) -> Arrays:
+        """A vector, in pieces that stand side by side."""
+        ...
+
+
+class Reading:
+    """`calls`: the calls so far; `values`: what each operation so far makes; `do`: arithmetic in the dtypes
+    of the program.
+    """
+
+    def __init__(self, caches: Sequence[CacheShape], weights: Weights, arithmetic: Elementwise) -> None:
+        self.caches, self.weights, self.do = caches, weights, arithmetic
+        self.calls = Calls()
+        self.values: dict[str, Value] = {}
+
+    def whole(self, name: str) -> Part:
+        """A value as one array, for all who read it from here on."""
+        part = self.calls.whole(self.values[name])
+        self.values[name] = (part,)
+        return part
+
+    def narrow(self, part: Part) -> Part:
+        """As products read it."""
+        narrow = self.do.narrow
+        return part if narrow is None else self.calls.each((part,), lambda x, run: narrow(x))[0]
+
+    def wide(self, part: Part) -> Part:
+        """As norms read it."""
+        wide = self.do.wide
+        return part if wide is None else self.calls.each((part,), lambda x, run: wide(x))[0]
+
+    def both(self, function: Binary, a: Part, b: Part) -> Value:
+        """A function of two arrays, as wide as the first."""
+        first, second = a.at, b.at
+        return self.calls.add(lambda made, run: (function(made[first], made[second]),), a.width)
+
+    def product(self, weight: str, bias: str | None) -> tuple[Product, Sequence[int]]:
+        """Products with a matrix, and the widths of the arrays that they give."""
+        matrix = self.weights.matrix(weight)
+        if bias is None:
+            return matrix, matrix.widths
+        parts = self.weights.vector(bias, self.do.dtype)
+        if len(parts) != len(matrix.widths):
+            parts = [*mx.split(whole(parts), list(accumulate(matrix.widths))[:-1])]
+        added = parts
+        return lambda x: [y + more for y, more in zip(matrix(x), added, strict=True)], matrix.widths

@@ -1,0 +1,67 @@
+"""Tokens of an answer turned into pieces, for the engine here and for the engines behind a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from nearfar.edge_runtime.openai.pieces import Piece
+from nearfar.edge_runtime.openai.records import FinishReason, TokenLogprob, TopLogprob
+from nearfar.edge_runtime.text.codec import TextCodec, TextStream
+from nearfar.edge_runtime.tools.parts import Part, PartReader
+
+
+class AnswerText:
+    """Tokens of one answer in, pieces out: detokenized, stopped, taken apart where there is a `reader`."""
+
+    def __init__(self, index: int, codec: TextCodec, stream: TextStream, reader: PartReader | None) -> None:
+        self._index, self._codec, self._stream, self._reader = index, codec, stream, reader
+
+    def push(
+        self,
+        token: int,
+        finish: FinishReason | None,
+        logprobs: tuple[TokenLogprob, ...] = (),
+        before: int = 0,
+    ) -> list[Piece]:
+        """A token of the text; with the last one, `finish`, all that was held back. `before`: characters of
+        the whole text before this answer's.
+        """
+        offsets = (before + self._stream.length,) if logprobs else ()
+        text = self._stream.push(token)
+        if finish is not None and not self._stream.stopped:
+            text += self._stream.finish()
+        return self._taken_apart(text, Piece(self._index, logprobs=logprobs, finish=finish, offsets=offsets))
+
+    def end(self, finish: FinishReason | None) -> list[Piece]:
+        """The answer ends without a token of its text: after its end token, for example."""
+        return self._taken_apart(self._stream.finish(), Piece(self._index, finish=finish))
+
+    def logprob(self, token: int, value: float, top: Iterable[tuple[int, float]]) -> TokenLogprob:
+        """A token's log-probability, with those of the likeliest ones."""
+        return TokenLogprob(
+            *self._described(token, value), [TopLogprob(*self._described(*one)) for one in top]
+        )
+
+    def _described(self, token: int, value: float) -> tuple[str, float, list[int]]:
+        data = self._codec.token_bytes(token)
+        return data.decode(errors="replace"), value, list(data)
+
+    def _taken_apart(self, text: str, piece: Piece) -> list[Piece]:
+        """Text, reasoning and calls in pieces of their own, so that no piece has two parts of calls."""
+        reader, finish = self._reader, "stop" if self._stream.stopped else piece.finish
+        piece = replace(piece, tokens=1, finish=finish)
+        if reader is None:
+            return [replace(piece, text=text)]
+        if finish is None:
+            parts = reader.push(text)
+        else:
+            parts = reader.finish(text, cut=finish == "length")
+            finish = "tool_calls" if finish == "stop" and reader.called else finish
+        made = [self._of(part) for part in parts or [Part()]]
+        made[0] = replace(made[0], logprobs=piece.logprobs, tokens=piece.tokens, offsets=piece.offsets)
+        made[-1] = replace(made[-1], finish=finish)
+        return made
+
+    def _of(self, part: Part) -> Piece:
+        return Piece(self._index, part.text, part.reasoning, (part.call,) if part.call else ())

@@ -1,0 +1,87 @@
+"""Pieces of an answer as they become certain: one record for engines, upstream servers and clients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+from nearfar.edge_runtime.openai.records import (
+    Delta,
+    FinishReason,
+    FunctionCall,
+    FunctionDelta,
+    Message,
+    TokenLogprob,
+    ToolCall,
+    ToolCallDelta,
+)
+from nearfar.edge_runtime.tools.parts import CallPart
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What became certain of one answer. The last piece of an answer has `finish`. `tokens`: how many it
+    stands for.
+    """
+
+    index: int = 0
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: tuple[CallPart, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: FinishReason | None = None
+    tokens: int = 0
+    offsets: tuple[int, ...] = ()
+    """Characters of the whole text before each token of `logprobs`; empty where they are not known."""
+
+    @property
+    def empty(self) -> bool:
+        """Whether it has nothing of the answer."""
+        return not (self.text or self.reasoning or self.tool_calls or self.logprobs or self.finish)
+
+
+def joined(index: int, pieces: Seq[Piece]) -> Piece:
+    """The pieces of an answer as one, with whole calls."""
+    return Piece(
+        index,
+        "".join(piece.text for piece in pieces),
+        "".join(piece.reasoning for piece in pieces),
+        tuple(whole_calls(call for piece in pieces for call in piece.tool_calls)),
+        tuple(logprob for piece in pieces for logprob in piece.logprobs),
+        next((piece.finish for piece in reversed(pieces) if piece.finish), None),
+        sum(piece.tokens for piece in pieces),
+        tuple(offset for piece in pieces for offset in piece.offsets),
+    )
+
+
+def whole_calls(parts: Iterable[CallPart]) -> list[CallPart]:
+    """Calls of the parts in which they came. Id and name are in the first part that has them."""
+    whole: dict[int, CallPart] = {}
+    for part in parts:
+        if (begun := whole.get(part.index)) is not None:
+            arguments = begun.arguments + part.arguments
+            part = replace(begun, id=begun.id or part.id, name=begun.name or part.name, arguments=arguments)
+        whole[part.index] = part
+    return [whole[index] for index in sorted(whole)]
+
+
+def message_of(piece: Piece) -> Message:
+    """A whole answer as a message."""
+    calls = [ToolCall(call.id, FunctionCall(call.name, call.arguments)) for call in piece.tool_calls]
+    return Message(
+        None if calls and not piece.text else piece.text,
+        reasoning_content=piece.reasoning or None,
+        tool_calls=calls or None,
+    )
+
+
+def delta_of(piece: Piece) -> Delta:
+    """What a chunk with this piece adds."""
+    calls = [_call_delta(call) for call in piece.tool_calls]
+    return Delta(piece.text or None, reasoning_content=piece.reasoning or None, tool_calls=calls or None)
+
+
+def _call_delta(call: CallPart) -> ToolCallDelta:
+    function = FunctionDelta(call.name or None, call.arguments)
+    return ToolCallDelta(call.index, call.id or None, function, "function" if call.id else None)

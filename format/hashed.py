@@ -1,0 +1,77 @@
+"""Files of an artifact as a build writes them: one after another, hashed as they are written."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO, Self
+
+from nearfar.format.manifest import File
+from nearfar.room import disk_error
+
+
+class HashedFiles:
+    """Writes files below a folder; at most one is open. `files`: the records of those that are whole;
+    `name`: of the last that was begun, relative to the folder.
+
+    Use it as a context manager: an exception closes the open file.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.files: list[File] = []
+        self._file: BinaryIO | None = None
+        self.name = ""
+        self._written = 0
+        self._digest = hashlib.sha256()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a file was begun that is not whole."""
+        return self._file is not None
+
+    def begin(self, name: str) -> None:
+        """Open a file by its path in the artifact. BuildError where the disk refuses it."""
+        path = self.root / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("wb")
+        except OSError as error:
+            raise disk_error(error, self.root, name, 0) from error
+        self.name, self._written, self._digest = name, 0, hashlib.sha256()
+
+    def put(self, data: bytes | memoryview[Any], what: str, left: int) -> None:
+        """Append bytes to the open file. BuildError, with what was written and how many bytes of it are left,
+        where the disk refuses them.
+        """
+        assert self._file is not None
+        try:
+            self._file.write(data)
+        except OSError as error:
+            raise disk_error(error, self.root, what, left) from error
+        self._digest.update(data)
+        self._written += memoryview(data).nbytes
+
+    def end(self) -> None:
+        """Close the open file, on disk for good, and record it."""
+        if self._file is None:
+            return
+        try:
+            self._file.flush()
+            os.fsync(self._file.fileno())
+            self._file.close()
+        except OSError as error:
+            raise disk_error(error, self.root, self.name, 0) from error
+        self._file = None
+        self.files.append(File(self.name, self._written, self._digest.hexdigest()))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()

@@ -1,0 +1,96 @@
+"""manifest.json: read and checked as a whole (format/manifest.schema.json, consistency.py), and written."""
+
+from __future__ import annotations
+
+import functools
+import json
+import typing
+from importlib import resources
+from typing import Any
+
+import jsonschema
+
+from nearfar import strict_json
+from nearfar.errors import ArtifactError
+from nearfar.format import consistency
+from nearfar.format.conversion import plain, record
+from nearfar.format.manifest import FORMAT, VERSION, Manifest
+from nearfar.format.seal import FIELD, is_sealed
+
+LARGEST = 1e300  # of a number: what JSON can write and float64 cannot hold is refused
+
+
+def document(manifest: Manifest) -> dict[str, Any]:
+    """The manifest as JSON, as a build writes it; fields that have their default are left out."""
+    return typing.cast(dict[str, Any], plain(manifest))
+
+
+@functools.cache
+def schema() -> dict[str, Any]:
+    """The JSON Schema of the manifest."""
+    text = resources.files("nearfar.format").joinpath("manifest.schema.json").read_text(encoding="utf-8")
+    return typing.cast(dict[str, Any], json.loads(text))
+
+
+@functools.cache
+def _validator() -> Any:
+    """For JSON as Python reads it: 16.0 is no integer, and a number is one that float64 holds."""
+    base = jsonschema.Draft202012Validator
+    types = base.TYPE_CHECKER.redefine(
+        "integer", lambda _, value: type(value) is int and abs(value) <= LARGEST
+    )
+    types = types.redefine("number", lambda _, value: type(value) in (int, float) and abs(value) <= LARGEST)
+    return jsonschema.validators.extend(base, type_checker=types)(schema())
+
+
+def read(text: str, where: str) -> tuple[Manifest, dict[str, Any]]:
+    """The manifest in a file's text, as records and as JSON; ArtifactError where it is not as a build
+    wrote it.
+    """
+    try:
+        data = strict_json.loads(text)
+    except ValueError as error:
+        raise ArtifactError(f"{where} is not valid JSON ({error}). Build the artifact again") from error
+    _check_version(data, where)
+    if not is_sealed(text, data.get(FIELD)):
+        raise ArtifactError(
+            f"{where} is not as the build wrote it: its {FIELD} is not that of its bytes. Copy the artifact "
+            "again, or build it again with what should be different"
+        )
+    return parse(data, where), data
+
+
+def parse(data: object, where: str) -> Manifest:
+    """Check a manifest and turn it into records; `where` names it in messages."""
+    document = _check_version(data, where)
+    errors = sorted(_validator().iter_errors(document), key=lambda e: e.json_path)
+    found = [f"{e.json_path}: {e.message[:200]}" for e in errors]
+    manifest = None if errors else typing.cast(Manifest, record(Manifest, document))
+    if manifest is not None:
+        found = list(consistency.problems(manifest))
+    if manifest is None or found:
+        more = f"; and {len(found) - 8} more" if len(found) > 8 else ""
+        raise ArtifactError(
+            f"{where} does not follow the artifact format: {'; '.join(found[:8])}{more}. Build the "
+            "artifact again"
+        )
+    return manifest
+
+
+def _check_version(data: object, where: str) -> dict[str, Any]:
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise ArtifactError(
+            f"{where} is not the manifest of a nearfar artifact (it has no format {FORMAT!r})"
+        )
+    version = data.get("version")
+    if type(version) is int and version > VERSION:
+        raise ArtifactError(
+            f"{where}: artifact format {version} is newer than this nearfar understands ({VERSION}). "
+            "Upgrade nearfar (pip install -U nearfar), or build the artifact again with this version"
+        )
+    if type(version) is not int or version != VERSION:
+        raise ArtifactError(
+            f"{where}: artifact format {str(version)[:80]}; this nearfar reads {VERSION}. Build the "
+            "artifact again with it"
+        )
+    return data

@@ -1,0 +1,3 @@
+"""The version of nearfar, for what writes it down."""
+
+__version__ = "0.1.0"

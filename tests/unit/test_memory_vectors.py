@@ -1,0 +1,32 @@
+"""Pages of the cache by budget, as tests/vectors/memory says; in TypeScript too
+(web/test/memory-vectors.test.ts).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from nearfar.edge_runtime.artifact.budget import longest, plan_pages
+from nearfar.errors import DeviceError
+from nearfar.format.manifest_file import parse
+from tests.support.paths import ROOT
+
+VECTORS = json.loads((ROOT / "tests/vectors/memory/plans.json").read_text(encoding="utf-8"))
+MANIFESTS = {name: parse(data, name) for name, data in VECTORS["manifests"].items()}
+PLENTY = 1 << 60
+
+
+@pytest.mark.parametrize("case", VECTORS["cases"], ids=str)
+def test_a_budget_gives_the_pages(case: dict[str, Any]) -> None:
+    manifest = MANIFESTS[case["manifest"]]
+    program = next(program for program in manifest.programs if program.name == case["program"])
+    asked = (manifest, program, case["kv_memory"], case["largest_buffer"], None, PLENTY)
+    if case["pages"] is None:
+        with pytest.raises(DeviceError, match="is too little"):
+            plan_pages(*asked)
+        return
+    pages = plan_pages(*asked)
+    assert (list(pages), longest(manifest, pages)) == (case["pages"], case["context"])
