@@ -236,13 +236,13 @@ function letters(name: string): string {
 /** How many letters must be put in, taken out or replaced to make one text of the other. */
 function apart(from: string, to: string): number {
   let row = Array.from({ length: to.length + 1 }, (_, at) => at);
-  for (const [above, letter] of [...from].entries())
-    row = [...to].reduce(
-      (made, other, at) => [
-        ...made,
+  for (const [above, letter] of [...from].entries()) {
+    const made = [above + 1];
+    for (const [at, other] of [...to].entries())
+      made.push(
         Math.min((made[at] ?? 0) + 1, (row[at + 1] ?? 0) + 1, (row[at] ?? 0) + Number(letter !== other)),
-      ],
-      [above + 1],
-    );
+      );
+    row = made;
+  }
   return row[to.length] ?? 0;
 }
