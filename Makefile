@@ -93,7 +93,7 @@ $(NPM_DEV_READY): web/package.json web/package-lock.json web/test/package.json |
 	$(NPM_CI)
 	@touch $(NPM_READY) $@
 
-$(WEB_READY): $(shell find web/src web/page web/scripts -type f 2>/dev/null) $(wildcard web/*.json) routing/difficulty/model.json | $(NPM_READY)
+$(WEB_READY): $(shell find web/src web/chat web/scripts -type f 2>/dev/null) $(wildcard web/*.json) routing/difficulty/model.json | $(NPM_READY)
 	cd web && npm run build
 	@touch $@
 

@@ -21,7 +21,7 @@ def generated(root: Path) -> dict[Path, str]:
     """Every file that holds something generated, as it should be."""
     page = root / "docs" / "artifact.md"
     return {
-        root / "web" / "src" / "both" / "format.ts": typescript.module(COMMAND),
+        root / "web" / "src" / "format" / "constants.ts": typescript.module(COMMAND),
         root / "web" / "src" / "grammar" / "keywords.ts": typescript.keyword_module(COMMAND),
         page: tables.filled(page.read_text(encoding="utf-8")),
     }

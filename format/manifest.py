@@ -95,7 +95,7 @@ class Rope:
         return self.short.inv_freq if self.short and context <= self.short.context else self.inv_freq
 
     def all_frequencies(self) -> tuple[str | tuple[float, ...], ...]:
-        """Those of every engine."""
+        """The frequencies of every engine, long and short contexts."""
         return (self.inv_freq, *([self.short.inv_freq] if self.short else []))
 
 

@@ -31,7 +31,7 @@ WIDTH = 110
 
 
 def module(command: str) -> str:
-    """The whole of web/src/both/format.ts; `command` writes it."""
+    """The whole of web/src/format/constants.ts; `command` writes it."""
     head = f"// Written by `{command}` from nearfar.format: change it there.\n"
     return "\n".join([head, *_constants(), *_buffers(), interfaces(manifest.Manifest, plans.Plan)])
 

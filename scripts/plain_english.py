@@ -18,7 +18,7 @@ PYTHON = (
     "step", "format", "kernels", "targets", "build", "edge_runtime", "remote", "fallback_server", "routing",
     "src/nearfar", "tests", "benchmarks", "examples", "scripts",
 )  # fmt: skip
-TYPESCRIPT = ("web/src", "web/page")
+TYPESCRIPT = ("web/src", "web/chat")
 OPENERS = re.compile(
     r"(Those|That|Of|Such|Its|Their|They|Them|The same|So many|So much|Also|And|Or|But|But for|So)\b"
 )

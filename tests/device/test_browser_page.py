@@ -378,6 +378,9 @@ def test_the_key_stays_with_its_tab(chromium: Any, address: str) -> None:
     assert other.tab.input_value("#cloud-address") == f"{CLOUD}/v1"
     assert other.tab.input_value("#cloud-key") == ""
     assert other.run(FIND, "sk-old")["kept"] is False
+    nobody_asked = Page(context.new_page(), address).open()
+    nobody_asked.wait("idle")
+    assert nobody_asked.tab.evaluate("() => 'nearfar' in window") is False
 
 
 def test_the_service_worker_leaves_when_another_server_has_the_address(

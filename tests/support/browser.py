@@ -141,8 +141,11 @@ class Page:
 
 
 def new_page(running: Any, address: str, context: Any = None, **options: Any) -> Page:
-    """A tab in a fresh profile (no shards stored), or in `context`."""
+    """Open a tab in a fresh profile (no shards stored), or in `context`. The page publishes its engine as
+    `window.nearfar` there, which it does only where somebody has asked for it before it begins.
+    """
     tab = (context or running.new_context(**options)).new_page()
+    tab.add_init_script("window.nearfar = {}")
     page = Page(tab, address)
     tab.on("request", lambda request: page.requests.append(request.url))
     tab.on("pageerror", lambda error: page.complaints.append(str(error)))

@@ -15,7 +15,7 @@ from nearfar.format.buffers import buffers
 from nearfar.format.manifest import Cache, Group, KvCache
 
 VECTOR = Path(__file__).parents[1] / "vectors" / "format" / "buffers.json"
-GENERATED = ("web/src/both/format.ts", "web/src/grammar/keywords.ts", "docs/artifact.md")
+GENERATED = ("web/src/format/constants.ts", "web/src/grammar/keywords.ts", "docs/artifact.md")
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ def test_what_is_generated_is_what_the_format_says() -> None:
 @pytest.mark.parametrize(
     ("name", "old", "new"),
     [
-        ("web/src/both/format.ts", "feed: 5", "feed: 6"),
+        ("web/src/format/constants.ts", "feed: 5", "feed: 6"),
         ("web/src/grammar/keywords.ts", '"$comment",', ""),
-        ("web/src/both/format.ts", "readonly kv_heads: number;\n", ""),
+        ("web/src/format/constants.ts", "readonly kv_heads: number;\n", ""),
         ("docs/artifact.md", "| int32 [256] | token id", "| int32 [128] | token id"),
     ],
 )

@@ -16,7 +16,7 @@ const page = await build({
   metafile: true,
   alias: NO_SOURCE,
   absWorkingDir: root,
-  entryPoints: { main: "page/main.ts", style: "page/style.css" },
+  entryPoints: { main: "chat/main.ts", style: "chat/style.css" },
   outdir: "dist/page",
   bundle: true,
   splitting: true,
@@ -30,7 +30,7 @@ const page = await build({
 });
 // The engine looks for worker.js beside the script that holds it.
 const worker = await bundleWorker({ write: true, outdir: "dist/page" });
-await cp(new URL("../page/index.html", import.meta.url), new URL("../dist/page/index.html", import.meta.url));
+await cp(new URL("../chat/index.html", import.meta.url), new URL("../dist/page/index.html", import.meta.url));
 await cp(
   new URL("../../routing/difficulty/model.json", import.meta.url),
   new URL("../dist/page/difficulty.json", import.meta.url),
@@ -48,7 +48,7 @@ const late = madeOf(outputs, /web-xgrammar/).filter((path) => files.includes(pat
 if (late.length === 0) throw new Error("the page has no chunk of its grammar library");
 const name = (path) => path.replace(/^dist\/page\//, "");
 const hash = createHash("sha256");
-for (const path of [...files, "dist/page/difficulty.json", "page/index.html"].sort())
+for (const path of [...files, "dist/page/difficulty.json", "chat/index.html"].sort())
   hash.update(await readFile(new URL(`../${path}`, import.meta.url)));
 const shell = {
   version: hash.digest("hex").slice(0, 16),
@@ -57,7 +57,7 @@ const shell = {
 };
 await build({
   absWorkingDir: root,
-  entryPoints: { sw: "page/sw.ts" },
+  entryPoints: { sw: "chat/sw.ts" },
   outdir: "dist/page",
   bundle: true,
   format: "iife",

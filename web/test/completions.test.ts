@@ -1,12 +1,12 @@
 import { describe, expect, test, vi } from "vitest";
-import { RequestError, toErrorRecord } from "../src/both/errors.js";
-import type { AnswerEvent, GenerateRequest } from "../src/both/messages.js";
-import type { ChatCompletion, ChatCompletionChunk, ChatCompletionRequest } from "../src/both/openai.js";
 import { Channel } from "../src/page/channel.js";
 import { Completions } from "../src/page/completions.js";
 import { CHAT } from "../src/page/replies.js";
 import { prepareChat } from "../src/page/requests.js";
-import { Answer } from "../src/worker/answer.js";
+import { RequestError, toErrorRecord } from "../src/protocol/errors.js";
+import type { AnswerEvent, GenerateRequest } from "../src/protocol/messages.js";
+import type { ChatCompletion, ChatCompletionChunk, ChatCompletionRequest } from "../src/protocol/openai.js";
+import { Answer } from "../src/worker/session/answer.js";
 import { createTextCodec } from "../src/worker/text/index.js";
 
 const STATS = { promptTokens: 5, cachedTokens: 2, completionTokens: 3, ttft: 1, decode: 2 };

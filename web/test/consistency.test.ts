@@ -1,6 +1,6 @@
 import { readFileSync } from "node:fs";
 import { describe, expect, test } from "vitest";
-import { parseManifest } from "../src/both/manifest.js";
+import { parseManifest } from "../src/artifact/reader.js";
 
 /** Manifests that Python refuses too (tests/unit/test_consistency_vectors.py). */
 const VECTORS = new URL("../../tests/vectors/format/consistency.json", import.meta.url);

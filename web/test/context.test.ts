@@ -2,8 +2,8 @@
 
 import { readFileSync } from "node:fs";
 import { describe, expect, test } from "vitest";
-import type { ChatMessage } from "../src/both/openai.js";
 import { promptLimit, turnsToDrop, withoutTurns } from "../src/page/context.js";
+import type { ChatMessage } from "../src/protocol/openai.js";
 
 interface Vector {
   readonly name: string;

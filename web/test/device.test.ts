@@ -1,12 +1,13 @@
 import { describe, expect, test } from "vitest";
-import { DeviceError, RequestError } from "../src/both/errors.js";
-import { type DeviceClass, parseManifest } from "../src/both/manifest.js";
+import { parseManifest } from "../src/artifact/reader.js";
+import type { DeviceClass } from "../src/protocol/backends.js";
+import { DeviceError, RequestError } from "../src/protocol/errors.js";
+import { planMemory } from "../src/worker/device/memory.js";
+import { ropeTable } from "../src/worker/device/rope.js";
 import { type AdapterAbilities, withLanguage } from "../src/worker/gpu/adapter.js";
 import { ablePrograms } from "../src/worker/gpu/device.js";
 import { settled } from "../src/worker/gpu/opening.js";
 import { partsIn } from "../src/worker/gpu/weights.js";
-import { planMemory } from "../src/worker/memory.js";
-import { ropeTable } from "../src/worker/rope.js";
 import { buffersFor } from "./support/buffers.js";
 import { sampleManifest } from "./support/manifest.js";
 

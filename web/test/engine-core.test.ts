@@ -1,7 +1,7 @@
 import { describe, expect, test } from "vitest";
-import { DeviceError, RequestError } from "../src/both/errors.js";
-import type { RequestStats } from "../src/both/messages.js";
-import type { FinishReason, SamplingOptions } from "../src/both/openai.js";
+import { DeviceError, RequestError } from "../src/protocol/errors.js";
+import type { RequestStats } from "../src/protocol/messages.js";
+import type { FinishReason, SamplingOptions } from "../src/protocol/openai.js";
 import { EngineCore } from "../src/worker/engine/engine-core.js";
 import type { Request } from "../src/worker/engine/request.js";
 import { parseSampling } from "../src/worker/engine/sampling.js";

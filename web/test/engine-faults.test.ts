@@ -1,6 +1,6 @@
 import { describe, expect, test } from "vitest";
-import { DeviceError } from "../src/both/errors.js";
-import type { SamplingOptions } from "../src/both/openai.js";
+import { DeviceError } from "../src/protocol/errors.js";
+import type { SamplingOptions } from "../src/protocol/openai.js";
 import { SequenceTable } from "../src/worker/cache/sequence-table.js";
 import { EngineCore } from "../src/worker/engine/engine-core.js";
 import { Request, type RequestListener } from "../src/worker/engine/request.js";

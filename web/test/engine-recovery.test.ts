@@ -1,7 +1,7 @@
 import { describe, expect, test } from "vitest";
-import { DeviceError, DeviceLostError, OutOfMemoryError } from "../src/both/errors.js";
-import type { FunctionName } from "../src/both/manifest.js";
-import type { SamplingOptions } from "../src/both/openai.js";
+import type { FunctionName } from "../src/artifact/manifest.js";
+import { DeviceError, DeviceLostError, OutOfMemoryError } from "../src/protocol/errors.js";
+import type { SamplingOptions } from "../src/protocol/openai.js";
 import type { HostArray, Read } from "../src/worker/engine/backend.js";
 import { EngineCore, type EngineHooks, MOST_LOSSES } from "../src/worker/engine/engine-core.js";
 import { parseSampling } from "../src/worker/engine/sampling.js";

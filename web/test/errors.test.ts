@@ -2,7 +2,13 @@
 
 import { readdirSync, readFileSync } from "node:fs";
 import { afterEach, describe, expect, test, vi } from "vitest";
-import { findArtifacts } from "../src/both/artifacts.js";
+import { findArtifacts } from "../src/artifact/artifacts.js";
+import { modelUrl } from "../src/artifact/places.js";
+import { parseManifest } from "../src/artifact/reader.js";
+import { createEngine } from "../src/here/index.js";
+import { isSupported } from "../src/models/index.js";
+import { deleteModel } from "../src/page/cached.js";
+import { checkEngineOptions } from "../src/page/options.js";
 import {
   ArtifactError,
   DeviceError,
@@ -13,14 +19,8 @@ import {
   RequestError,
   toErrorRecord,
   UnreachableError,
-} from "../src/both/errors.js";
-import { fetchText, MissingError } from "../src/both/http.js";
-import { parseManifest } from "../src/both/manifest.js";
-import { modelUrl } from "../src/both/places.js";
-import { createEngine } from "../src/here/index.js";
-import { isSupported } from "../src/models/index.js";
-import { deleteModel } from "../src/page/cached.js";
-import { checkEngineOptions } from "../src/page/options.js";
+} from "../src/protocol/errors.js";
+import { fetchText, MissingError } from "../src/storage/http.js";
 import { SequenceTable } from "../src/worker/cache/sequence-table.js";
 import { Scheduler } from "../src/worker/engine/scheduler.js";
 import { findGpu } from "../src/worker/gpu/adapter.js";
@@ -32,7 +32,7 @@ const text = (path: string): string => readFileSync(new URL(path, SOURCE), "utf8
 
 /** The union as it is written. */
 function codes(): string[] {
-  const union = /export type ErrorCode =([^;]*);/.exec(text("both/errors.ts"))?.[1] ?? "";
+  const union = /export type ErrorCode =([^;]*);/.exec(text("protocol/errors.ts"))?.[1] ?? "";
   return [...union.matchAll(/\| "([a-z-]+)"/g)].map(([, code]) => code ?? "").sort();
 }
 

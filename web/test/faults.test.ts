@@ -1,5 +1,5 @@
 import { beforeEach, describe, expect, test, vi } from "vitest";
-import type { FunctionName } from "../src/both/manifest.js";
+import type { FunctionName } from "../src/artifact/manifest.js";
 import { BufferRegistry } from "../src/worker/gpu/buffers.js";
 import { Executor } from "../src/worker/gpu/executor.js";
 import { Faults } from "../src/worker/gpu/faults.js";

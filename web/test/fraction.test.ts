@@ -1,6 +1,6 @@
 import { describe, expect, test } from "vitest";
-import type { LoadStep } from "../src/both/messages.js";
-import { LoadFraction } from "../src/worker/fraction.js";
+import type { LoadStep } from "../src/protocol/messages.js";
+import { LoadFraction } from "../src/worker/loading/fraction.js";
 
 describe("the fraction of a load", () => {
   const weights = (loaded: number): LoadStep => ({ phase: "weights", loaded, cached: 0, total: 100 });

@@ -4,11 +4,12 @@ import { readFileSync } from "node:fs";
 import { join } from "node:path";
 import { Worker } from "node:worker_threads";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import type { Grammar } from "../src/both/grammar.js";
 import { GRAMMARS, type GrammarPort } from "../src/grammar/words.js";
 import { grammarOf } from "../src/page/formats.js";
-import { follow } from "../src/worker/follow.js";
-import { Grammars, type StartGrammars } from "../src/worker/grammars.js";
+import type { Grammar } from "../src/protocol/grammar.js";
+import type { StartGrammars } from "../src/worker/host.js";
+import { follow } from "../src/worker/parts/follow.js";
+import { Grammars } from "../src/worker/session/grammars.js";
 import { builtPackage } from "./support/built.js";
 
 /** What every engine takes and refuses; the Python engine and the server replay the same. */

@@ -1,8 +1,8 @@
 /** Requests whose next tokens are not known yet: they wait, and no other does. */
 
 import { expect, test } from "vitest";
-import { DeviceLostError } from "../src/both/errors.js";
-import type { SamplingOptions } from "../src/both/openai.js";
+import { DeviceLostError } from "../src/protocol/errors.js";
+import type { SamplingOptions } from "../src/protocol/openai.js";
 import { EngineCore } from "../src/worker/engine/engine-core.js";
 import type { Constraint, Request } from "../src/worker/engine/request.js";
 import { parseSampling } from "../src/worker/engine/sampling.js";

@@ -1,11 +1,11 @@
 /** Caches of 8 and 4 bits: which program is taken, and what its pages weigh. */
 
 import { describe, expect, test } from "vitest";
-
-import { RequestError } from "../src/both/errors.js";
-import { type Program, parseManifest } from "../src/both/manifest.js";
-import { bufferBytes, storedAs } from "../src/worker/memory.js";
-import { wantedPrograms } from "../src/worker/wanted.js";
+import type { Program } from "../src/artifact/manifest.js";
+import { parseManifest } from "../src/artifact/reader.js";
+import { RequestError } from "../src/protocol/errors.js";
+import { bufferBytes, storedAs } from "../src/worker/device/memory.js";
+import { wantedPrograms } from "../src/worker/device/wanted.js";
 import { sampleManifest } from "./support/manifest.js";
 
 const described = sampleManifest();

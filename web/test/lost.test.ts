@@ -1,9 +1,11 @@
 /** What becomes of an engine whose worker dies, hangs or loses its device, and what a program hears of it. */
 
 import { afterEach, describe, expect, test, vi } from "vitest";
-import { DeviceError, toErrorRecord } from "../src/both/errors.js";
-import type { FromWorker, ModelCard, ToWorker } from "../src/both/messages.js";
-import { type Engine, type EngineOptions, openEngine, type WorkerPort } from "../src/page/client.js";
+import { type Engine, openEngine } from "../src/page/client.js";
+import type { EngineOptions } from "../src/page/options.js";
+import { DeviceError, toErrorRecord } from "../src/protocol/errors.js";
+import type { FromWorker, ModelCard, ToWorker } from "../src/protocol/messages.js";
+import type { WorkerPort } from "../src/protocol/ports.js";
 
 const CARD: ModelCard = {
   name: "sample",
@@ -33,6 +35,7 @@ class LineWorker implements WorkerPort {
   busy = false;
   readonly #hear: ((event: { readonly data: FromWorker }) => void)[] = [];
   readonly #fail: ((event: { readonly message: string }) => void)[] = [];
+  readonly #garbled: (() => void)[] = [];
 
   postMessage(message: ToWorker): void {
     const copy = structuredClone(message);
@@ -52,8 +55,8 @@ class LineWorker implements WorkerPort {
     this.say({ type: "answer", id, answer: { event: "end", stats: STATS } });
   }
 
-  addEventListener(type: "message" | "error", listener: (event: never) => void): void {
-    (type === "message" ? this.#hear : this.#fail).push(listener as never);
+  addEventListener(type: "message" | "error" | "messageerror", listener: (event: never) => void): void {
+    ({ message: this.#hear, error: this.#fail, messageerror: this.#garbled })[type].push(listener as never);
   }
 
   terminate(): void {
@@ -62,6 +65,11 @@ class LineWorker implements WorkerPort {
 
   say(data: FromWorker): void {
     for (const hear of this.#hear) hear({ data });
+  }
+
+  /** One of its messages cannot be read. */
+  garble(): void {
+    for (const garbled of this.#garbled) garbled();
   }
 
   die(message: string): void {
@@ -117,6 +125,17 @@ describe("engine.lost", () => {
     expect(reason).toMatchObject({ code: "worker-failed", name: "DeviceError" });
     expect(reason.message).toContain("out of stack");
     await expect(ask(engine)).rejects.toMatchObject({ code: "worker-failed" });
+  });
+
+  test("settles where a message of the worker cannot be read: the answer that it had would never come", async () => {
+    const { engine, workers } = await engineOf();
+    const [worker] = workers;
+    if (worker) worker.busy = true;
+    const answer = expect(ask(engine)).rejects.toMatchObject({ code: "worker-failed" });
+    await soon();
+    worker?.garble();
+    await answer;
+    expect((await engine.lost).message).toContain("one of its messages cannot be read");
   });
 
   test("settles where the device could not be opened anew, with that reason", async () => {

@@ -1,16 +1,10 @@
 import { describe, expect, test } from "vitest";
-import { ArtifactError } from "../src/both/errors.js";
-import { VERSION } from "../src/both/format.js";
-import { within } from "../src/both/http.js";
-import {
-  frequenciesOf,
-  type Manifest,
-  openManifest,
-  type Program,
-  parseManifest,
-  precisionOf,
-} from "../src/both/manifest.js";
-import { parsePlan, planNames } from "../src/worker/plan.js";
+import { frequenciesOf, type Manifest, type Program, precisionOf } from "../src/artifact/manifest.js";
+import { openManifest, parseManifest } from "../src/artifact/reader.js";
+import { VERSION } from "../src/format/constants.js";
+import { ArtifactError } from "../src/protocol/errors.js";
+import { within } from "../src/storage/http.js";
+import { parsePlan, planNames } from "../src/worker/device/plan.js";
 import { buffersFor } from "./support/buffers.js";
 import { sampleManifest } from "./support/manifest.js";
 import { seal } from "./support/seal.js";

@@ -1,8 +1,8 @@
 import { readFileSync } from "node:fs";
 import { describe, expect, test } from "vitest";
-import { DeviceError } from "../src/both/errors.js";
-import { parseManifest } from "../src/both/manifest.js";
-import { planMemory } from "../src/worker/memory.js";
+import { parseManifest } from "../src/artifact/reader.js";
+import { DeviceError } from "../src/protocol/errors.js";
+import { planMemory } from "../src/worker/device/memory.js";
 
 /** Plans that Python makes too (tests/unit/test_memory_vectors.py). */
 const VECTORS = new URL("../../tests/vectors/memory/plans.json", import.meta.url);

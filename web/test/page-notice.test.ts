@@ -1,6 +1,6 @@
 import { expect, test } from "vitest";
-import { explain } from "../page/notice.js";
-import { toolsLack } from "../page/tools-fit.js";
+import { explain } from "../chat/notice.js";
+import { toolsLack } from "../chat/tools-fit.js";
 import { noRoute } from "../src/routing/reasons.js";
 
 const tooLong = noRoute([

@@ -1,6 +1,6 @@
 import { describe, expect, test } from "vitest";
-import { calculate } from "../page/calculator.js";
-import { call, OFFERED } from "../page/tools.js";
+import { calculate } from "../chat/calculator.js";
+import { call, OFFERED } from "../chat/tools.js";
 
 describe("the page's calculator", () => {
   test.each([

@@ -1,7 +1,7 @@
 /** Schemas of tools' arguments, as tests/unit/test_tool_parameters.py has them. */
 
 import { expect, test } from "vitest";
-import { mayBeObject } from "../src/both/parameters.js";
+import { mayBeObject } from "../src/protocol/parameters.js";
 import { argumentSchema } from "../src/worker/answers/parameters.js";
 
 test("a chain of references is followed to a bound", () => {

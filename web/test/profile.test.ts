@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import { DeviceError, RequestError } from "../src/both/errors.js";
+import { DeviceError, RequestError } from "../src/protocol/errors.js";
 import { checkedProfile, profileStep, type TimedBackend } from "../src/worker/engine/profile.js";
 import { FakeBackend } from "./support/fake-backend.js";
 

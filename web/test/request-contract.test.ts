@@ -2,13 +2,13 @@
 
 import { readFileSync } from "node:fs";
 import { describe, expect, test } from "vitest";
-import type { RequestError } from "../src/both/errors.js";
-import type { ChatCompletionRequest, CompletionRequest, MessageParam } from "../src/both/openai.js";
 import type { Prepared } from "../src/page/completions.js";
 import { checkedMessages } from "../src/page/conversation.js";
 import { prepareChat, prepareText } from "../src/page/requests.js";
+import type { RequestError } from "../src/protocol/errors.js";
+import type { ChatCompletionRequest, CompletionRequest, MessageParam } from "../src/protocol/openai.js";
 import { parseSampling } from "../src/worker/engine/sampling.js";
-import { checkCount } from "../src/worker/session.js";
+import { checkCount } from "../src/worker/session/session.js";
 
 interface Refused {
   readonly param: string;

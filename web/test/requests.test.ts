@@ -1,10 +1,10 @@
 /** What a web app asks of the engine, as JavaScript can: nothing of it is ignored. */
 
 import { describe, expect, test } from "vitest";
-import { RequestError } from "../src/both/errors.js";
-import type { FromWorker, GenerateRequest, ModelCard, ToWorker } from "../src/both/messages.js";
-import type { ChatCompletionRequest, CompletionRequest, MessageParam } from "../src/both/openai.js";
 import { Engine, WorkerLink } from "../src/page/client.js";
+import { RequestError } from "../src/protocol/errors.js";
+import type { FromWorker, GenerateRequest, ModelCard, ToWorker } from "../src/protocol/messages.js";
+import type { ChatCompletionRequest, CompletionRequest, MessageParam } from "../src/protocol/openai.js";
 
 const CARD: ModelCard = {
   name: "sample",

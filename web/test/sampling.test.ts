@@ -1,6 +1,6 @@
 import { describe, expect, test } from "vitest";
-import { RequestError } from "../src/both/errors.js";
-import type { SamplingOptions } from "../src/both/openai.js";
+import { RequestError } from "../src/protocol/errors.js";
+import type { SamplingOptions } from "../src/protocol/openai.js";
 import { isPlainGreedy, parseSampling } from "../src/worker/engine/sampling.js";
 
 const parse = (options: SamplingOptions, logprobs: number | null = null) =>

@@ -2,11 +2,11 @@ import { createHash } from "node:crypto";
 import { createServer, type Server, type ServerResponse } from "node:http";
 import type { AddressInfo } from "node:net";
 import { afterEach, beforeEach, describe, expect, test, vi } from "vitest";
-import { BegunFile } from "../src/both/begun.js";
-import { ArtifactError } from "../src/both/errors.js";
-import type { FileCache } from "../src/both/file-cache.js";
-import { fetchText, SILENCE_MS } from "../src/both/http.js";
-import type { FileEntry } from "../src/both/manifest.js";
+import type { FileEntry } from "../src/artifact/manifest.js";
+import { ArtifactError } from "../src/protocol/errors.js";
+import { BegunFile } from "../src/storage/begun.js";
+import type { FileCache } from "../src/storage/file-cache.js";
+import { fetchText, SILENCE_MS } from "../src/storage/http.js";
 import { type ShardOptions, type ShardProgress, streamShards } from "../src/worker/store/shards.js";
 
 const CONTENTS = [1, 2, 3].map((salt) => Uint8Array.from({ length: 5000 }, (_, i) => (i * salt) % 256));

@@ -1,12 +1,12 @@
 /** One engine for several pages, whose worker dies or hangs. */
 
 import { afterEach, beforeEach, describe, expect, test, vi } from "vitest";
-import { DeviceError, toErrorRecord } from "../src/both/errors.js";
-import type { FromWorker, ModelCard, ToWorker } from "../src/both/messages.js";
-import { Share } from "../src/here/share.js";
-import type { WorkerPort } from "../src/page/client.js";
 import { WorkerLink } from "../src/page/link.js";
-import { MovingPort } from "../src/page/moving-port.js";
+import { DeviceError, toErrorRecord } from "../src/protocol/errors.js";
+import type { FromWorker, ModelCard, ToWorker } from "../src/protocol/messages.js";
+import type { WorkerPort } from "../src/protocol/ports.js";
+import { MovingPort } from "../src/shared/moving-port.js";
+import { Share } from "../src/shared/share.js";
 
 const CARD = { name: "toy", contextLength: 100, adapter: "none", features: [] } as unknown as ModelCard;
 const URL_OF = new URL("http://x/toy/");

@@ -5,7 +5,7 @@
 
 import { readFileSync } from "node:fs";
 import { expect, test } from "vitest";
-import { ArtifactError } from "../src/both/errors.js";
+import { ArtifactError } from "../src/protocol/errors.js";
 import { createTextCodec } from "../src/worker/text/index.js";
 import { ChatTemplate } from "../src/worker/text/template.js";
 import { findTemplates } from "../src/worker/text/tokenizer-file.js";

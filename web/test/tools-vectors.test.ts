@@ -2,16 +2,17 @@
 
 import { readFileSync } from "node:fs";
 import { describe, expect, test } from "vitest";
-import type { ChatMessage, FunctionTool, ToolChoice } from "../src/both/openai.js";
 import { checkedCalling } from "../src/page/tools.js";
+import type { ChatMessage, FunctionTool, ToolChoice } from "../src/protocol/openai.js";
 import { argumentsOf } from "../src/worker/answers/arguments.js";
 import { answerGrammar } from "../src/worker/answers/asking.js";
 import { readAnswerFormat } from "../src/worker/answers/format.js";
 import { prompting } from "../src/worker/answers/prompting.js";
 import { AnswerReader, type Fragment } from "../src/worker/answers/reader.js";
+import { spelledArguments } from "../src/worker/answers/spelled.js";
 import type { Tag } from "../src/worker/answers/tags.js";
-import { Exact, writeExact } from "../src/worker/exact.js";
-import { checkRoles } from "../src/worker/roles.js";
+import { checkRoles } from "../src/worker/prompts/roles.js";
+import { Exact, writeExact } from "../src/worker/text/jinja/exact.js";
 
 function vectors<T>(name: string): T {
   return JSON.parse(
@@ -102,13 +103,15 @@ interface Asking {
 
 const ASKING = vectors<Asking>("asking");
 
+const spelled = async () => spelledArguments;
+
 async function grammarFor(given: Asking["cases"][number]): Promise<Tag | null> {
   const form = readAnswerFormat(ASKING.formats[given.format], "answers");
   const tools = given.tools.map((name) => ASKING.tools[name] as FunctionTool);
   const calling = checkedCalling({ tools, tool_choice: given.choice, parallel_tool_calls: given.parallel });
   const text = JSON.stringify({ type: "structural_tag", format: given.wanted });
   const wanted = given.wanted && ({ kind: "structural_tag", text } as const);
-  const grammar = await answerGrammar(form, calling, wanted, given.reasoning_open ?? false);
+  const grammar = await answerGrammar(form, calling, wanted, given.reasoning_open ?? false, spelled);
   return grammar && (JSON.parse(grammar.text) as { format: Tag }).format;
 }
 

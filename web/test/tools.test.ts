@@ -1,7 +1,7 @@
 /** Tools on the device, from the request to the reply: the engine, its grammar and its templates are real. */
 
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
-import type { ChatCompletionChunk, ChatCompletionRequest } from "../src/both/openai.js";
+import type { ChatCompletionChunk, ChatCompletionRequest } from "../src/protocol/openai.js";
 import { createTextCodec } from "../src/worker/text/index.js";
 import { callOf, openParrot, type Parrot, says } from "./support/parrot.js";
 

@@ -1,6 +1,8 @@
 import { afterEach, beforeEach, describe, expect, test, vi } from "vitest";
-import { ArtifactError, DeviceError, UnreachableError } from "../src/both/errors.js";
-import { type DeviceClass, type Program, parseManifest } from "../src/both/manifest.js";
+import type { Program } from "../src/artifact/manifest.js";
+import { parseManifest } from "../src/artifact/reader.js";
+import type { DeviceClass } from "../src/protocol/backends.js";
+import { ArtifactError, DeviceError, UnreachableError } from "../src/protocol/errors.js";
 import { type Opened, type OpeningHooks, openBest } from "../src/worker/gpu/opening.js";
 import { type Finalists, Steps, type TrialStage } from "../src/worker/gpu/trial.js";
 import { Kept, type NoteFile } from "../src/worker/store/kept.js";

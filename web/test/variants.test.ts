@@ -1,6 +1,6 @@
 import { readFileSync } from "node:fs";
 import { describe, expect, test } from "vitest";
-import type { DeviceClass } from "../src/both/manifest.js";
+import type { DeviceClass } from "../src/protocol/backends.js";
 import { type Adapter, classOf, describe as describeAdapter } from "../src/worker/gpu/adapter.js";
 import { known } from "../src/worker/gpu/opening.js";
 import { compare, type Kind, lineUp } from "../src/worker/gpu/variants.js";

@@ -3,10 +3,10 @@ import { join } from "node:path";
 import { pathToFileURL } from "node:url";
 import { Worker } from "node:worker_threads";
 import { beforeAll, describe, expect, test } from "vitest";
-import { openManifest } from "../src/both/manifest.js";
+import { openManifest } from "../src/artifact/reader.js";
+import type { ThreadPort, ThreadWord } from "../src/worker/host.js";
 import { THREAD } from "../src/worker/host.js";
 import { loadWasm } from "../src/worker/wasm/load.js";
-import type { ThreadPort, ThreadWord } from "../src/worker/wasm/threads.js";
 import { builtPackage } from "./support/built.js";
 
 /** Threads of Node over a real artifact: the folder that NEARFAR_WASM_ARTIFACT names. */

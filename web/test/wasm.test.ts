@@ -1,12 +1,14 @@
 import { setFlagsFromString } from "node:v8";
 import { runInNewContext } from "node:vm";
 import { afterEach, describe, expect, onTestFinished, test, vi } from "vitest";
-import { findArtifacts } from "../src/both/artifacts.js";
-import { type Manifest, parseManifest } from "../src/both/manifest.js";
-import type { AnswerEvent, BackendChoice, LoadProgress, LoadSettings } from "../src/both/messages.js";
-import type { SamplingOptions } from "../src/both/openai.js";
+import { findArtifacts } from "../src/artifact/artifacts.js";
+import type { Manifest } from "../src/artifact/manifest.js";
+import { parseManifest } from "../src/artifact/reader.js";
+import type { AnswerEvent, BackendChoice, LoadProgress, LoadSettings } from "../src/protocol/messages.js";
+import type { SamplingOptions } from "../src/protocol/openai.js";
 import type { Host } from "../src/worker/host.js";
-import { Session } from "../src/worker/session.js";
+import { parts } from "../src/worker/parts/index.js";
+import { Session } from "../src/worker/session/session.js";
 import { ATOMICS, ableProgram } from "../src/worker/wasm/features.js";
 import { makeRoom } from "../src/worker/wasm/room.js";
 import { expectedTokens } from "./support/fake-backend.js";
@@ -45,6 +47,7 @@ async function load(
     onCard: () => undefined,
     onLost: () => undefined,
     host: { fetch: fetcher(files), spawn, grammars: null, hardwareThreads: 4 },
+    parts,
   });
   return { session, progress, warnings };
 }

@@ -1,5 +1,5 @@
 import { describe, expect, test } from "vitest";
-import type { SamplingOptions } from "../src/both/openai.js";
+import type { SamplingOptions } from "../src/protocol/openai.js";
 import { EngineCore } from "../src/worker/engine/engine-core.js";
 import { parseSampling } from "../src/worker/engine/sampling.js";
 import { expectedTokens, FakeBackend, type Windows } from "./support/fake-backend.js";

@@ -9,13 +9,13 @@ import type {
   LanguageModelV4GenerateResult,
   LanguageModelV4StreamResult,
 } from "@ai-sdk/provider";
-import { type Answerer, ask, streamedChat, wholeChat } from "../both/answers.js";
-import type { EmbeddingResponse } from "../both/openai.js";
-import { streamOf } from "../both/streams.js";
+import { type Answerer, ask, streamedChat, wholeChat } from "../protocol/answerer.js";
+import type { EmbeddingResponse } from "../protocol/openai.js";
+import { streamOf } from "../protocol/streams.js";
 import { contentOf, finishReasonOf, metadataOf, partsOf, usageOf } from "./replies.js";
 import { prepare } from "./requests.js";
 
-export type { Answerer } from "../both/answers.js";
+export type { Answerer } from "../protocol/answerer.js";
 
 /** What the AI SDK is told of the model. */
 export interface NearfarModelOptions {

@@ -7,8 +7,14 @@ import type {
   LanguageModelV4Usage,
   SharedV4Warning,
 } from "@ai-sdk/provider";
-import { addCall } from "../both/calls.js";
-import type { ChatChoice, ChatChunkChoice, ChatCompletionChunk, ToolCall, Usage } from "../both/openai.js";
+import { addCall } from "../protocol/calls.js";
+import type {
+  ChatChoice,
+  ChatChunkChoice,
+  ChatCompletionChunk,
+  ToolCall,
+  Usage,
+} from "../protocol/openai.js";
 import { parsed } from "./tools.js";
 
 const REASONS: Readonly<Record<string, LanguageModelV4FinishReason["unified"]>> = {

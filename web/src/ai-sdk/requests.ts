@@ -4,7 +4,7 @@ import {
   type SharedV4Warning,
   UnsupportedFunctionalityError,
 } from "@ai-sdk/provider";
-import type { ChatCompletionRequest, MessageParam, ToolCall } from "../both/openai.js";
+import type { ChatCompletionRequest, MessageParam, ToolCall } from "../protocol/openai.js";
 import { callOf, resultOf, toolsOf } from "./tools.js";
 
 /** The AI SDK's call as the engine's request, with what of it has no meaning here. */

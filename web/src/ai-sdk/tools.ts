@@ -5,7 +5,7 @@ import type {
   LanguageModelV4ToolResultPart,
   SharedV4Warning,
 } from "@ai-sdk/provider";
-import type { ChatCompletionRequest, MessageParam, ToolCall } from "../both/openai.js";
+import type { ChatCompletionRequest, MessageParam, ToolCall } from "../protocol/openai.js";
 
 /** Tools and their results, from the AI SDK's shapes to OpenAI's. */
 

@@ -9,8 +9,8 @@ import type {
   GrammarMatcher,
   StructuralTagFormat,
 } from "@mlc-ai/web-xgrammar";
-import { RequestError } from "../both/errors.js";
-import type { Grammar } from "../both/grammar.js";
+import { RequestError } from "../protocol/errors.js";
+import type { Grammar } from "../protocol/grammar.js";
 import { ebnfOf, JSON_OBJECT } from "./ebnf.js";
 import { listening, loadLibrary, reasonOf } from "./library.js";
 import { regexGrammar } from "./patterns.js";

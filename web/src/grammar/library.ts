@@ -1,6 +1,6 @@
 /** @mlc-ai/web-xgrammar, with its WebAssembly inside, as scripts/grammars.mjs makes a module of it. */
 
-import { later } from "../both/errors.js";
+import { later } from "../protocol/errors.js";
 
 type Library = typeof import("@mlc-ai/web-xgrammar");
 

@@ -6,7 +6,7 @@
  * others unless `additionalProperties` allows them, a pattern has to cover the whole string.
  */
 
-import { RequestError } from "../both/errors.js";
+import { RequestError } from "../protocol/errors.js";
 import {
   ANNOTATIONS,
   DEFINITIONS,

@@ -1,6 +1,6 @@
 /** The keywords of a JSON schema that speak of one type, as a grammar keeps to them; see typed.py. */
 
-import type { RequestError } from "../both/errors.js";
+import type { RequestError } from "../protocol/errors.js";
 import { OF_TYPE, TYPES } from "./keywords.js";
 import { slow, whyNot } from "./patterns.js";
 import { allNumbers, counts, isObject, type Schema, shown } from "./values.js";

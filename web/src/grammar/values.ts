@@ -1,6 +1,6 @@
 /** Values of JSON as a schema's keywords have them. */
 
-import type { RequestError } from "../both/errors.js";
+import type { RequestError } from "../protocol/errors.js";
 
 export type Schema = Record<string, unknown>;
 

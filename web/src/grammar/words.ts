@@ -1,6 +1,6 @@
 /** What the engine's worker and the worker of the grammars say to each other: a word, and its answer. */
 
-import type { Grammar } from "../both/grammar.js";
+import type { Grammar } from "../protocol/grammar.js";
 
 /** The name of a worker that follows grammars. */
 export const GRAMMARS = "nearfar grammars";

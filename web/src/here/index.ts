@@ -3,14 +3,14 @@
  * that it is called in, which waits while a step is computed.
  */
 
-import { later, throwIfAborted } from "../both/errors.js";
-import { modelUrl } from "../both/places.js";
+import { modelUrl } from "../artifact/places.js";
 import type { Follow } from "../grammar/in-thread.js";
-import { type Engine, type EngineOptions, openEngine } from "../page/client.js";
+import { type Engine, openEngine } from "../page/client.js";
+import type { EngineOptions } from "../page/options.js";
+import { later, throwIfAborted } from "../protocol/errors.js";
+import type { SharePort } from "../shared/share.js";
 import type { Host } from "../worker/host.js";
-import { hosted } from "./hosted.js";
-import { portHere } from "./port.js";
-import type { SharePort } from "./share.js";
+import { engineHere, hosted } from "../worker/hosted.js";
 
 export * from "../page/exports.js";
 export type { Follow, SharePort };
@@ -37,7 +37,7 @@ export async function createEngine(
   { grammars, ...options }: HereOptions = {},
 ): Promise<Engine> {
   throwIfAborted(options.signal);
-  return openEngine(() => portHere(hostOf(grammars)), modelUrl(url), options);
+  return openEngine(() => engineHere(hostOf(grammars)), modelUrl(url), options);
 }
 
 /**

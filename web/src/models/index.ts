@@ -1,21 +1,22 @@
 /** What is known of a model before it is loaded: where it is, and whether it would run here. */
 
-import { type Found, findArtifacts } from "../both/artifacts.js";
-import { DeviceError, type ErrorCode, throwIfAborted } from "../both/errors.js";
-import { keptManifest } from "../both/file-cache.js";
-import type { BackendName, SealedManifest } from "../both/manifest.js";
-import type { LoadSettings } from "../both/messages.js";
-import { modelUrl } from "../both/places.js";
-import { type Chosen, choose } from "../worker/choice.js";
+import { type Found, findArtifacts } from "../artifact/artifacts.js";
+import type { SealedManifest } from "../artifact/manifest.js";
+import { modelUrl } from "../artifact/places.js";
+import type { BackendName } from "../protocol/backends.js";
+import { DeviceError, type ErrorCode, throwIfAborted } from "../protocol/errors.js";
+import type { LoadSettings } from "../protocol/messages.js";
+import { keptManifest } from "../storage/file-cache.js";
+import { type MemoryOptions, type MemoryPlan, whatFits } from "../worker/device/memory.js";
 import { findGpu } from "../worker/gpu/adapter.js";
 import { ablePrograms } from "../worker/gpu/device.js";
 import { lineUp } from "../worker/gpu/variants.js";
-import { type MemoryOptions, type MemoryPlan, whatFits } from "../worker/memory.js";
+import { type Chosen, choose } from "../worker/loading/choice.js";
 import { ableProgram, wasmFeatures } from "../worker/wasm/features.js";
 import { MOST_BYTES } from "../worker/wasm/layout.js";
 import { type Compiling, compilingOf, compilingOfLibrary, type Speed, speedFrom } from "./times.js";
 
-export { HUB, modelUrl } from "../both/places.js";
+export { HUB, modelUrl } from "../artifact/places.js";
 export { type ListedModel, readModels } from "./list.js";
 
 /** How the model would be loaded. */

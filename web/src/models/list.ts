@@ -1,8 +1,8 @@
-import { ArtifactError, throwIfAborted } from "../both/errors.js";
-import { fetchText } from "../both/http.js";
-import { show } from "../both/json.js";
-import { BACKENDS, type BackendName } from "../both/manifest.js";
-import { addressOf } from "../both/places.js";
+import { show } from "../artifact/json.js";
+import { addressOf } from "../artifact/places.js";
+import { BACKENDS, type BackendName } from "../protocol/backends.js";
+import { ArtifactError, throwIfAborted } from "../protocol/errors.js";
+import { fetchText } from "../storage/http.js";
 
 /** A model of a list, as a picker shows it. */
 export interface ListedModel {

@@ -1,7 +1,8 @@
 /** How long a first load takes, by what earlier ones have measured, or by what can be known without one. */
 
-import type { DeviceClass, Manifest, Program } from "../both/manifest.js";
-import { compilingOn, measured, speedOf } from "../both/measures.js";
+import type { Manifest, Program } from "../artifact/manifest.js";
+import type { DeviceClass } from "../protocol/backends.js";
+import { compilingOn, measured, speedOf } from "../storage/measures.js";
 
 /** Bytes a second, and where that is from. */
 export interface Speed {

@@ -6,16 +6,18 @@
 import { resolve, sep } from "node:path";
 import { pathToFileURL } from "node:url";
 import { Worker } from "node:worker_threads";
-import { throwIfAborted } from "../both/errors.js";
-import { modelUrl } from "../both/places.js";
-import { type Engine, type EngineOptions, openEngine, type WorkerPort } from "../page/client.js";
+import { modelUrl } from "../artifact/places.js";
+import { type Engine, openEngine } from "../page/client.js";
+import type { EngineOptions } from "../page/options.js";
+import { throwIfAborted } from "../protocol/errors.js";
+import type { WorkerPort } from "../protocol/ports.js";
 
 export * from "../page/exports.js";
 
 /** What of a Worker of node:worker_threads an engine uses. */
 export interface NodeWorker {
   postMessage(message: unknown): void;
-  on(event: "message" | "error", listener: (value: unknown) => void): unknown;
+  on(event: "message" | "error" | "messageerror" | "exit", listener: (value: unknown) => void): unknown;
   terminate(): unknown;
 }
 
@@ -55,7 +57,12 @@ function portOf(worker: NodeWorker): WorkerPort {
     postMessage: (message) => worker.postMessage(message),
     addEventListener: (type: string, listener: (event: never) => void) => {
       if (type === "message") worker.on("message", (data) => listener({ data } as never));
-      else worker.on("error", (error) => listener({ message: String(error) } as never));
+      else if (type === "messageerror") worker.on(type, () => listener({} as never));
+      else {
+        worker.on("error", (error) => listener({ message: String(error) } as never));
+        // process.exit() in the worker is no error; after `terminate` nobody listens any more.
+        worker.on("exit", (code) => listener({ message: `it ended with code ${code}` } as never));
+      }
     },
     terminate: () => worker.terminate(),
   };

@@ -7,11 +7,12 @@ import { readFile } from "node:fs/promises";
 import { availableParallelism } from "node:os";
 import { parentPort, Worker, workerData } from "node:worker_threads";
 import { type FromGrammars, GRAMMARS, type GrammarPort } from "../grammar/words.js";
-import { follow } from "../worker/follow.js";
+import type { ThreadPort, ThreadWord } from "../worker/host.js";
 import { THREAD } from "../worker/host.js";
-import { serve } from "../worker/serve.js";
+import { follow } from "../worker/parts/follow.js";
+import { parts } from "../worker/parts/index.js";
+import { serve } from "../worker/session/serve.js";
 import { work } from "../worker/wasm/thread.js";
-import type { ThreadPort, ThreadWord } from "../worker/wasm/threads.js";
 
 if (!parentPort) throw new Error("nearfar's worker is started by createEngine of nearfar/node");
 const port = parentPort;
@@ -33,6 +34,7 @@ else
       addEventListener: (_, listener) => port.on("message", (data) => listener({ data })),
     },
     { fetch: fetchOrRead, spawn, grammars, hardwareThreads: availableParallelism() },
+    parts,
   );
 
 /** `fetch` that reads files too. */

@@ -3,12 +3,12 @@
  * official `openai` package.
  */
 
-import { type Answerer, ask, type Endpoint } from "../both/answers.js";
-import { streamOf } from "../both/streams.js";
+import { type Answerer, ask, type Endpoint } from "../protocol/answerer.js";
+import { streamOf } from "../protocol/streams.js";
 import { eventsOf } from "./events.js";
 import { problemOf } from "./problem.js";
 
-export type { Answerer, Endpoint } from "../both/answers.js";
+export type { Answerer, Endpoint } from "../protocol/answerer.js";
 
 /** What `fetch` is to clients. */
 export type Fetch = (input: string | URL | Request, init?: RequestInit) => Promise<Response>;

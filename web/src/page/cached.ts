@@ -1,6 +1,6 @@
-import { later } from "../both/errors.js";
-import type { CachedModel } from "../both/file-cache.js";
-import { modelUrl } from "../both/places.js";
+import { modelUrl } from "../artifact/places.js";
+import { later } from "../protocol/errors.js";
+import type { CachedModel } from "../storage/file-cache.js";
 
 /** What the browser keeps of models. By dynamic import: a page that is to answer does not ask. */
 
@@ -20,6 +20,6 @@ export async function deleteModel(url: string | URL): Promise<boolean> {
   return (await fileCache("deleteModel")).deleteModel(base);
 }
 
-function fileCache(what: string): Promise<typeof import("../both/file-cache.js")> {
-  return later(() => import("../both/file-cache.js"), `The code of ${what}`);
+function fileCache(what: string): Promise<typeof import("../storage/file-cache.js")> {
+  return later(() => import("../storage/file-cache.js"), `The code of ${what}`);
 }

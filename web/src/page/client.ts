@@ -1,3 +1,4 @@
+import { modelUrl } from "../artifact/places.js";
 import {
   abortReason,
   DeviceError,
@@ -6,60 +7,23 @@ import {
   linkedAbort,
   type NearfarError,
   throwIfAborted,
-} from "../both/errors.js";
-import type {
-  EngineStats,
-  LoadProgress,
-  LoadSettings,
-  ModelCard,
-  ProfileOptions,
-  Prompt,
-  StepProfile,
-} from "../both/messages.js";
-import type * as openai from "../both/openai.js";
-import { modelUrl } from "../both/places.js";
-import { trusted } from "../both/trusted.js";
+} from "../protocol/errors.js";
+import type { EngineStats, ModelCard, ProfileOptions, Prompt, StepProfile } from "../protocol/messages.js";
+import type * as openai from "../protocol/openai.js";
+import type { StartWorker, WorkerPort } from "../protocol/ports.js";
+import { Pulse } from "../protocol/pulse.js";
+import { trusted } from "../protocol/trusted.js";
 import { type AnswerSource, Completions, type Prepared } from "./completions.js";
 import { fitContext } from "./context.js";
 import { checkedMessages } from "./conversation.js";
 import { createEmbeddings } from "./embeddings.js";
-import { PATIENCE, WorkerLink, type WorkerPort } from "./link.js";
-import { checkEngineOptions, checkProfileOptions } from "./options.js";
-import { Pulse } from "./pulse.js";
+import { PATIENCE, WorkerLink } from "./link.js";
+import { checkEngineOptions, checkProfileOptions, type EngineOptions } from "./options.js";
 import { CHAT, TEXT } from "./replies.js";
 import { prepareChat, prepareText } from "./requests.js";
 import { checkedCalling } from "./tools.js";
 
-export { WorkerLink, type WorkerPort };
-
-/** How an engine loads, and what it tells meanwhile. */
-export interface EngineOptions extends LoadSettings {
-  /**
-   * Called while the model is loading, and later of kernels that an answer waits for and of a GPU that is
-   * opened anew.
-   */
-  readonly onProgress?: (progress: LoadProgress) => void;
-  /** Called for what is worth knowing but stops nothing; console.warn by default. */
-  readonly onWarning?: (message: string) => void;
-  /** Ends the loading, which rejects with its reason, and frees everything. */
-  readonly signal?: AbortSignal;
-  /**
-   * The engine's worker, for bundlers that need to make it themselves. It belongs to the engine from then on.
-   */
-  readonly worker?: () => WorkerPort | Promise<WorkerPort>;
-  /** What becomes of conversations that do not fit the context; "error" by default. */
-  readonly contextPolicy?: openai.ContextPolicy;
-  /**
-   * Whether the browser is asked to keep what it stores of this site for good (`navigator.storage.persist()`),
-   * once a model has been downloaded; true by default. Firefox asks the user, others decide by themselves.
-   */
-  readonly persist?: boolean;
-  /**
-   * Seconds that the worker may say nothing while something is awaited of it, before it is taken to hang; 120
-   * by default. A page that is frozen, or a machine that sleeps, does not count.
-   */
-  readonly patience?: number;
-}
+export { WorkerLink };
 
 /**
  * Loads the artifact at `url` (the folder that holds manifest.json, or "hf:OWNER/NAME[@REVISION][/FOLDER]" of
@@ -72,9 +36,6 @@ export async function createEngine(url: string | URL, options: EngineOptions = {
     options.worker?.() ?? startWorker(signal);
   return openEngine(start, modelUrl(url), options);
 }
-
-/** Starts the worker of an engine, which belongs to it from then on. */
-export type StartWorker = (signal: AbortSignal | undefined) => WorkerPort | Promise<WorkerPort>;
 
 /** Has workers that `start` starts load the artifact at `url`: one now, and one at each `reload`. */
 export async function openEngine(start: StartWorker, url: URL, options: EngineOptions): Promise<Engine> {

@@ -1,6 +1,6 @@
-import { abortReason, fromErrorRecord, throwIfAborted } from "../both/errors.js";
-import { type AnswerEvent, type CallPart, type GenerateRequest, hasMore } from "../both/messages.js";
-import type { ChatCompletionRequest, RequestOptions, ToolCall } from "../both/openai.js";
+import { abortReason, fromErrorRecord, throwIfAborted } from "../protocol/errors.js";
+import { type AnswerEvent, type CallPart, type GenerateRequest, hasMore } from "../protocol/messages.js";
+import type { ChatCompletionRequest, RequestOptions, ToolCall } from "../protocol/openai.js";
 import type { Channel } from "./channel.js";
 import { type ReplyHead, type ReplyShape, usageOf, type WholeChoice } from "./replies.js";
 

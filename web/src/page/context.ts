@@ -2,9 +2,9 @@
  * Conversations that outgrow the context: what is left out, by whole turns (tests/vectors/context holds it).
  */
 
-import { RequestError } from "../both/errors.js";
-import type { Prompt } from "../both/messages.js";
-import type { ChatMessage, ContextPolicy, MessageParam } from "../both/openai.js";
+import { RequestError } from "../protocol/errors.js";
+import type { Prompt } from "../protocol/messages.js";
+import type { ChatMessage, ContextPolicy, MessageParam } from "../protocol/openai.js";
 import type { Prepared } from "./completions.js";
 import { checkedMessages } from "./conversation.js";
 

@@ -1,8 +1,8 @@
 /** The messages of a chat, checked: with their content as one string, and nothing left out. */
 
-import { type ErrorCode, RequestError } from "../both/errors.js";
-import { ROLES } from "../both/format.js";
-import type { ChatMessage, MessageParam, ToolCall } from "../both/openai.js";
+import { ROLES } from "../format/constants.js";
+import { type ErrorCode, RequestError } from "../protocol/errors.js";
+import type { ChatMessage, MessageParam, ToolCall } from "../protocol/openai.js";
 import { isEmpty, isRecord, shown } from "./values.js";
 
 const COMMON = ["role", "content", "name"];

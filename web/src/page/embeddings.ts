@@ -1,7 +1,7 @@
-import { abortReason, fromErrorRecord, RequestError, throwIfAborted } from "../both/errors.js";
-import { MAX_INPUTS } from "../both/format.js";
-import type { AnswerEvent, EmbeddingInputs } from "../both/messages.js";
-import type { EmbeddingRequest, EmbeddingResponse } from "../both/openai.js";
+import { MAX_INPUTS } from "../format/constants.js";
+import { abortReason, fromErrorRecord, RequestError, throwIfAborted } from "../protocol/errors.js";
+import type { AnswerEvent, EmbeddingInputs } from "../protocol/messages.js";
+import type { EmbeddingRequest, EmbeddingResponse } from "../protocol/openai.js";
 import type { Channel } from "./channel.js";
 import { check, type Kind, SIGNAL, TEXT } from "./requests.js";
 

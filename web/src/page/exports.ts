@@ -7,7 +7,7 @@ export {
   type ErrorDetails,
   NearfarError,
   RequestError,
-} from "../both/errors.js";
+} from "../protocol/errors.js";
 export type {
   AnswerStats,
   BackendChoice,
@@ -21,7 +21,7 @@ export type {
   ProgramChoice,
   StepProfile,
   StepTimes,
-} from "../both/messages.js";
-export type * from "../both/openai.js";
+} from "../protocol/messages.js";
+export type * from "../protocol/openai.js";
 export type { Engine } from "./client.js";
 export type { Completions } from "./completions.js";

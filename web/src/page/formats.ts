@@ -1,7 +1,7 @@
 /** `response_format`: what an answer must match. formats.py takes and refuses the same. */
 
-import { type ErrorCode, RequestError } from "../both/errors.js";
-import { type Grammar, MAX_GRAMMAR } from "../both/grammar.js";
+import { type ErrorCode, RequestError } from "../protocol/errors.js";
+import { type Grammar, MAX_GRAMMAR } from "../protocol/grammar.js";
 import { isRecord, shown } from "./values.js";
 
 const PARAM = "response_format";

@@ -3,7 +3,9 @@
  * OpenAI's interface.
  */
 
+export type { WorkerPort } from "../protocol/ports.js";
 export { type CachedModel, cachedModels, deleteModel } from "./cached.js";
-export { createEngine, type EngineOptions, type WorkerPort } from "./client.js";
+export { createEngine } from "./client.js";
 export * from "./exports.js";
+export type { EngineOptions } from "./options.js";
 export { type SharedOptions, sharedEngine } from "./shared.js";

@@ -7,7 +7,7 @@ import {
   type NearfarError,
   RequestError,
   toErrorRecord,
-} from "../both/errors.js";
+} from "../protocol/errors.js";
 import type {
   AnswerEvent,
   EmbeddingInputs,
@@ -20,21 +20,13 @@ import type {
   Prompt,
   StepProfile,
   ToWorker,
-} from "../both/messages.js";
+} from "../protocol/messages.js";
+import type { WorkerPort } from "../protocol/ports.js";
+import { Pulse } from "../protocol/pulse.js";
 import { Channel } from "./channel.js";
-import type { EngineOptions } from "./client.js";
 import { hasLeft, noteLeft, watchLeaving } from "./left.js";
 import { Meter } from "./meter.js";
-import { Pulse } from "./pulse.js";
-
-/** What of a Worker an engine uses. */
-export interface WorkerPort {
-  postMessage(message: ToWorker): void;
-  addEventListener(type: "message", listener: (event: { readonly data: FromWorker }) => void): void;
-  addEventListener(type: "error", listener: (event: { readonly message: string }) => void): void;
-  /** May tell when the worker has ended: Node's and Deno's do. */
-  terminate(): unknown;
-}
+import type { EngineOptions } from "./options.js";
 
 interface Waiter<T> {
   readonly resolve: (value: T) => void;
@@ -72,9 +64,10 @@ export class WorkerLink {
 
   constructor(private readonly worker: WorkerPort) {
     worker.addEventListener("message", ({ data }) => this.#receive(data));
-    worker.addEventListener("error", ({ message }) =>
-      this.#die(`The engine's worker failed: ${message || "it did not start"}. ${this.#remedy}`),
-    );
+    const onFailure = (why: string): void => this.#die(`The engine's worker failed: ${why}. ${this.#remedy}`);
+    worker.addEventListener("error", ({ message }) => onFailure(message || "it did not start"));
+    // Workers tell of a message that cannot be read; whoever awaits it would wait for ever. Other ports need not.
+    worker.addEventListener("messageerror" as "error", () => onFailure("one of its messages cannot be read"));
   }
 
   /** What helps where the worker is no more. */

@@ -1,5 +1,5 @@
-import { compilingOn, keepMeasure, speedOf } from "../both/measures.js";
-import type { LoadStep, ModelCard } from "../both/messages.js";
+import type { LoadStep, ModelCard } from "../protocol/messages.js";
+import { compilingOn, keepMeasure, speedOf } from "../storage/measures.js";
 
 /** Less than this comes in one piece, and tells of the way's length and not of its width. */
 const LEAST_BYTES = 65_536;

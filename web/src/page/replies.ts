@@ -1,5 +1,5 @@
-import type { Piece, RequestStats, TokenScore } from "../both/messages.js";
-import type * as openai from "../both/openai.js";
+import type { Piece, RequestStats, TokenScore } from "../protocol/messages.js";
+import type * as openai from "../protocol/openai.js";
 
 /** Puts what the worker tells into OpenAI's shapes. */
 

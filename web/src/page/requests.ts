@@ -3,9 +3,9 @@
  * out.
  */
 
-import { meant, RequestError } from "../both/errors.js";
-import { MAX_LISTED, MAX_VARIABLES, TOP_LOGPROBS } from "../both/format.js";
-import type { ChatCompletionRequest, CompletionRequest } from "../both/openai.js";
+import { MAX_LISTED, MAX_VARIABLES, TOP_LOGPROBS } from "../format/constants.js";
+import { meant, RequestError } from "../protocol/errors.js";
+import type { ChatCompletionRequest, CompletionRequest } from "../protocol/openai.js";
 import type { Prepared } from "./completions.js";
 import { checkedMessages } from "./conversation.js";
 import { grammarOf } from "./formats.js";

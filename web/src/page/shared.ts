@@ -1,6 +1,7 @@
-import { later } from "../both/errors.js";
-import { startWorker, type WorkerPort } from "./client.js";
-import { Pulse } from "./pulse.js";
+import { later } from "../protocol/errors.js";
+import type { WorkerPort } from "../protocol/ports.js";
+import { Pulse } from "../protocol/pulse.js";
+import { startWorker } from "./client.js";
 
 /** Which of an origin's shared engines. */
 export interface SharedOptions {
@@ -27,7 +28,7 @@ export function sharedEngine(given: MessagePort | SharedOptions = {}): WorkerPor
   const worker = (): SharedWorker =>
     new SharedWorker(new URL("./worker.js", import.meta.url), { type: "module", name });
   const places = { worker, overPort, startWorker, Pulse };
-  return later(() => import("./tabs.js"), "The code of sharedEngine").then(({ openShared }) =>
+  return later(() => import("../shared/tabs.js"), "The code of sharedEngine").then(({ openShared }) =>
     openShared(name, places),
   );
 }

@@ -1,10 +1,10 @@
 /** The tools of a chat request, checked. */
 
-import { RequestError } from "../both/errors.js";
-import { MAX_TOOLS } from "../both/format.js";
-import type { Calling } from "../both/messages.js";
-import type { ChatCompletionRequest, FunctionTool } from "../both/openai.js";
-import { mayBeObject } from "../both/parameters.js";
+import { MAX_TOOLS } from "../format/constants.js";
+import { RequestError } from "../protocol/errors.js";
+import type { Calling } from "../protocol/messages.js";
+import type { ChatCompletionRequest, FunctionTool } from "../protocol/openai.js";
+import { mayBeObject } from "../protocol/parameters.js";
 import { isRecord, shown } from "./values.js";
 
 /** Characters of all tools as JSON. */

@@ -1,6 +1,7 @@
-import { later } from "../both/errors.js";
-import type { LoadProgress, ModelCard } from "../both/messages.js";
-import type { Engine, EngineOptions } from "../page/client.js";
+import type { Engine } from "../page/client.js";
+import type { EngineOptions } from "../page/options.js";
+import { later } from "../protocol/errors.js";
+import type { LoadProgress, ModelCard } from "../protocol/messages.js";
 import type { Availability, MonitorCallback } from "./types.js";
 
 /** What of an Engine the sessions use; their contexts and token counts are the device's. */

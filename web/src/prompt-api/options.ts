@@ -1,4 +1,4 @@
-import type { ChatMessage } from "../both/openai.js";
+import type { ChatMessage } from "../protocol/openai.js";
 import type {
   CreateCoreOptions,
   LanguageModelTool,

@@ -1,7 +1,7 @@
-import { streamedChat } from "../both/answers.js";
-import { addCall } from "../both/calls.js";
-import type { ChatMessage, ToolCall } from "../both/openai.js";
-import { streamOf } from "../both/streams.js";
+import { streamedChat } from "../protocol/answerer.js";
+import { addCall } from "../protocol/calls.js";
+import type { ChatMessage, ToolCall } from "../protocol/openai.js";
+import { streamOf } from "../protocol/streams.js";
 import type { PromptEngine } from "./model.js";
 import { formatOf, messagesOf, type Sampling } from "./options.js";
 import { called, MOST_ROUNDS, toolsAsked } from "./tools.js";

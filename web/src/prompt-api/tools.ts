@@ -1,4 +1,4 @@
-import type { ChatCompletionRequest, ChatMessage, ToolCall } from "../both/openai.js";
+import type { ChatCompletionRequest, ChatMessage, ToolCall } from "../protocol/openai.js";
 import type { LanguageModelTool } from "./types.js";
 
 /** Answers of one prompt that call tools, before it fails: a model may go round in circles. */

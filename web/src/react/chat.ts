@@ -1,6 +1,6 @@
 import { useCallback, useInsertionEffect, useRef, useState } from "react";
-import { type Answerer, streamedChat } from "../both/answers.js";
-import type { ChatCompletionRequest, ChatMessage, Usage } from "../both/openai.js";
+import { type Answerer, streamedChat } from "../protocol/answerer.js";
+import type { ChatCompletionRequest, ChatMessage, Usage } from "../protocol/openai.js";
 import { useLatest } from "./latest.js";
 
 /** What a request may say beside its messages. */

@@ -1,7 +1,8 @@
 import { useEffect, useState } from "react";
-import { later } from "../both/errors.js";
-import type { LoadProgress } from "../both/messages.js";
-import type { Engine, EngineOptions } from "../page/client.js";
+import type { Engine } from "../page/client.js";
+import type { EngineOptions } from "../page/options.js";
+import { later } from "../protocol/errors.js";
+import type { LoadProgress } from "../protocol/messages.js";
 import { useLatest } from "./latest.js";
 
 /** Options of the engine; the hook itself takes care of progress and of the engine's end. */

@@ -7,7 +7,7 @@ import {
   NearfarError,
   RequestError,
   throwIfAborted,
-} from "../both/errors.js";
+} from "../protocol/errors.js";
 import { type Attempt, attempt, type Happened, heard, learn, usedBy } from "./attempt.js";
 import { failureOf, isRequestError } from "./device.js";
 import {

@@ -1,7 +1,7 @@
 /** From the chunks of an answer to the whole of it. */
 
-import { addCall } from "../both/calls.js";
-import { CloudError } from "../both/errors.js";
+import { addCall } from "../protocol/calls.js";
+import { CloudError } from "../protocol/errors.js";
 import type { Answer } from "./answer.js";
 import type { Choice, Chunk, Completion } from "./openai.js";
 

@@ -1,6 +1,6 @@
 /** A cloud's chunks, read as what they claim to be: nothing of another type gets into an answer. */
 
-import { CloudError } from "../both/errors.js";
+import { CloudError } from "../protocol/errors.js";
 import type { Piece } from "./leg.js";
 import type {
   ChunkChoice,

@@ -1,6 +1,6 @@
 /** The cloud: any server with OpenAI's interface. */
 
-import { CloudError, RequestError, throwIfAborted } from "../both/errors.js";
+import { CloudError, RequestError, throwIfAborted } from "../protocol/errors.js";
 import { pieceIn } from "./chunks.js";
 import { ends, isUseful, type Piece } from "./leg.js";
 import type { HybridRequest } from "./openai.js";

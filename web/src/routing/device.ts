@@ -3,8 +3,8 @@
  * along.
  */
 
-import { DeviceError, throwIfAborted } from "../both/errors.js";
-import type { ChatCompletionChunk, ChatCompletionRequest, ChatMessage } from "../both/openai.js";
+import { DeviceError, throwIfAborted } from "../protocol/errors.js";
+import type { ChatCompletionChunk, ChatCompletionRequest, ChatMessage } from "../protocol/openai.js";
 import { ends, isUseful, type Piece, pieceOf } from "./leg.js";
 import { type HybridRequest, type Message, textOf } from "./openai.js";
 import type { Feature } from "./types.js";

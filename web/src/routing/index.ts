@@ -3,7 +3,7 @@
  * no engine to load.
  */
 
-export { CloudError, DeviceError, NearfarError, RequestError, RouteError } from "../both/errors.js";
+export { CloudError, DeviceError, NearfarError, RequestError, RouteError } from "../protocol/errors.js";
 export { Breaker, type Pass } from "./breaker.js";
 export { limitFor, Threshold, type ThresholdRecord } from "./calibration.js";
 export { HybridClient, type HybridCompletions } from "./client.js";

@@ -7,8 +7,7 @@ import type {
   Usage as DeviceUsage,
   ToolCall,
   ToolCallDelta,
-} from "../both/openai.js";
-import { limitOf } from "./request.js";
+} from "../protocol/openai.js";
 import type { Mode, Prediction, Reason, Side } from "./types.js";
 
 /** A part of a message. */
@@ -160,4 +159,9 @@ export function continued(request: HybridRequest, text: string, seen: number): H
   const messages = [...request.messages, { role: "assistant", content: text }];
   const max_tokens = Math.max((limitOf(request) ?? Number.POSITIVE_INFINITY) - seen, 1);
   return { ...request, max_tokens, messages, continue_final_message: true };
+}
+
+/** The most tokens that the answer may have; null where the request does not say. */
+export function limitOf(request: HybridRequest): number | null {
+  return request.max_completion_tokens ?? request.max_tokens ?? null;
 }

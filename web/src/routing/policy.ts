@@ -3,7 +3,7 @@
  * explains every field.
  */
 
-import { meant, RequestError } from "../both/errors.js";
+import { meant, RequestError } from "../protocol/errors.js";
 import { MODES, type Mode, type Side } from "./types.js";
 
 /**

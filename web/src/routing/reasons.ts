@@ -1,6 +1,6 @@
 /** Reasons in words, for errors and for people. docs/routing.md lists the codes. */
 
-import { RouteError } from "../both/errors.js";
+import { RouteError } from "../protocol/errors.js";
 import type { Reason } from "./types.js";
 
 type Words = (value: string, limit: string) => string;

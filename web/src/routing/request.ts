@@ -3,7 +3,7 @@
  * (routing/request.py).
  */
 
-import { meant, RequestError } from "../both/errors.js";
+import { meant, RequestError } from "../protocol/errors.js";
 import { type HybridRequest, type Message, textOf } from "./openai.js";
 import { type Feature, MODES, type Mode } from "./types.js";
 
@@ -164,8 +164,4 @@ export function isPlain(request: HybridRequest): boolean {
  */
 export function estimateTokens(messages: readonly Message[]): number {
   return messages.reduce((sum, message) => sum + Math.ceil(textOf(message).length / 4) + 4, 0);
-}
-
-export function limitOf(request: HybridRequest): number | null {
-  return request.max_completion_tokens ?? request.max_tokens ?? null;
 }

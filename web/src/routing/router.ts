@@ -3,7 +3,7 @@
  * conversations.
  */
 
-import { CloudError, DeviceError, RequestError } from "../both/errors.js";
+import { CloudError, DeviceError, RequestError } from "../protocol/errors.js";
 import { Breaker } from "./breaker.js";
 import { Threshold, type ThresholdRecord } from "./calibration.js";
 import { ALL_FEATURES, Cloud, type CloudOptions } from "./cloud.js";
@@ -12,14 +12,14 @@ import { countTokens, type DeviceEngine, deviceStream, freeTokens } from "./devi
 import { type Hints, PlatformHints } from "./hints.js";
 import { Ledger } from "./ledger.js";
 import type { Leg } from "./leg.js";
-import type { HybridRequest, Message, Usage } from "./openai.js";
+import { type HybridRequest, limitOf, type Message, type Usage } from "./openai.js";
 import type { HybridOptions } from "./options.js";
 import type { Plan, Settled, Ticket } from "./plan.js";
 import { type Policy, type PolicyOptions, parsePolicy } from "./policy.js";
 import { type Marks, PrivateTexts } from "./privacy.js";
 import { noRoute } from "./reasons.js";
 import { type Ending, Records, recordOf } from "./records.js";
-import { type Asked, estimateTokens, featuresOf, limitOf } from "./request.js";
+import { type Asked, estimateTokens, featuresOf } from "./request.js";
 import { RetryBudget } from "./retry.js";
 import type { Scorer } from "./scorer.js";
 import { Speeds } from "./speed.js";

@@ -2,7 +2,7 @@
 /** Server-sent events, as far as OpenAI's streams use them: events of JSON, the last one `[DONE]`. */
 
 import { createParser } from "eventsource-parser";
-import { CloudError } from "../both/errors.js";
+import { CloudError } from "../protocol/errors.js";
 
 /** Characters that one event may have: an answer's pieces are small, and a cloud may be hostile. */
 const LARGEST = 1 << 22;

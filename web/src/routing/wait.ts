@@ -1,6 +1,6 @@
 /** Waiting with an end: timeouts that tell a slow peer from a page that was suspended. */
 
-import { abortReason } from "../both/errors.js";
+import { abortReason } from "../protocol/errors.js";
 
 /** A timer that comes this much later than it should was suspended with its page, not busy. Milliseconds. */
 const SUSPENDED_MS = 1000;

@@ -1,13 +1,14 @@
-import { trusted } from "../both/trusted.js";
 import { inThread } from "../grammar/in-thread.js";
 import { type FromGrammars, GRAMMARS, type GrammarPort, type ToGrammars } from "../grammar/words.js";
-import { hosted } from "../here/hosted.js";
-import type { SharePort } from "../here/share.js";
-import { follow } from "./follow.js";
-import { type Host, isFirefox, THREAD } from "./host.js";
-import { serve, type WorkerScope } from "./serve.js";
+import type { WorkerScope } from "../protocol/ports.js";
+import { trusted } from "../protocol/trusted.js";
+import type { SharePort } from "../shared/share.js";
+import { type Host, isFirefox, THREAD, type ThreadPort, type ThreadTask, type ThreadWord } from "./host.js";
+import { hosted } from "./hosted.js";
+import { follow } from "./parts/follow.js";
+import { parts } from "./parts/index.js";
+import { serve } from "./session/serve.js";
 import { work } from "./wasm/thread.js";
-import type { ThreadPort, ThreadTask, ThreadWord } from "./wasm/threads.js";
 
 /**
  * The worker's entry: the engine's own, or, by its name, that of one of its threads, or of what follows
@@ -27,7 +28,7 @@ const scope = globalThis as unknown as Scope;
 if (scope.name === THREAD) beThread();
 else if (scope.name === GRAMMARS) beGrammars();
 else if ("onconnect" in scope) beShared();
-else serve(scope, host());
+else serve(scope, host(), parts);
 
 function host(): Host {
   return {

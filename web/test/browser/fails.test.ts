@@ -92,6 +92,46 @@ describe.skipIf(!CHROMIUM)("an engine that fails in Chromium", { timeout: 180_00
     ]);
   });
 
+  test("behind a server that stalls goes on where it stalled; without more than headers it is unreachable", async () => {
+    const ranges: (string | undefined)[] = [];
+    let stalls = "toy/weights/";
+    server.intercept = (path, response) => {
+      const bytes = artifact.files.get(path.replace(/^toy\//, ""));
+      if (!bytes || !path.startsWith(stalls) || (ranges.length > 1 && stalls !== "toy/manifest.json"))
+        return false;
+      const { range } = response.req.headers;
+      ranges.push(range);
+      const half = Math.floor(bytes.length / 2);
+      // The rest of the answer never comes.
+      if (!range) response.writeHead(200, { "content-length": bytes.length }).write(bytes.subarray(0, half));
+      else response.writeHead(206).end(bytes.subarray(Number(/\d+/.exec(range)?.[0])));
+      return true;
+    };
+    const load = () =>
+      page.evaluate(async (asked) => {
+        // Half a minute of silence is half a second here.
+        const quick = `const { setTimeout: after } = globalThis;
+          globalThis.setTimeout = (work, ms, ...given) => after(work, ms === 30000 ? 500 : ms, ...given);`;
+        const worker = workersWith(quick);
+        let engine: Awaited<ReturnType<typeof nearfarPackage.createEngine>> | undefined;
+        const error = await failureOf(async () => {
+          engine = await nearfarPackage.createEngine("/toy/", { worker });
+        });
+        const answer = await engine?.completions.create(asked);
+        await engine?.dispose();
+        return { text: answer?.choices[0]?.text, error };
+      }, ASKED);
+    expect(await load()).toEqual({ text: expectedText("abc", 20), error: null });
+    expect(ranges).toEqual([undefined, expect.stringMatching(/^bytes=\d+-$/)]);
+    await page.evaluate(() => nearfarPackage.deleteModel("/toy/"));
+    stalls = "toy/manifest.json";
+    const { error } = await load();
+    expect(error).toMatchObject({
+      code: "unreachable",
+      message: expect.stringContaining("nothing for 30 s"),
+    });
+  });
+
   test("in an endless loop is noticed, and reload takes it to life", async () => {
     const result = await page.evaluate(async (asked) => {
       const loop = `addEventListener("message", ({ data }) => { if (data.type === "generate") for (;;); });`;

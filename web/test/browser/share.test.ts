@@ -1,4 +1,5 @@
 import { describe, expect, test } from "vitest";
+import type * as nearfar from "../../src/page/index.js";
 import { CHROMIUM } from "../support/chromium.js";
 import { enginePage } from "../support/engine-page.js";
 import { HERMES, TOOLS_TEMPLATE } from "../support/parrot.js";
@@ -121,6 +122,41 @@ describe.skipIf(!CHROMIUM)("one model for several pages", { timeout: 120_000 }, 
       await engine.dispose();
       return [choices[0]?.text, number, engine.model.features.includes("json_schema")];
     });
+
+  test("in a SharedWorker that dies: every call ends by a code, and reload starts another", async () => {
+    serveWorker(`${workerOf()}
+      addEventListener("connect", ({ ports: [port] }) =>
+        port.addEventListener("message", ({ data }) => data === "die" && close()));`);
+    const told = await at.page.evaluate(async () => {
+      const port = (): MessagePort => new SharedWorker("/shared.js", { type: "module" }).port;
+      const worker = (): nearfar.WorkerPort => nearfarPackage.sharedEngine(port());
+      const engine = await nearfarPackage.createEngine("/toy/", { worker, patience: 2 });
+      const ask = { prompt: "q", max_tokens: 9, temperature: 0 };
+      port().postMessage("die");
+      const codeOf = (call: Promise<unknown>): Promise<string> =>
+        call.then(
+          () => "answered",
+          (error: { readonly code: string }) => error.code,
+        );
+      const all = (): Promise<string[]> =>
+        Promise.all([
+          codeOf(engine.completions.create({ ...ask, max_tokens: 200 })),
+          codeOf(engine.stats()),
+          codeOf(engine.countTokens([{ role: "user", content: "q" }])),
+          codeOf(engine.profile()),
+        ]);
+      const during = await all();
+      const began = performance.now();
+      const after = await all();
+      const waited = performance.now() - began;
+      await engine.reload();
+      const answer = await engine.completions.create(ask);
+      await engine.dispose();
+      return { during, after, atOnce: waited < 1000, text: answer.choices[0]?.text };
+    });
+    const failed = Array.from({ length: 4 }, () => "worker-failed");
+    expect(told).toEqual({ during: failed, after: failed, atOnce: true, text: expectedText("q", 9) });
+  });
 
   test("in a service worker, where a format is refused by name", async () => {
     at.artifact = toyArtifact({ chatTemplate: "{{ messages[0].content }}" });

@@ -3,8 +3,8 @@ import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
 import type { Browser, BrowserContext, Page } from "playwright-core";
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, test } from "vitest";
-import type * as store from "../../src/both/file-cache.js";
 import type * as nearfar from "../../src/page/index.js";
+import type * as store from "../../src/storage/file-cache.js";
 import { builtPackage, distFile } from "../support/built.js";
 import { CHROMIUM, openChromium } from "../support/chromium.js";
 import { type StaticServer, serve } from "../support/serve.js";
@@ -13,6 +13,8 @@ import { expectedText, toyArtifact } from "../support/toy-artifact.js";
 const ROOT = fileURLToPath(new URL("../..", import.meta.url));
 
 declare global {
+  /** An engine that stays. */
+  var running: nearfar.Engine;
   var nearfarPackage: typeof nearfar;
   var shardStore: typeof store;
 }
@@ -41,7 +43,7 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
 
   beforeAll(async () => {
     await builtPackage();
-    const entry = { contents: `export * from "./src/both/file-cache.ts"`, resolveDir: ROOT };
+    const entry = { contents: `export * from "./src/storage/file-cache.ts"`, resolveDir: ROOT };
     const made = await build({
       stdin: entry,
       bundle: true,
@@ -425,5 +427,30 @@ describe.skipIf(!CHROMIUM)("the store of shards, with several tabs", { timeout: 
       await cache?.put(name, new Uint8Array(4321));
     }, SHARD);
     expect(await namesIn("nearfar-files")).toEqual([...filesOf("toy"), SHARD].sort());
+  });
+
+  test("a model that a tab runs gives no room to another, whenever it was loaded", async () => {
+    await second.evaluate(async () => {
+      globalThis.running = await nearfarPackage.createEngine("/other/");
+    });
+    await load(first, "toy");
+    await first.evaluate(async (name) => {
+      const { write } = FileSystemWritableFileStream.prototype;
+      let full = true;
+      FileSystemWritableFileStream.prototype.write = function (this: FileSystemWritableFileStream, data) {
+        const isShard = data instanceof Uint8Array && data.length === 4321;
+        if (!isShard || !full) return write.call(this, data);
+        full = false;
+        return Promise.reject(new DOMException("full", "QuotaExceededError"));
+      };
+      const cache = await shardStore.openOpfsCache({
+        url: new URL("/a/", location.href),
+        name: "a",
+        manifest: "{}",
+        files: [name],
+      });
+      await cache?.put(name, new Uint8Array(4321));
+    }, SHARD);
+    expect(await namesIn("nearfar-files")).toEqual([...filesOf("other"), SHARD].sort());
   });
 });

@@ -2,7 +2,6 @@ import type { Browser } from "playwright-core";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { builtPackage, distFile } from "../support/built.js";
 import { CHROMIUM, openChromium } from "../support/chromium.js";
-import type {} from "../support/engine-page.js";
 import { type StaticServer, serve } from "../support/serve.js";
 import { expectedText, toyArtifact } from "../support/toy-artifact.js";
 import { toyWasm } from "../support/toy-wasm.js";

@@ -1,10 +1,10 @@
 import { afterAll, afterEach, beforeAll, describe, expect, test, vi } from "vitest";
-import { openManifest } from "../../src/both/manifest.js";
-import type { ModelCard } from "../../src/both/messages.js";
+import { openManifest } from "../../src/artifact/reader.js";
 import { createEngine } from "../../src/here/index.js";
 import { isSupported, modelUrl, readModels } from "../../src/models/index.js";
 import { createEngine as createOnPage } from "../../src/page/index.js";
 import { Meter } from "../../src/page/meter.js";
+import type { ModelCard } from "../../src/protocol/messages.js";
 import { type StaticServer, serve } from "../support/serve.js";
 import { type ToyArtifact, toyArtifact } from "../support/toy-artifact.js";
 import { toyWasm } from "../support/toy-wasm.js";

@@ -1,5 +1,4 @@
 import { afterAll, afterEach, beforeAll, describe, expect, test, vi } from "vitest";
-import type { MessageParam } from "../../src/both/openai.js";
 import { createEngine } from "../../src/here/index.js";
 import {
   createLanguageModel,
@@ -7,6 +6,7 @@ import {
   type LanguageModelFactory,
   type PromptMessage,
 } from "../../src/prompt-api/index.js";
+import type { MessageParam } from "../../src/protocol/openai.js";
 import type { StaticServer } from "../support/serve.js";
 import { promptOf, question, serveToyChat, textAfter } from "../support/toy-chat.js";
 

@@ -1,9 +1,12 @@
 import { Window } from "happy-dom";
 import { afterAll, afterEach, beforeAll, describe, expect, test, vi } from "vitest";
 import { createEngine, type Engine } from "../../src/here/index.js";
-import { type EngineOptions, openEngine, type WorkerPort } from "../../src/page/client.js";
+import { openEngine } from "../../src/page/client.js";
+import type { EngineOptions } from "../../src/page/options.js";
+import type { WorkerPort } from "../../src/protocol/ports.js";
 import { type Nearfar, type UseNearfarOptions, useNearfar } from "../../src/react/index.js";
-import { serve } from "../../src/worker/serve.js";
+import { parts } from "../../src/worker/parts/index.js";
+import { serve } from "../../src/worker/session/serve.js";
 import type { StaticServer } from "../support/serve.js";
 import { badQuestion, promptOf, question, serveToyChat, textAfter } from "../support/toy-chat.js";
 
@@ -53,6 +56,7 @@ function mortalWorker() {
         addEventListener: (_, listener) => hear(listener),
       },
       { spawn: null, grammars: null, hardwareThreads: 1 },
+      parts,
     );
     return {
       postMessage: (message) => port1.postMessage(message),

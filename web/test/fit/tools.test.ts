@@ -5,10 +5,10 @@ import { generateText, jsonSchema, stepCountIs, streamText, tool } from "ai";
 import OpenAI from "openai";
 import { afterAll, beforeAll, describe, expect, test } from "vitest";
 import { nearfar } from "../../src/ai-sdk/index.js";
-import type { ToolCallDelta } from "../../src/both/openai.js";
 import { engineFetch } from "../../src/openai-fetch/index.js";
 import type { Engine } from "../../src/page/client.js";
 import { createLanguageModel } from "../../src/prompt-api/index.js";
+import type { ToolCallDelta } from "../../src/protocol/openai.js";
 import { HybridClient } from "../../src/routing/index.js";
 import { callOf, openParrot, type Parrot, says } from "../support/parrot.js";
 

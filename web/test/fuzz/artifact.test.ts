@@ -1,9 +1,10 @@
 import fc from "fast-check";
 import { describe, expect, test } from "vitest";
-import { ArtifactError } from "../../src/both/errors.js";
-import { within } from "../../src/both/http.js";
-import { openManifest, type Program, parseManifest } from "../../src/both/manifest.js";
-import { type Plan, parsePlan, planNames } from "../../src/worker/plan.js";
+import type { Program } from "../../src/artifact/manifest.js";
+import { openManifest, parseManifest } from "../../src/artifact/reader.js";
+import { ArtifactError } from "../../src/protocol/errors.js";
+import { within } from "../../src/storage/http.js";
+import { type Plan, parsePlan, planNames } from "../../src/worker/device/plan.js";
 import { streamShards } from "../../src/worker/store/shards.js";
 import { sampleManifest } from "../support/manifest.js";
 import { seal } from "../support/seal.js";

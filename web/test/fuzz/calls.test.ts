@@ -1,7 +1,7 @@
 import { readFileSync } from "node:fs";
 import fc from "fast-check";
 import { expect, test } from "vitest";
-import type { FunctionTool } from "../../src/both/openai.js";
+import type { FunctionTool } from "../../src/protocol/openai.js";
 import { type AnswerFormat, readAnswerFormat } from "../../src/worker/answers/format.js";
 import { AnswerReader } from "../../src/worker/answers/reader.js";
 import { effort } from "./effort.js";

@@ -1,9 +1,9 @@
 import { createHash } from "node:crypto";
 import fc from "fast-check";
 import { expect, test } from "vitest";
-import { ArtifactError } from "../../src/both/errors.js";
-import type { FileCache } from "../../src/both/file-cache.js";
-import type { FileEntry } from "../../src/both/manifest.js";
+import type { FileEntry } from "../../src/artifact/manifest.js";
+import { ArtifactError } from "../../src/protocol/errors.js";
+import type { FileCache } from "../../src/storage/file-cache.js";
 import { streamShards } from "../../src/worker/store/shards.js";
 import { effort } from "./effort.js";
 

@@ -2,7 +2,7 @@
 
 import fc from "fast-check";
 import { expect, test } from "vitest";
-import { CloudError } from "../../src/both/errors.js";
+import { CloudError } from "../../src/protocol/errors.js";
 import { pieceIn } from "../../src/routing/chunks.js";
 import { Cloud } from "../../src/routing/cloud.js";
 import { DEFAULT_POLICY, parsePolicy } from "../../src/routing/policy.js";

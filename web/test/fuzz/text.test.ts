@@ -1,7 +1,7 @@
 import fc from "fast-check";
 import { expect, test } from "vitest";
-import { ArtifactError, NearfarError, RequestError } from "../../src/both/errors.js";
-import type { ChatMessage } from "../../src/both/openai.js";
+import { ArtifactError, NearfarError, RequestError } from "../../src/protocol/errors.js";
+import type { ChatMessage } from "../../src/protocol/openai.js";
 import { createTextCodec } from "../../src/worker/text/codec.js";
 import { ChatTemplate } from "../../src/worker/text/template.js";
 import type { TextCodec } from "../../src/worker/text/types.js";

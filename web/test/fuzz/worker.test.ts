@@ -1,6 +1,6 @@
 import fc from "fast-check";
 import { expect, test, vi } from "vitest";
-import type { FromWorker } from "../../src/both/messages.js";
+import type { FromWorker } from "../../src/protocol/messages.js";
 import { effort } from "./effort.js";
 
 const TYPES = ["load", "generate", "abort", "stats", "count", "dispose", "constructor"];

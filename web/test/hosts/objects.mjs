@@ -10,7 +10,7 @@ const [dist = "", artifact = "", format = "", count = "1"] = process.argv.slice(
 const { createEngine } = await import(pathToFileURL(`${dist}/node/index.js`).href);
 const engine = await createEngine(artifact);
 const response_format = JSON.parse(format);
-/** @type {import("../../src/both/openai.js").MessageParam[]} */
+/** @type {import("../../src/protocol/openai.js").MessageParam[]} */
 const messages = [{ role: "user", content: "Who lives in the forest?" }];
 
 /** @param {number} seed */

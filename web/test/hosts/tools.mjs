@@ -9,9 +9,9 @@ const [dist = "", artifact = "", listed = "", count = "1"] = process.argv.slice(
 /** @type {typeof import("../../src/node/index.js")} */
 const { createEngine } = await import(pathToFileURL(`${dist}/node/index.js`).href);
 const engine = await createEngine(artifact);
-/** @type {import("../../src/both/openai.js").FunctionTool[]} */
+/** @type {import("../../src/protocol/openai.js").FunctionTool[]} */
 const tools = JSON.parse(listed);
-/** @type {import("../../src/both/openai.js").MessageParam[]} */
+/** @type {import("../../src/protocol/openai.js").MessageParam[]} */
 const messages = [{ role: "user", content: "Who lives in the forest?" }];
 
 /** @param {number} seed */

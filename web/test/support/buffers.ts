@@ -1,5 +1,5 @@
-import { buffersOf } from "../../src/both/buffers.js";
-import type { BufferEntry, TensorEntry } from "../../src/both/manifest.js";
+import { buffersOf } from "../../src/artifact/buffers.js";
+import type { BufferEntry, TensorEntry } from "../../src/artifact/manifest.js";
 
 /** What of a manifest the buffers depend on, as its JSON has it. */
 export interface BufferFacts {
@@ -23,7 +23,10 @@ export function buffersFor({ model, cache, groups, caches, ropes, weights }: Buf
     groups: groups.map(({ window }) => ({ window: window ?? null })),
     caches: caches.map(({ kv_heads, head_dim, group }) => ({ kvHeads: kv_heads, headDim: head_dim, group })),
     ropes: new Map(
-      Object.entries(ropes).map(([name, { inv_freq, scale }]) => [name, { invFreq: inv_freq, scale, short: null }]),
+      Object.entries(ropes).map(([name, { inv_freq, scale }]) => [
+        name,
+        { invFreq: inv_freq, scale, short: null },
+      ]),
     ),
     weights: { tensors: weights.tensors as readonly TensorEntry[] },
   });

@@ -1,4 +1,4 @@
-import { DeviceError } from "../../src/both/errors.js";
+import type { FunctionName } from "../../src/artifact/manifest.js";
 import {
   MAX_ROWS,
   MAX_STEP,
@@ -8,8 +8,8 @@ import {
   SAMPLE_I32,
   STEP_BUCKETS,
   TOP_LOGPROBS,
-} from "../../src/both/format.js";
-import type { FunctionName } from "../../src/both/manifest.js";
+} from "../../src/format/constants.js";
+import { DeviceError } from "../../src/protocol/errors.js";
 import type { Backend, BackendShape, HostArray, Read } from "../../src/worker/engine/backend.js";
 
 /**

@@ -1,5 +1,5 @@
-import type { BufferName } from "../../src/both/format.js";
-import type { FunctionName } from "../../src/both/manifest.js";
+import type { FunctionName } from "../../src/artifact/manifest.js";
+import type { BufferName } from "../../src/format/constants.js";
 import type { Backend, BackendShape, HostArray, Read } from "../../src/worker/engine/backend.js";
 
 /**

@@ -1,4 +1,4 @@
-import { FORMAT, VERSION } from "../../src/both/format.js";
+import { FORMAT, VERSION } from "../../src/format/constants.js";
 import { buffersFor } from "./buffers.js";
 
 /** A small manifest as a build writes it; tests change what they are about. */

@@ -1,8 +1,8 @@
 /** Sides that play the hand-over's events: each time that they are asked for an answer, the next part. */
 
 import type { IncomingMessage, ServerResponse } from "node:http";
-import { DeviceError, RequestError } from "../../src/both/errors.js";
-import type { ChatCompletionChunk, ChatCompletionRequest } from "../../src/both/openai.js";
+import { DeviceError, RequestError } from "../../src/protocol/errors.js";
+import type { ChatCompletionChunk, ChatCompletionRequest } from "../../src/protocol/openai.js";
 import type { DeviceEngine } from "../../src/routing/index.js";
 import { LocalCloud } from "./local-cloud.js";
 

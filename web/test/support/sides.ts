@@ -4,8 +4,8 @@
  */
 
 import type { IncomingMessage, ServerResponse } from "node:http";
-import { DeviceError } from "../../src/both/errors.js";
-import type { ChatCompletionChunk, ChatCompletionRequest } from "../../src/both/openai.js";
+import { DeviceError } from "../../src/protocol/errors.js";
+import type { ChatCompletionChunk, ChatCompletionRequest } from "../../src/protocol/openai.js";
 import type { DeviceEngine } from "../../src/routing/index.js";
 import { LocalCloud } from "./local-cloud.js";
 

@@ -9,7 +9,7 @@ import {
   STEP_BUCKETS,
   TOP_LOGPROBS,
   VERSION,
-} from "../../src/both/format.js";
+} from "../../src/format/constants.js";
 import { buffersFor } from "./buffers.js";
 import { expectedTokens } from "./fake-backend.js";
 import { seal } from "./seal.js";

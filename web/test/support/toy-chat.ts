@@ -1,5 +1,5 @@
-import type { MessageParam } from "../../src/both/openai.js";
 import { createEngine, type Engine } from "../../src/here/index.js";
+import type { MessageParam } from "../../src/protocol/openai.js";
 import { expectedTokens } from "./fake-backend.js";
 import { type StaticServer, serve } from "./serve.js";
 import { TOY_VOCAB } from "./toy-artifact.js";

@@ -1,5 +1,11 @@
 import wabt from "wabt";
-import { MAX_ROWS, ROW_BUCKETS, SAMPLE_COLUMNS, SAMPLE_I32, TOP_LOGPROBS } from "../../src/both/format.js";
+import {
+  MAX_ROWS,
+  ROW_BUCKETS,
+  SAMPLE_COLUMNS,
+  SAMPLE_I32,
+  TOP_LOGPROBS,
+} from "../../src/format/constants.js";
 import {
   type Files,
   HEAD_DIM,

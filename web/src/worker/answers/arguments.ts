@@ -3,7 +3,7 @@
  * edge_runtime/tools/arguments.py (tests/vectors/tools/messages.json).
  */
 
-import { type ExactMap, readExact } from "../exact.js";
+import { type ExactMap, readExact } from "../text/jinja/exact.js";
 
 const CLOSING: Readonly<Record<string, string>> = { "{": "}", "[": "]" };
 

@@ -3,13 +3,13 @@
  * (tests/vectors/tools holds it).
  */
 
-import { later } from "../../both/errors.js";
-import type { Grammar } from "../../both/grammar.js";
-import type { Calling } from "../../both/messages.js";
-import type { FunctionTool } from "../../both/openai.js";
-import type { AnswerFormat, CallFormat, Spelling } from "./format.js";
+import type { Grammar } from "../../protocol/grammar.js";
+import type { Calling } from "../../protocol/messages.js";
+import type { FunctionTool } from "../../protocol/openai.js";
+import type { AnswerFormat, CallFormat } from "./format.js";
 import { behindName, literals, MEMBERS, noCallOf, TRIGGER } from "./loose-grammar.js";
 import { argumentSchema } from "./parameters.js";
+import type { SpelledArguments } from "./tags.js";
 import {
   type Around,
   around,
@@ -22,32 +22,28 @@ import {
   tag,
 } from "./tags.js";
 
-/** The arguments of a call that are not JSON, as a tag; `schema`: the tool's parameters. */
-export type SpelledArguments = (spelling: Spelling, schema: object, strict: boolean) => Around;
-
 /**
  * What an answer must match: calls of the tools that may be called, the format that is wanted, or either;
  * null: anything. Room for reasoning is left before it; `reasoningOpen`: the prompt has begun it. Where calls
- * are required a format that is wanted beside them is not looked at, for there is no other text.
+ * are required a format that is wanted beside them is not looked at, for there is no other text. `spelled` loads
+ * what writes arguments that are not JSON.
  */
 export async function answerGrammar(
   form: AnswerFormat,
   calling: Calling | null,
   wanted: Grammar | null,
   reasoningOpen: boolean,
+  spelled: () => Promise<SpelledArguments>,
 ): Promise<Grammar | null> {
   const { calls } = form;
   if (!calls || !calling) {
     if (!wanted || !(form.reasoning || form.text)) return wanted;
     return structural(afterReasoning(form, textOf(form, wanted), reasoningOpen, true));
   }
-  // Most models write JSON.
-  const spelled = calls.spelling
-    ? (await later(() => import("../parts/spelled.js"), "The code of tools")).spelledArguments
-    : null;
+  const writeSpelled = calls.spelling ? await spelled() : null;
   // xgrammar 0.1.27 takes no repetition without a known end beside something else.
   const many = wanted && !calling.required ? calls.listed : calls.listed || calls.repeats;
-  const writer = new Calls(calls, calling.tools, calling.parallel && many, spelled);
+  const writer = new Calls(calls, calling.tools, calling.parallel && many, writeSpelled);
   const must = calling.required || wanted !== null;
   const content = (): Tag => {
     if (calling.required) return writer.only();

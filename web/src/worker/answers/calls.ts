@@ -1,6 +1,6 @@
 /** Calls, from the text of a section to names and arguments. */
 
-import type { FunctionTool } from "../../both/openai.js";
+import type { FunctionTool } from "../../protocol/openai.js";
 import type { CallFormat, Named } from "./format.js";
 import { Nesting } from "./nesting.js";
 import { Cursor, isObject, jsonOf, matchAt, SpelledReader, Wrong, written } from "./values.js";

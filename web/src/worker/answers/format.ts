@@ -1,7 +1,7 @@
 /** How a model marks reasoning and calls in what it writes; format.ts says what each field means. */
 
-import { ArtifactError } from "../../both/errors.js";
-import { Field, show } from "../../both/json.js";
+import { Field, show } from "../../artifact/json.js";
+import { ArtifactError } from "../../protocol/errors.js";
 
 /** The fields with their defaults, which a manifest leaves out. */
 const MARKS = { begin: "", end: "", after: "" };

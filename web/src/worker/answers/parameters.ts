@@ -3,7 +3,7 @@
  * (edge_runtime/tools/parameters.py).
  */
 
-import { isSchema, mayBeObject, targetOf, valuesOf } from "../../both/parameters.js";
+import { isSchema, mayBeObject, targetOf, valuesOf } from "../../protocol/parameters.js";
 
 type Schema = Readonly<Record<string, unknown>>;
 

@@ -1,5 +1,5 @@
-import type { CallPart, Piece } from "../../both/messages.js";
-import type { FinishReason } from "../../both/openai.js";
+import type { CallPart, Piece } from "../../protocol/messages.js";
+import type { FinishReason } from "../../protocol/openai.js";
 import type { AnswerReader, Fragment } from "./reader.js";
 
 type Pieces = readonly [Piece, ...Piece[]];

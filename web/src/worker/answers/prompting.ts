@@ -1,7 +1,7 @@
 /** Tools and calls in what a chat template gets (tests/vectors/tools holds it). */
 
-import type { ChatMessage, FunctionTool } from "../../both/openai.js";
-import { Exact, type ExactValue, writeExact } from "../exact.js";
+import type { ChatMessage, FunctionTool } from "../../protocol/openai.js";
+import { Exact, type ExactValue, writeExact } from "../text/jinja/exact.js";
 import type { Told } from "../text/types.js";
 import { argumentsOf } from "./arguments.js";
 import { type CallFormat, readCalls, type Spelling } from "./format.js";

@@ -3,7 +3,7 @@
  * way (tests/vectors/tools holds it).
  */
 
-import type { FunctionTool } from "../../both/openai.js";
+import type { FunctionTool } from "../../protocol/openai.js";
 import { BLANKS, begunCall, type Call, callsIn } from "./calls.js";
 import type { AnswerFormat, CallFormat } from "./format.js";
 import { candidates, following, type Opening, opening, UNSURE } from "./loose.js";

@@ -1,8 +1,7 @@
 /** Arguments that are not JSON, as parts of a structural tag. */
 
-import { RequestError } from "../../both/errors.js";
 import { narrowed } from "../../grammar/schema.js";
-import type { SpelledArguments } from "./asking.js";
+import { RequestError } from "../../protocol/errors.js";
 import type { Spelling } from "./format.js";
 import {
   type Around,
@@ -11,6 +10,7 @@ import {
   inOrder,
   NOTHING,
   repeated,
+  type SpelledArguments,
   schemaTag,
   type Tag,
   tag,

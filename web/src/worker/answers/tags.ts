@@ -1,7 +1,12 @@
 /** Parts of a structural tag of xgrammar. */
 
+import type { Spelling } from "./format.js";
+
 export type Tag = { readonly type: string } & Readonly<Record<string, unknown>>;
 export type Around = Tag & { readonly type: "tag"; readonly begin: string; readonly end: string };
+
+/** The arguments of a call that are not JSON, as a tag; `schema`: the tool's parameters. */
+export type SpelledArguments = (spelling: Spelling, schema: object, strict: boolean) => Around;
 
 /** The empty text; a `const_string` may not be empty. */
 export const NOTHING: Tag = { type: "grammar", grammar: 'root ::= ""' };

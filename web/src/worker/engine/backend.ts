@@ -1,5 +1,5 @@
-import type { BufferName } from "../../both/format.js";
-import type { FunctionName } from "../../both/manifest.js";
+import type { FunctionName } from "../../artifact/manifest.js";
+import type { BufferName } from "../../format/constants.js";
 
 export type HostArray = Int32Array | Uint32Array | Float32Array;
 

@@ -1,6 +1,6 @@
-import { type DeviceError, DeviceLostError, OutOfMemoryError, RequestError } from "../../both/errors.js";
-import { MAX_ROWS, MAX_STEP } from "../../both/format.js";
-import type { FunctionName } from "../../both/manifest.js";
+import type { FunctionName } from "../../artifact/manifest.js";
+import { MAX_ROWS, MAX_STEP } from "../../format/constants.js";
+import { type DeviceError, DeviceLostError, OutOfMemoryError, RequestError } from "../../protocol/errors.js";
 import { SequenceTable } from "../cache/sequence-table.js";
 import type { Backend } from "./backend.js";
 import { Emitter } from "./emitter.js";

@@ -1,4 +1,4 @@
-import { DeviceError } from "../../both/errors.js";
+import { DeviceError } from "../../protocol/errors.js";
 import type { Request } from "./request.js";
 
 /** What can become of steps, by name. */

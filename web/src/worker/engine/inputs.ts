@@ -5,7 +5,7 @@ import {
   SAMPLE_COLUMNS,
   SAMPLE_F32,
   SAMPLE_I32,
-} from "../../both/format.js";
+} from "../../format/constants.js";
 import type { Backend } from "./backend.js";
 import type { Request } from "./request.js";
 import { isPenalized } from "./sampling.js";

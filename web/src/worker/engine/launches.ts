@@ -1,5 +1,5 @@
-import { TOP_LOGPROBS } from "../../both/format.js";
-import type { FunctionName } from "../../both/manifest.js";
+import type { FunctionName } from "../../artifact/manifest.js";
+import { TOP_LOGPROBS } from "../../format/constants.js";
 import type { Backend, HostArray, Read } from "./backend.js";
 import { StepInputs } from "./inputs.js";
 import type { Request, TokenLogprobs } from "./request.js";

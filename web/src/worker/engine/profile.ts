@@ -1,5 +1,5 @@
-import { RequestError } from "../../both/errors.js";
-import type { LaunchCost, ProfileOptions, StepProfile } from "../../both/messages.js";
+import { RequestError } from "../../protocol/errors.js";
+import type { LaunchCost, ProfileOptions, StepProfile } from "../../protocol/messages.js";
 import type { Backend } from "./backend.js";
 import { writePlainStep } from "./inputs.js";
 

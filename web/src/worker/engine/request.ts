@@ -1,5 +1,5 @@
-import type { RequestStats } from "../../both/messages.js";
-import type { FinishReason } from "../../both/openai.js";
+import type { RequestStats } from "../../protocol/messages.js";
+import type { FinishReason } from "../../protocol/openai.js";
 import type { CachedSequence } from "../cache/sequence-table.js";
 import type { SamplingParams } from "./sampling.js";
 

@@ -1,6 +1,6 @@
-import { RequestError } from "../../both/errors.js";
-import { MAX_STOPS, type SamplingDefaultsRecord, TOP_LOGPROBS } from "../../both/format.js";
-import type { SamplingOptions } from "../../both/openai.js";
+import { MAX_STOPS, type SamplingDefaultsRecord, TOP_LOGPROBS } from "../../format/constants.js";
+import { RequestError } from "../../protocol/errors.js";
+import type { SamplingOptions } from "../../protocol/openai.js";
 
 /** How the next token is chosen, checked. Bounds and defaults are those of Python's `SamplingParams`. */
 export interface SamplingParams {

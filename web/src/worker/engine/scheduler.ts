@@ -1,5 +1,5 @@
-import { RequestError } from "../../both/errors.js";
-import { MAX_ROWS } from "../../both/format.js";
+import { MAX_ROWS } from "../../format/constants.js";
+import { RequestError } from "../../protocol/errors.js";
 import type { PageCopy, SequenceTable } from "../cache/sequence-table.js";
 import { isShort, keptRows, OVERTAKEN, shareRows } from "./prefill.js";
 import type { Request } from "./request.js";

@@ -1,6 +1,6 @@
-import { DeviceError } from "../../both/errors.js";
-import { type DEVICE_CLASSES, RULES } from "../../both/format.js";
-import type { DeviceClass } from "../../both/manifest.js";
+import { type DEVICE_CLASSES, RULES } from "../../format/constants.js";
+import type { DeviceClass } from "../../protocol/backends.js";
+import { DeviceError } from "../../protocol/errors.js";
 
 /**
  * Which GPU there is, and of which class: all that the choice of a backend needs to know of it. Classes as in

@@ -1,4 +1,4 @@
-import { DeviceError } from "../../both/errors.js";
+import { DeviceError } from "../../protocol/errors.js";
 
 /**
  * Every GPU buffer of an engine: made here, counted here, freed here. A part has those of one executor, of

@@ -1,8 +1,8 @@
-import { DeviceError, disposedError } from "../../both/errors.js";
-import type { BufferName } from "../../both/format.js";
-import type { Dtype, FunctionName } from "../../both/manifest.js";
+import type { Dtype, FunctionName } from "../../artifact/manifest.js";
+import type { BufferName } from "../../format/constants.js";
+import { DeviceError, disposedError } from "../../protocol/errors.js";
+import type { Plan, PlanArg } from "../device/plan.js";
 import type { Backend, BackendShape, HostArray, Read } from "../engine/backend.js";
-import type { Plan, PlanArg } from "../plan.js";
 import type { BufferRegistry } from "./buffers.js";
 import type { Faults } from "./faults.js";
 import type { Pipelines } from "./pipelines.js";

@@ -1,4 +1,4 @@
-import { DeviceError, DeviceLostError, OutOfMemoryError } from "../../both/errors.js";
+import { DeviceError, DeviceLostError, OutOfMemoryError } from "../../protocol/errors.js";
 import type { BufferRegistry } from "./buffers.js";
 
 /**

@@ -1,5 +1,6 @@
-import { throwIfAborted, UnreachableError } from "../../both/errors.js";
-import type { DeviceClass, Program } from "../../both/manifest.js";
+import type { Program } from "../../artifact/manifest.js";
+import type { DeviceClass } from "../../protocol/backends.js";
+import { throwIfAborted, UnreachableError } from "../../protocol/errors.js";
 import type { Backend } from "../engine/backend.js";
 import type { Kept } from "../store/kept.js";
 import { type Finalists, Trial, type TrialStage, unlessAborted } from "./trial.js";

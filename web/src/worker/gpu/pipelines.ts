@@ -1,10 +1,5 @@
-import { DeviceError, DeviceLostError, OutOfMemoryError } from "../../both/errors.js";
-import type { KernelEntry } from "../../both/manifest.js";
-
-/** A kernel's source, with what the manifest says about it. */
-export interface Shader extends Pick<KernelEntry, "entry" | "access"> {
-  readonly code: string;
-}
+import { DeviceError, DeviceLostError, OutOfMemoryError } from "../../protocol/errors.js";
+import type { Shader } from "../device/remote-artifact.js";
 
 export interface KernelPipeline {
   readonly pipeline: GPUComputePipeline;

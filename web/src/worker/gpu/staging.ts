@@ -1,4 +1,4 @@
-import { DeviceError } from "../../both/errors.js";
+import { DeviceError } from "../../protocol/errors.js";
 import { isFirefox } from "../host.js";
 import type { BufferRegistry } from "./buffers.js";
 

@@ -1,4 +1,4 @@
-import { DeviceError } from "../../both/errors.js";
+import { DeviceError } from "../../protocol/errors.js";
 import type { BufferRegistry } from "./buffers.js";
 
 /** The feature by which a compute pass tells when it begins and ends. */

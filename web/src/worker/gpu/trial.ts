@@ -1,5 +1,5 @@
-import { abortReason, DeviceError, throwIfAborted } from "../../both/errors.js";
-import type { Program } from "../../both/manifest.js";
+import type { Program } from "../../artifact/manifest.js";
+import { abortReason, DeviceError, throwIfAborted } from "../../protocol/errors.js";
 import type { Backend } from "../engine/backend.js";
 import { writePlainStep } from "../engine/inputs.js";
 import type { Kept } from "../store/kept.js";

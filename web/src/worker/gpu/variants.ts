@@ -1,6 +1,6 @@
-import { NEARNESS } from "../../both/format.js";
-import type { DeviceClass } from "../../both/manifest.js";
-import type { ChoiceReason } from "../../both/messages.js";
+import { NEARNESS } from "../../format/constants.js";
+import type { DeviceClass } from "../../protocol/backends.js";
+import type { ChoiceReason } from "../../protocol/messages.js";
 
 /**
  * Which of an artifact's programs a GPU runs: those made for its class, and of these the fastest. The same as

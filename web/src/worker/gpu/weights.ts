@@ -1,8 +1,8 @@
-import { allFrequencies, type TensorEntry } from "../../both/manifest.js";
+import { allFrequencies, type TensorEntry } from "../../artifact/manifest.js";
+import type { RemoteArtifact } from "../device/remote-artifact.js";
 import { type ShardOptions, streamShards } from "../store/shards.js";
 import type { BufferRegistry } from "./buffers.js";
 import type { DeviceBuffer } from "./executor.js";
-import type { RemoteArtifact } from "./remote-artifact.js";
 import { finished } from "./staging.js";
 
 /** The buffers of all tensors, by name, empty as yet. */

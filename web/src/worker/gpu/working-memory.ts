@@ -1,4 +1,4 @@
-import type { Manifest, Program } from "../../both/manifest.js";
+import type { Manifest, Program } from "../../artifact/manifest.js";
 import {
   bufferBytes,
   cacheBuffers,
@@ -6,7 +6,7 @@ import {
   type MemoryPlan,
   storedAs,
   whatFits,
-} from "../memory.js";
+} from "../device/memory.js";
 import type { BufferRegistry } from "./buffers.js";
 import type { DeviceBuffer, PageStore } from "./executor.js";
 

@@ -1,14 +1,15 @@
 /**
- * What is there whatever a worker loads later. Each part imports it, so that the bundler makes one file of it:
- * a bundler makes a file of each set of modules that the same parts import, a dozen small ones here.
+ * The modules that a worker has whatever it loads later. Each part imports this file, so that the bundler makes
+ * one chunk of all of them: without it each set of modules that the same parts import is a chunk of its own, a
+ * dozen small ones here.
  */
 
 export * from "../../grammar/in-thread.js";
-export * from "../beginning.js";
-export * from "../exact.js";
-export * from "../gpu/remote-artifact.js";
+export * from "../device/beginning.js";
+export * from "../device/memory.js";
+export * from "../device/remote-artifact.js";
+export * from "../device/wanted.js";
 export * from "../host.js";
-export * from "../memory.js";
-export * from "../serve.js";
+export * from "../session/serve.js";
 export * from "../store/shards.js";
-export * from "../wanted.js";
+export * from "../text/jinja/exact.js";

@@ -1,8 +1,8 @@
-import type { BegunFile } from "../../both/begun.js";
-import { throwIfAborted } from "../../both/errors.js";
-import type { FileCache } from "../../both/file-cache.js";
-import { locks } from "../../both/files.js";
-import { type DownloadOptions, fetchBytes, sha256Hex, within } from "../../both/http.js";
+import { throwIfAborted } from "../../protocol/errors.js";
+import type { BegunFile } from "../../storage/begun.js";
+import type { FileCache } from "../../storage/file-cache.js";
+import { locks } from "../../storage/files.js";
+import { type DownloadOptions, fetchBytes, sha256Hex, within } from "../../storage/http.js";
 
 /** A file of an artifact, by its path and SHA-256. */
 export interface Wanted {
@@ -71,6 +71,8 @@ async function keep(
     await cache?.put(sha256, bytes, begun);
   } catch (error) {
     onFailure?.(error);
+    // Another tab could not open it while it is open here.
+    await begun?.close();
   }
   return bytes;
 }

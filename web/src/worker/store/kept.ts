@@ -1,5 +1,5 @@
-import { locks, namesIn, read, remove, store } from "../../both/files.js";
-import { sha256Hex } from "../../both/http.js";
+import { locks, namesIn, read, remove, store } from "../../storage/files.js";
+import { sha256Hex } from "../../storage/http.js";
 
 /**
  * What trials of programs found out, kept for the next time: an artifact and an adapter have a file each.

@@ -1,7 +1,7 @@
-import { ArtifactError } from "../../both/errors.js";
-import { sha256Hex } from "../../both/http.js";
-import { parseJson } from "../../both/json.js";
-import type { Manifest, PackEntry } from "../../both/manifest.js";
+import { parseJson } from "../../artifact/json.js";
+import type { Manifest, PackEntry } from "../../artifact/manifest.js";
+import { ArtifactError } from "../../protocol/errors.js";
+import { sha256Hex } from "../../storage/http.js";
 import { type KeptOptions, keptBytes, type Wanted } from "./kept-file.js";
 
 /** Reads a file of an artifact; what it gives is verified. */

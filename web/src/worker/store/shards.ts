@@ -1,8 +1,8 @@
-import type { BegunFile } from "../../both/begun.js";
-import { ArtifactError, type ErrorCode, linkedAbort, throwIfAborted } from "../../both/errors.js";
-import type { FileCache } from "../../both/file-cache.js";
-import { type DownloadOptions, download, sha256Hex, within } from "../../both/http.js";
-import type { FileEntry } from "../../both/manifest.js";
+import type { FileEntry } from "../../artifact/manifest.js";
+import { ArtifactError, type ErrorCode, linkedAbort, throwIfAborted } from "../../protocol/errors.js";
+import type { BegunFile } from "../../storage/begun.js";
+import type { FileCache } from "../../storage/file-cache.js";
+import { type DownloadOptions, download, sha256Hex, within } from "../../storage/http.js";
 import { type Downloaded, keptOr } from "./kept-file.js";
 
 /** How far the shards are, in bytes; `cached` of the `loaded` ones came from the browser's storage. */

@@ -1,7 +1,7 @@
 /** The tokenizer and chat template of one model. */
 
 import { Tokenizer } from "@huggingface/tokenizers";
-import { ArtifactError, RequestError } from "../../both/errors.js";
+import { ArtifactError, RequestError } from "../../protocol/errors.js";
 import { fixTokenizer, withMetaspaceSplit } from "./library-fixes.js";
 import { AnswerStream, IncrementalDecoder } from "./stream.js";
 import { ChatTemplate } from "./template.js";

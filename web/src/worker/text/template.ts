@@ -1,6 +1,6 @@
 /** Chat templates, with the variables that transformers gives them. */
 
-import { ArtifactError, RequestError } from "../../both/errors.js";
+import { ArtifactError, RequestError } from "../../protocol/errors.js";
 import { type Body, fromJs, parse, render, type Value } from "./jinja/index.js";
 import type { ChatOptions, Told } from "./types.js";
 

@@ -6,7 +6,7 @@
  * rules below are those of the decoders in tokenizer.json that causal language models use.
  */
 
-import { ArtifactError } from "../../both/errors.js";
+import { ArtifactError } from "../../protocol/errors.js";
 import { asObject, isObject, type JsonObject } from "./tokenizer-file.js";
 
 /** How a tokenizer's tokens become text. */

@@ -3,7 +3,7 @@
  * read.
  */
 
-import { ArtifactError } from "../../both/errors.js";
+import { ArtifactError } from "../../protocol/errors.js";
 import type { TextFiles } from "./types.js";
 
 export type JsonObject = { readonly [key: string]: unknown };

@@ -1,5 +1,5 @@
-import type { AnswerFormatRecord } from "../../both/format.js";
-import type { FunctionTool, TemplateVariables } from "../../both/openai.js";
+import type { AnswerFormatRecord } from "../../format/constants.js";
+import type { FunctionTool, TemplateVariables } from "../../protocol/openai.js";
 
 /** What the runtime needs from a tokenizer and a chat template; it loads `index.ts` by dynamic import. */
 

@@ -1,10 +1,10 @@
-import { DeviceError, disposedError, namedMessage } from "../../both/errors.js";
-import type { BufferName } from "../../both/format.js";
-import type { FunctionName } from "../../both/manifest.js";
+import type { FunctionName } from "../../artifact/manifest.js";
+import type { BufferName } from "../../format/constants.js";
+import { DeviceError, disposedError, namedMessage } from "../../protocol/errors.js";
+import type { ModelBackend } from "../device/loaded.js";
+import type { Plan, PlanArg } from "../device/plan.js";
+import type { Plans } from "../device/remote-artifact.js";
 import type { BackendShape, HostArray, Read } from "../engine/backend.js";
-import type { Plans } from "../gpu/remote-artifact.js";
-import type { ModelBackend } from "../loaded.js";
-import type { Plan, PlanArg } from "../plan.js";
 import { type Exports, errorOf } from "./instance.js";
 import type { NamedRegion, Region } from "./layout.js";
 import { type BoundPlan, launchAt } from "./tables.js";

@@ -1,6 +1,6 @@
-import { DeviceError } from "../../both/errors.js";
-import type { Manifest, Program } from "../../both/manifest.js";
-import { type ProgramWish, wantedPrograms } from "../wanted.js";
+import type { Manifest, Program } from "../../artifact/manifest.js";
+import { DeviceError } from "../../protocol/errors.js";
+import { type ProgramWish, wantedPrograms } from "../device/wanted.js";
 
 /** Feature of programs whose memory is shared by threads. */
 export const ATOMICS = "atomics";

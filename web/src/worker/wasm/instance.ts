@@ -1,5 +1,5 @@
-import { ArtifactError, DeviceError, namedMessage } from "../../both/errors.js";
-import type { Program } from "../../both/manifest.js";
+import type { Program } from "../../artifact/manifest.js";
+import { ArtifactError, DeviceError, namedMessage } from "../../protocol/errors.js";
 import type { ReadFile } from "../store/packs.js";
 
 /** What the module exports (docs/wasm.md). Addresses come back with a sign. */

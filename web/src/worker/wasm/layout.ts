@@ -1,7 +1,7 @@
-import { DeviceError, OutOfMemoryError } from "../../both/errors.js";
-import { WASM_RESERVED, WASM_STACK } from "../../both/format.js";
-import type { Dtype, Manifest, Program } from "../../both/manifest.js";
-import { bufferBytes, type Extents, storedAs } from "../memory.js";
+import type { Dtype, Manifest, Program } from "../../artifact/manifest.js";
+import { WASM_RESERVED, WASM_STACK } from "../../format/constants.js";
+import { DeviceError, OutOfMemoryError } from "../../protocol/errors.js";
+import { bufferBytes, type Extents, storedAs } from "../device/memory.js";
 
 /** Where everything lies in a WebAssembly memory (docs/wasm.md). */
 

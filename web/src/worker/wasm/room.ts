@@ -1,7 +1,7 @@
-import { DeviceError } from "../../both/errors.js";
-import type { Manifest, Program } from "../../both/manifest.js";
-import type { Plans } from "../gpu/remote-artifact.js";
-import { type MemoryOptions, type MemoryPlan, storedAs, whatFits } from "../memory.js";
+import type { Manifest, Program } from "../../artifact/manifest.js";
+import { DeviceError } from "../../protocol/errors.js";
+import { type MemoryOptions, type MemoryPlan, storedAs, whatFits } from "../device/memory.js";
+import type { Plans } from "../device/remote-artifact.js";
 import { type Layout, layOut, MOST_BYTES, makeMemory } from "./layout.js";
 import { Tables } from "./tables.js";
 

@@ -1,9 +1,9 @@
-import { ArtifactError } from "../../both/errors.js";
-import { DTYPE_BYTES } from "../../both/format.js";
-import type { Dim, Dtype, Param, Program } from "../../both/manifest.js";
-import type { Extents } from "../memory.js";
-import { extentOf } from "../memory.js";
-import type { Launch, Plan, PlanArg } from "../plan.js";
+import type { Dim, Dtype, Param, Program } from "../../artifact/manifest.js";
+import { DTYPE_BYTES } from "../../format/constants.js";
+import { ArtifactError } from "../../protocol/errors.js";
+import type { Extents } from "../device/memory.js";
+import { extentOf } from "../device/memory.js";
+import type { Launch, Plan, PlanArg } from "../device/plan.js";
 import type { Region } from "./layout.js";
 
 /** Plans as the module reads them (docs/wasm.md, "Tables"): tensors, arguments and launches, at addresses. */

@@ -1,5 +1,5 @@
-import { namedMessage } from "../../both/errors.js";
-import type { ThreadTask, ThreadWord } from "./threads.js";
+import { namedMessage } from "../../protocol/errors.js";
+import type { ThreadTask, ThreadWord } from "../host.js";
 
 /** A thread beside the first, in a worker of its own. */
 

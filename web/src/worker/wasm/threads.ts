@@ -1,26 +1,7 @@
-import { namedMessage } from "../../both/errors.js";
+import { namedMessage } from "../../protocol/errors.js";
+import type { ThreadPort, ThreadTask, ThreadWord } from "../host.js";
 
 /** Threads beside the first: workers of the host that each make an instance over the same memory. */
-
-/** All that a thread needs; its only message. */
-export interface ThreadTask {
-  readonly module: WebAssembly.Module;
-  readonly memory: WebAssembly.Memory;
-  readonly pool: number;
-  /** The end of its stack. */
-  readonly stack: number;
-}
-
-/** `failed`: it is gone, and with it what it computed. */
-export type ThreadWord = { readonly type: "ready" } | { readonly type: "failed"; readonly message: string };
-
-/** The host's end of the line to a thread. */
-export interface ThreadPort {
-  start(task: ThreadTask): void;
-  /** Listens to the thread; a thread that does not start is told as well. */
-  listen(onWord: (word: ThreadWord) => void): void;
-  end(): void;
-}
 
 /** How long a load waits for its threads: what takes longer joins later. */
 const PATIENCE_MS = 5_000;

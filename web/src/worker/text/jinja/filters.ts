@@ -3,13 +3,13 @@
 import { atPath, attribute, binary, item } from "./access.js";
 import { fixed, formatted, rounded, truncated } from "./format.js";
 import { jsonText } from "./json.js";
-import type { Given } from "./library.js";
 import { method, pairsOf } from "./methods.js";
 import { capitalized, lines, replaced, stripped } from "./texts.js";
 import {
   compare,
   equal,
   Fault,
+  type Given,
   isDict,
   misfit,
   numeric,

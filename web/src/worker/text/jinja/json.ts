@@ -1,6 +1,6 @@
 /** A value as JSON, as Python's json.dumps writes it. */
 
-import { floatText } from "../../exact.js";
+import { floatText } from "./exact.js";
 import { compareTexts } from "./texts.js";
 import { isDict, isList, misfit, numeric, Tuple, unfit, type Value, whole } from "./values.js";
 

@@ -7,6 +7,7 @@ import { TESTS } from "./tests.js";
 import {
   Fault,
   type Func,
+  type Given,
   isDict,
   isList,
   keyOf,
@@ -19,11 +20,6 @@ import {
   type Value,
   whole,
 } from "./values.js";
-
-export interface Given {
-  readonly args: readonly Value[];
-  readonly named: ReadonlyMap<string, Value>;
-}
 
 /** The most numbers of a range. Jinja's sandbox has the same bound. */
 const MOST_RANGE = 100_000;

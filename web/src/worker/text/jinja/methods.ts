@@ -128,7 +128,7 @@ export const TEXT: Readonly<Record<string, Method<string>>> = {
   format: ["", () => undefined],
 };
 
-/** Of lists and tuples. */
+/** Methods of lists and tuples. */
 export const LIST: Readonly<Record<string, Method<readonly Value[]>>> = {
   count: ["value", (items, one) => BigInt(items.filter((each) => equal(each, one)).length)],
   index: ["value", (items, one) => BigInt(placed(items.findIndex((each) => equal(each, one))))],

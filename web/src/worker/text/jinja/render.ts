@@ -1,7 +1,7 @@
 /** Renders the nodes of a template. What Jinja2 and Python would do is done; what is not here is refused. */
 
 import { attribute, binary, called, item, sliced } from "./access.js";
-import { filter, type Given, globals, test } from "./library.js";
+import { filter, globals, test } from "./library.js";
 import { Loop } from "./loop.js";
 import type { Args, Body, Call, Expr, Node, Signature, Target } from "./nodes.js";
 import {
@@ -10,6 +10,7 @@ import {
   equal,
   Fault,
   type Func,
+  type Given,
   isDict,
   keyOf,
   misfit,

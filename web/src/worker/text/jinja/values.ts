@@ -3,7 +3,7 @@
  * bigints and floats are numbers, so that 1 and 1.0 stay apart and no digit of a long number is lost.
  */
 
-import { Exact, floatText, isWhole } from "../../exact.js";
+import { Exact, floatText, isWhole } from "./exact.js";
 import { compareTexts, lengthOf, quoted } from "./texts.js";
 
 export type Value =
@@ -21,6 +21,12 @@ export type Value =
   | Func;
 export type Dict = ReadonlyMap<Value, Value>;
 export type Func = (args: readonly Value[], named: ReadonlyMap<string, Value>) => Value;
+
+/** What a filter, a test or a macro is given beside its value. */
+export interface Given {
+  readonly args: readonly Value[];
+  readonly named: ReadonlyMap<string, Value>;
+}
 
 /** The template asks for what cannot be done with its values, or refuses on purpose. */
 export class Fault extends Error {}

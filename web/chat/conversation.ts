@@ -1,0 +1,198 @@
+/** The open chat: its turns on the page, and what of it the browser keeps. */
+
+import type { ChatMessage } from "../src/protocol/openai.js";
+import type { RouteInfo } from "../src/routing/index.js";
+import { type Chat, hasBegun, messagesOf, newChat, type Turn, titleOf } from "./chats.js";
+import { button, copyButton } from "./copy.js";
+import { element } from "./dom.js";
+import { Follow } from "./follow.js";
+import type { Call } from "./tools.js";
+import { TurnView } from "./turn-view.js";
+
+/** One answer as it grows. */
+export interface Answer {
+  append(text: string): void;
+  /** The model called tools, and was told what they gave. */
+  called(calls: readonly Call[]): void;
+  /** Says where it comes from, and of which model it is; null: there is only one place. */
+  route(info: RouteInfo | null, model: string): void;
+  /** What a screen reader says of it, once it is whole. */
+  readonly spoken: string;
+  /** Ends the answer; `note` says how, when that is not obvious. */
+  end(note: string | null): void;
+  /** Ends an answer that failed: neither it nor its question is part of what follows. */
+  fail(): void;
+}
+
+export interface Events {
+  /** The chat should be kept as it is now. */
+  changed(chat: Chat): void;
+  /** A person wants the last question answered, for the first time or anew. */
+  asked(): void;
+}
+
+export class Conversation {
+  readonly #log = element("log", HTMLElement);
+  readonly #follow = new Follow(element("scroller", HTMLElement), this.#log);
+  #chat = newChat();
+  #views: TurnView[] = [];
+
+  constructor(private readonly events: Events) {}
+
+  /** Names the conversation for budgets and caches; it says nothing else. */
+  get id(): string {
+    return this.#chat.id;
+  }
+
+  /** As a model reads it; one that calls no tools reads answers without the calls before them. */
+  messages(calls: boolean): readonly ChatMessage[] {
+    return messagesOf(this.#chat, calls);
+  }
+
+  get isEmpty(): boolean {
+    return this.#views.length === 0;
+  }
+
+  /** Some of it continues a plain prompt, which no chat template counts. */
+  get isPlain(): boolean {
+    return this.#chat.turns.some(({ plain }) => plain === true);
+  }
+
+  /** Scrolls by so many pages: up where there are less than none. */
+  page(pages: number): void {
+    this.#follow.page(pages);
+  }
+
+  clear(): void {
+    this.open(newChat());
+  }
+
+  open(chat: Chat): void {
+    this.#chat = chat;
+    this.#views = [];
+    this.#log.replaceChildren();
+    for (const turn of chat.turns) this.#show(turn);
+    this.#markLast();
+    this.showActions();
+    this.#follow.toEnd();
+  }
+
+  ask(content: string): void {
+    this.#add({ role: "user", content });
+    this.#follow.toEnd();
+  }
+
+  /** `kind`: what its text will be, where that is not markdown. */
+  answer(name: string, kind: Pick<Turn, "plain" | "json">): Answer {
+    const turn: Turn = { role: "assistant", content: "", name, ...kind };
+    // Until it is whole: what a reload finds then says what it is.
+    turn.note = "Interrupted";
+    const view = this.#add(turn);
+    delete turn.note;
+    view.show();
+    view.isBusy = true;
+    this.#markLast();
+    for (const each of this.#views) each.actions = [];
+    return {
+      get spoken() {
+        return view.spoken;
+      },
+      append: (more) => {
+        turn.content += more;
+        view.showSoon();
+      },
+      called: (calls) => {
+        turn.calls = [...(turn.calls ?? []), calls];
+        view.show();
+      },
+      route: (info, model) => {
+        if (model !== "") turn.name = model;
+        if (info) turn.info = info;
+        view.show();
+      },
+      end: (note) => this.#end(view, note === null ? {} : { note }),
+      fail: () => this.#end(view, { failed: true, ...(hasBegun(turn) && { note: "Broken off" }) }),
+    };
+  }
+
+  /** The chat with an answer that is still being written, for whoever reloads the page now; else null. */
+  get partial(): Chat | null {
+    const last = this.#views.at(-1);
+    if (!last?.node.hasAttribute("aria-busy")) return null;
+    const turns = this.#chat.turns.map((turn) =>
+      turn === last.turn ? { ...turn, note: "Interrupted" } : turn,
+    );
+    return { ...this.#chat, turns };
+  }
+
+  /** What can be done with each turn; nothing while an answer is written. */
+  showActions(): void {
+    this.#views.forEach((view, at) => {
+      const { turn } = view;
+      const isLast = at === this.#views.length - 1;
+      const again = button("Answer again", () => {
+        // The question is all that stays of this turn.
+        this.#cut(turn.role === "user" ? at + 1 : at);
+        this.events.asked();
+      });
+      if (turn.role === "user") {
+        const edit = button("Edit", () => view.edit((text) => this.#askAnew(at, text)));
+        view.actions = isLast ? [edit, again] : [edit];
+        return;
+      }
+      const copy = copyButton("Copy", () => turn.content);
+      const canRepeat = isLast && this.#views[at - 1]?.turn.role === "user";
+      view.actions = canRepeat && turn.plain !== true ? [copy, again] : [copy];
+    });
+  }
+
+  #askAnew(at: number, text: string): void {
+    // The form was open before this answer began.
+    if (this.#views.some(({ node }) => node.hasAttribute("aria-busy"))) return;
+    this.#cut(at);
+    this.ask(text);
+    this.events.asked();
+  }
+
+  #end(view: TurnView, how: Partial<Turn>): void {
+    Object.assign(view.turn, how);
+    view.isBusy = false;
+    // An answer that failed before its first word leaves its question, which can be asked again.
+    if (view.turn.failed && !hasBegun(view.turn)) this.#cut(this.#views.indexOf(view));
+    else view.show();
+    this.#save();
+    this.showActions();
+  }
+
+  #cut(at: number): void {
+    for (const { node } of this.#views.splice(at)) node.remove();
+    this.#chat.turns.splice(at);
+  }
+
+  #add(turn: Turn): TurnView {
+    this.#chat.turns.push(turn);
+    const view = this.#show(turn);
+    this.#save();
+    return view;
+  }
+
+  #show(turn: Turn): TurnView {
+    const view = new TurnView(turn);
+    this.#views.push(view);
+    this.#log.append(view.node);
+    return view;
+  }
+
+  #save(): void {
+    this.#chat.title = titleOf(this.#chat);
+    this.#chat.changed = Date.now();
+    this.events.changed(this.#chat);
+  }
+
+  /** The latest answer is the one that links and tests look for. */
+  #markLast(): void {
+    document.getElementById("answer")?.removeAttribute("id");
+    const last = this.#views.findLast(({ turn }) => turn.role === "assistant");
+    if (last) last.body.id = "answer";
+  }
+}

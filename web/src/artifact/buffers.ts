@@ -1,0 +1,63 @@
+import { BUFFERS, OF_LOGITS } from "../format/constants.js";
+import type { BufferEntry, CacheInfo, Dim, Manifest } from "./manifest.js";
+
+/**
+ * The buffers of an artifact: the format's table, filled in with what the manifest says of the model and its
+ * caches.
+ */
+
+/** What the words in a shape stand for. */
+type Words = Readonly<Record<string, Dim>>;
+
+/** What of a manifest the buffers depend on. */
+export interface BufferFacts extends Pick<Manifest, "cache" | "groups" | "caches" | "ropes"> {
+  readonly model: Pick<Manifest["model"], "vocabSize" | "contextLength"> &
+    Partial<Pick<Manifest["model"], "task">>;
+  readonly buffers?: readonly BufferEntry[];
+  readonly weights: Pick<Manifest["weights"], "tensors">;
+}
+
+/** Every buffer that the plans of an artifact can name. */
+export function buffersOf(manifest: BufferFacts): BufferEntry[] {
+  const { model, cache } = manifest;
+  const words: Words = {
+    slots: cache.slots,
+    pages_per_slot: Math.ceil(model.contextLength / cache.pageSize),
+    vocab: model.vocabSize,
+    vocab_words: Math.ceil(model.vocabSize / 32),
+    page_size: cache.pageSize,
+    // The step that the width follows from is not read here; plans write whole rows.
+    embedding: embeddingOf(manifest),
+  };
+  const leftOut: readonly string[] = model.task === "embed" ? OF_LOGITS : ["embedding"];
+  return Object.entries(BUFFERS).flatMap(([line, { dtype, shape }]) =>
+    (leftOut.includes(line) ? [] : instances(line, manifest)).map(([name, more]): BufferEntry => {
+      const all: Words = { ...words, ...more };
+      return { name, dtype, shape: shape.map((dim) => all[dim] ?? (dim as Dim)) };
+    }),
+  );
+}
+
+/** Values of the embeddings that a model gives; 0: it gives logits. */
+export function embeddingOf({ model, buffers }: Pick<BufferFacts, "model" | "buffers">): number {
+  if (model.task !== "embed") return 0;
+  const width = buffers?.find(({ name }) => name === "embedding")?.shape[1];
+  return typeof width === "number" ? width : 0;
+}
+
+/** The buffers that a line of the table stands for, with what their shape depends on. */
+function instances(line: string, { groups, caches, ropes, weights }: BufferFacts): [string, Words][] {
+  if (line.includes("<g>")) return groups.map((_, group) => [line.replace("<g>", `${group}`), {}]);
+  if (line.includes("<c>")) return caches.map((cache, i) => [line.replace("<c>", `${i}`), wordsOf(cache)]);
+  if (!line.includes("<name>")) return [[line, {}]];
+  const frequencies = (tensor: string): number =>
+    weights.tensors.find(({ name }) => name === tensor)?.shape[0] ?? 0;
+  return [...ropes].map(([name, rope]) => [
+    line.replace("<name>", name),
+    { head_dim: 2 * frequencies(rope.invFreq) },
+  ]);
+}
+
+function wordsOf({ kvHeads, headDim, group }: CacheInfo): Words {
+  return { "pages.<g>": `pages.${group}`, kv_heads: kvHeads, head_dim: headDim };
+}

@@ -1,0 +1,21 @@
+/** The two ends of the line between a page and its worker. */
+
+import type { FromWorker, ToWorker } from "./messages.js";
+
+/** What of a Worker an engine uses. */
+export interface WorkerPort {
+  postMessage(message: ToWorker): void;
+  addEventListener(type: "message", listener: (event: { readonly data: FromWorker }) => void): void;
+  addEventListener(type: "error", listener: (event: { readonly message: string }) => void): void;
+  /** May tell when the worker has ended: Node's and Deno's do. */
+  terminate(): unknown;
+}
+
+/** Starts the worker of an engine, which belongs to it from then on. */
+export type StartWorker = (signal: AbortSignal | undefined) => WorkerPort | Promise<WorkerPort>;
+
+/** The worker's end of the line to the page. */
+export interface WorkerScope {
+  postMessage(message: FromWorker): void;
+  addEventListener(type: "message", listener: (event: { readonly data: ToWorker }) => void): void;
+}

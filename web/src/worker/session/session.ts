@@ -1,0 +1,254 @@
+import { precisionOf } from "../../artifact/manifest.js";
+import { MAX_CHOICES } from "../../format/constants.js";
+import { disposedError, RequestError, toErrorRecord } from "../../protocol/errors.js";
+import type {
+  AnswerEvent,
+  AnswerStats,
+  EmbeddingInputs,
+  EngineStats,
+  GenerateRequest,
+  LoadSettings,
+  ModelCard,
+  ProfileOptions,
+  Prompt,
+  RequestStats,
+  StepProfile,
+} from "../../protocol/messages.js";
+import type { Loaded, ModelBackend } from "../device/loaded.js";
+import { EngineCore } from "../engine/engine-core.js";
+import { checkedProfile, profileStep } from "../engine/profile.js";
+import type { Request } from "../engine/request.js";
+import { parseSampling } from "../engine/sampling.js";
+import { type Model, type ModelHooks, openModel } from "../loading/model.js";
+import { Prompts } from "../prompts/prompts.js";
+import { Answer } from "./answer.js";
+import { embedAll, wrongTask } from "./embeddings.js";
+import { Grammars } from "./grammars.js";
+
+export interface SessionHooks extends ModelHooks {
+  /** What is known of the model has changed. */
+  readonly onCard: (card: ModelCard) => void;
+  /** The device was lost and cannot be opened anew. */
+  readonly onLost: (error: Error) => void;
+}
+
+/** What the page asked for and has no end of yet. */
+interface Asked {
+  /** One for each answer, once they have begun. */
+  readonly requests: Request[];
+  /** Ends what is done before they begin. */
+  readonly left: AbortController;
+}
+
+/** How many answers a request may ask for. */
+export function checkCount(n: number): void {
+  if (!Number.isInteger(n) || n < 1 || n > MAX_CHOICES)
+    throw new RequestError(`n must be at least 1 and at most ${MAX_CHOICES}, not ${n}`, "n");
+}
+
+/** One loaded model inside the worker: text in, text out. */
+export class Session {
+  readonly #core: EngineCore;
+  readonly #prompts: Prompts;
+  readonly #grammars: Grammars;
+  readonly #asked = new Map<number, Asked>();
+  #loaded: Loaded;
+  #last: AnswerStats | null = null;
+  #reopened = 0;
+
+  private constructor(
+    private readonly model: Model,
+    private readonly hooks: SessionHooks,
+  ) {
+    const { manifest, codec, loaded } = model;
+    const { host, onProgress, onWarning, onCard, onLost } = hooks;
+    this.#loaded = loaded;
+    this.#prompts = new Prompts(codec, manifest, hooks.parts);
+    const { vocabSize: size, eosTokenIds: ends } = manifest.model;
+    this.#grammars = new Grammars(host.grammars, {
+      ...{ size, ends },
+      bytesOf: (token) => codec.tokenBytes(token),
+    });
+    this.#core = new EngineCore(loaded.executor, manifest.model.eosTokenIds, {
+      reopen: () => this.#reopen(),
+      // The engine warns where it goes on with less.
+      onWarning: (message) => {
+        onCard(this.card());
+        onWarning(message);
+      },
+      onLost,
+      modelContext: manifest.model.contextLength,
+      onCompiling: (compiled, total) => onProgress({ phase: "kernels", compiled, total }),
+      onReading: (read, total) => onProgress({ phase: "prompt", read, total }),
+    });
+  }
+
+  static async load(url: URL, settings: LoadSettings, hooks: SessionHooks): Promise<Session> {
+    const model = await openModel(url, settings, hooks);
+    try {
+      const session = new Session(model, hooks);
+      const { chats } = session.#prompts;
+      if (chats.marksText) await chats.load();
+      await model.settle();
+      return session;
+    } catch (error) {
+      model.loaded.executor.dispose();
+      throw error;
+    }
+  }
+
+  card(): ModelCard {
+    const { model, weights, quantization, license } = this.model.manifest;
+    return {
+      name: model.name,
+      architecture: model.architecture,
+      quantization,
+      backend: this.model.backend,
+      program: this.#loaded.program.name,
+      choice: this.#loaded.choice,
+      precision: precisionOf(this.#loaded.program),
+      adapter: this.#loaded.adapterName,
+      contextLength: this.#loaded.executor.shape.contextLength,
+      largestStep: this.#core.largestStep,
+      vocabSize: model.vocabSize,
+      weightBytes: weights.bytes,
+      license,
+      features: [
+        "logprobs",
+        ...(this.hooks.host.grammars ? (["json_object", "json_schema", "grammar"] as const) : []),
+        ...(this.hooks.host.grammars && this.#prompts.chats.canCall ? (["tools"] as const) : []),
+      ],
+    };
+  }
+
+  stats(): EngineStats {
+    const { executor, buffers } = this.#loaded;
+    return {
+      backend: this.model.backend,
+      program: this.#loaded.program.name,
+      choice: this.#loaded.choice,
+      gpuBuffers: buffers.count,
+      gpuBytes: buffers.bytes,
+      wasmBytes: executor.held?.bytes ?? 0,
+      threads: executor.held?.threads ?? 0,
+      launches: executor.launches,
+      launchesPerToken: executor.launchesOf("step") + executor.launchesOf("greedy"),
+      cachePages: executor.shape.groups.reduce((sum, { pages }) => sum + pages, 0),
+      freeTokens: this.#core.freeTokens,
+      contextLength: executor.shape.contextLength,
+      largestStep: this.#core.largestStep,
+      reopened: this.#reopened,
+      last: this.#last,
+    };
+  }
+
+  /** Starts a request; its events go to `tell`, the last one being "end" or "error". */
+  async generate(id: number, request: GenerateRequest, tell: (event: AnswerEvent) => void): Promise<void> {
+    try {
+      const { n, logprobs, options, grammar } = request;
+      checkCount(n);
+      if (this.#loaded.executor.shape.embedding) throw wrongTask(this.model.manifest.model);
+      const { model, sampling } = this.model.manifest;
+      const params = parseSampling(options, logprobs, model.vocabSize, sampling);
+      const { requests, left } = this.#ask(id);
+      // What needs nothing more goes in the same turn: requests sent together meet in the first step.
+      if (this.#prompts.chats.lacks(request.prompt)) await this.#prompts.chats.load();
+      const asked = this.#prompts.asked(request.prompt, params.stop, grammar ?? null);
+      const { tokens: prompt } = asked;
+      const answer = new Answer(this.model.codec, asked, n, tell, (stats) => this.#ended(id, stats));
+      const whole = asked.grammar && (await asked.grammar(grammar ?? null));
+      const wanted = asked.grammar ? whole : grammar;
+      const constraints = wanted
+        ? await this.#grammars.followEach(wanted, n, left.signal, params.ignoreEos)
+        : [];
+      if (left.signal.aborted) return;
+      if (request.prompt.kind === "text" && request.prompt.echo === "alone") return answer.echoed();
+      for (let i = 0; i < n; i++) {
+        const seed = BigInt.asUintN(64, params.seed + BigInt(i));
+        const constraint = constraints[i] ?? null;
+        requests.push(this.#core.submit(prompt, { ...params, seed }, answer.choice(i), constraint));
+      }
+      answer.begin();
+    } catch (error) {
+      this.abort(id);
+      tell({ event: "error", error: toErrorRecord(error) });
+    }
+  }
+
+  /** Starts the requests for embeddings; "embedded" is the last event, or "error". */
+  async embed(id: number, inputs: EmbeddingInputs, tell: (event: AnswerEvent) => void): Promise<void> {
+    try {
+      if (!this.#loaded.executor.shape.embedding) throw wrongTask(this.model.manifest.model);
+      const params = parseSampling({ max_tokens: 1 }, null, this.model.manifest.model.vocabSize);
+      const { requests } = this.#ask(id);
+      const tokensOf = (text: string): number[] => this.#prompts.asked({ kind: "text", text }, []).tokens;
+      const texts = inputs.map((one) => (typeof one === "string" ? tokensOf(one) : one));
+      const vectors = await embedAll(this.#core, texts, this.#loaded.executor.shape, params, requests);
+      this.#asked.delete(id);
+      tell({ event: "embedded", vectors, tokens: texts.reduce((sum, { length }) => sum + length, 0) });
+    } catch (error) {
+      this.abort(id);
+      tell({ event: "error", error: toErrorRecord(error) });
+    }
+  }
+
+  #ask(id: number): Asked {
+    const asked = { requests: [], left: new AbortController() };
+    this.#asked.set(id, asked);
+    return asked;
+  }
+
+  abort(id: number): void {
+    const asked = this.#asked.get(id);
+    if (!asked) return;
+    this.#asked.delete(id);
+    asked.left.abort();
+    for (const request of asked.requests) this.#core.cancel(request);
+  }
+
+  dispose(): void {
+    this.#core.stop(disposedError());
+    void this.#grammars.end();
+    this.#loaded.executor.dispose();
+  }
+
+  /** Frees what is left of a device that failed, before the memory is taken again. */
+  async #reopen(): Promise<ModelBackend> {
+    const { executor, choice } = this.#loaded;
+    const { onProgress } = this.hooks;
+    executor.dispose();
+    onProgress({ phase: "reopening" });
+    this.#loaded = { ...(await this.model.again(this.#loaded)), choice };
+    this.#reopened += 1;
+    this.hooks.onCard(this.card());
+    onProgress({ phase: "reopened", contextLength: this.#loaded.executor.shape.contextLength });
+    return this.#loaded.executor;
+  }
+
+  /**
+   * What each launch of a step costs. Refused while the engine answers; what its cache holds is forgotten.
+   */
+  async profile(options: ProfileOptions): Promise<StepProfile> {
+    const measured = await this.#core.alone(
+      () => checkedProfile(this.#loaded.executor, options, this.#core.largestStep),
+      (checked) => profileStep(this.#loaded.executor, checked),
+    );
+    return { program: this.#loaded.program.name, ...measured };
+  }
+
+  /** How many tokens a prompt has. */
+  async count(prompt: Prompt): Promise<number> {
+    if (this.#prompts.chats.lacks(prompt)) await this.#prompts.chats.load();
+    return this.#prompts.asked(prompt, []).tokens.length;
+  }
+
+  #ended(id: number, stats: RequestStats | null): void {
+    if (stats) this.#last = { ...stats, decodeTokensPerSecond: decodeRate(stats) };
+    else this.abort(id);
+    this.#asked.delete(id);
+  }
+}
+
+function decodeRate({ completionTokens, decode }: RequestStats): number {
+  return decode > 0 ? ((completionTokens - 1) * 1000) / decode : 0;
+}
