@@ -49,6 +49,7 @@ class RayAppOptions:
     no_auth: bool = False
     max_requests: int = ServerLimits.requests
     strict_fields: bool = AppOptions.strict_fields
+    store: bool = AppOptions.store
     fronts: int = 1
     replicas: str = "1"
     cpus_per_replica: float = RayOptions.cpus
@@ -122,7 +123,7 @@ class Front:
         await self._engine.start()
         keys = KeyStore(options.keys) if options.keys is not None else None
         limits = ServerLimits(requests=options.max_requests, fronts=options.fronts)
-        made = AppOptions(limits, keys, tracer=Tracer.from_environment(), strict_fields=options.strict_fields)
+        made = AppOptions(limits, keys, tracer=Tracer.from_environment(), strict_fields=options.strict_fields, store=options.store)
         self._app = create_app(self._engine, made)
 
     def __serve_build_asgi_app__(self) -> Any:

@@ -70,6 +70,7 @@ class ServeOptions:
     log_level: str = "info"
     limits: ServerLimits = field(default_factory=ServerLimits)
     strict_fields: bool = AppOptions.strict_fields
+    store: bool = AppOptions.store
     limits_store: str | None = field(default=None, repr=False)  # its address may have a password in it
     engines: EngineOptions = field(default_factory=EngineOptions)
     ray: RayOptions | None = None
@@ -282,6 +283,7 @@ async def _run(
             Tracer.from_environment(),
             counts,
             options.strict_fields,
+            options.store,
         )
         app = create_app(engine, made)
         async with app.router.lifespan_context(app):

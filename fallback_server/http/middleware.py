@@ -27,7 +27,7 @@ _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _ABSOLUTE = re.compile(r"https?://([^/?#]*)(/.*)?", re.IGNORECASE | re.DOTALL)
 ASKED = ("/v1/", "/api/")
 """Where the paths of requests for an engine begin."""
-_PROBES = ("/", "/health", "/ready", "/metrics")
+_PROBES = ("/health", "/ready", "/metrics")
 
 
 class Targets:

@@ -48,12 +48,9 @@ CODE: dict[str, tuple[str, ...]] = {
     "src/nearfar": ("",),
     "src/nearfar/cli/session": ("edge",),
     "src/nearfar/cli/top.py": ("front",),
-    "src/nearfar/hub.py": ("build", "server"),
-    "src/nearfar/hub_reach.py": ("build", "server"),
-    "src/nearfar/hub_transfer.py": ("build", "server"),
+    "src/nearfar/hub": ("build", "server"),
     "src/nearfar/store": ("build",),
     "src/nearfar/store/serving.py": ("build", "server"),
-    "src/nearfar/synth.py": ("build",),
 }
 """By folder or file, the longest name first, the sets of extras that its users install: each must have all
 that it imports. "" is nearfar without extras.

@@ -24,7 +24,7 @@ from nearfar.edge_runtime.openai.parameters import (
     tools_and_choice,
 )
 from nearfar.errors import RequestError
-from nearfar.fallback_server.http.app import create_app
+from nearfar.fallback_server.http.app import AppOptions, create_app
 from nearfar.fallback_server.http.convert import chat, completion
 from nearfar.fallback_server.http.schemas import ChatRequest, CompletionRequest
 from tests import vectors
@@ -47,7 +47,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 @pytest.fixture(scope="module")
 def http() -> TestClient:
-    return TestClient(create_app(EchoEngine()), raise_server_exceptions=False)
+    return TestClient(create_app(EchoEngine(), AppOptions(strict_fields=True)), raise_server_exceptions=False)
 
 
 def chat_on_device(request: dict[str, Any]) -> None:

@@ -15,6 +15,7 @@ import jsonschema
 import pytest
 from pydantic import BaseModel, Field
 
+from nearfar.fallback_server.http.app import AppOptions
 from tests.support.late import late
 from tests.support.servers import MODEL, RunningServer, tiny_engine
 from tests.support.tiny import TEMPLATE
@@ -31,7 +32,7 @@ HINTED = TEMPLATE + "{{ reasoning_effort | default('') }}"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     directory: Path = tmp_path_factory.mktemp("tiny")
-    made = RunningServer(lambda: tiny_engine(directory))
+    made = RunningServer(lambda: tiny_engine(directory), AppOptions(strict_fields=True))
     yield made
     made.close()
 
@@ -331,7 +332,8 @@ def test_log_probabilities_of_the_chosen_tokens_alone(http: httpx.Client) -> Non
         ),
         (
             "application/json",
-            '{"model": "tiny", "messages": [{"role": "user", "content": "x"}], "stream_options": {"x": 1}}',
+            '{"model": "tiny", "messages": [{"role": "user", "content": "x"}], "stream": true, '
+            '"stream_options": {"x": 1}}',
             "stream_options.x; there are continuous_usage_stats, include_obfuscation, include_usage",
         ),
         (

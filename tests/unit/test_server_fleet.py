@@ -215,7 +215,7 @@ def test_clients_learn_nothing_of_addresses(
         assert "no upstream server is available" in told or failing == "429"
         assert secret not in answer.text
         assert not any(str(cloud.port) in answer.text for cloud in clouds)
-    assert failing in ("cut",) or secret in caplog.text, "the log says what happened"
+    assert secret not in caplog.text, "an upstream's words may quote what a user wrote"
     assert clouds[0].address in caplog.text
 
 

@@ -56,7 +56,7 @@ def as_chat(
     try:
         body = ChatRequest.model_validate({**given, "model": model})
     except ValidationError as error:
-        problem = validation(error.errors())
+        problem = validation([{**each, "loc": ("body", *each["loc"])} for each in error.errors()])
         raise RequestError(problem.message, problem.param) from error
     return asked(service, request, body)
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from nearfar import __version__
 from nearfar.fallback_server.engines.base import ModelInfo
 from nearfar.fallback_server.http.apis.asking import Record, as_chat, asked
 from nearfar.fallback_server.http.apis.ollama import (
@@ -25,6 +24,7 @@ from nearfar.fallback_server.http.calls import Call, Service, tenant_of
 from nearfar.fallback_server.http.embedding import EmbeddingShape, embedding
 from nearfar.fallback_server.http.errors import ApiError
 from nearfar.fallback_server.http.schemas import CompletionRequest, EmbeddingRequest
+from nearfar.version import __version__
 
 LATEST = ":latest"
 """The tag that Ollama's clients add to a name without one."""

@@ -6,14 +6,14 @@ from typing import Annotated
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import Prepared
 from nearfar.fallback_server.http.apis.asking import Record, as_chat, asked
 from nearfar.fallback_server.http.calls import Call, Service, tenant_of
 from nearfar.fallback_server.http.errors import ApiError
-from nearfar.fallback_server.http.fields import MAX_PROMPT_TOKENS, Only, Strict, TokenId, few, many
+from nearfar.fallback_server.http.fields import MAX_PROMPT_TOKENS, Name, Only, Strict, TokenId, few, many
 from nearfar.fallback_server.http.schemas import (
     MAX_MESSAGES,
     CompletionRequest,
@@ -22,7 +22,7 @@ from nearfar.fallback_server.http.schemas import (
     TemplateValue,
     Tool,
 )
-from nearfar.format.requests import MAX_TOOLS
+from nearfar.format.requests import MAX_TOOLS, MAX_VARIABLES
 
 
 class TokenizeRequest(Strict):
@@ -36,7 +36,9 @@ class TokenizeRequest(Strict):
     add_generation_prompt: bool | None = None
     add_special_tokens: Annotated[object, Only((True, False))] = None
     return_token_strs: bool | None = None
-    chat_template_kwargs: dict[str, TemplateValue] | None = None
+    chat_template_kwargs: (
+        Annotated[dict[Name, TemplateValue], Field(max_length=MAX_VARIABLES), few(MAX_VARIABLES)] | None
+    ) = None
 
     @model_validator(mode="after")
     def _one(self) -> TokenizeRequest:

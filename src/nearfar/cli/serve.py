@@ -193,6 +193,14 @@ def serve(
             "x-nearfar-ignored and in the log.",
         ),
     ] = DEFAULTS.strict_fields,
+    store: Annotated[
+        bool,
+        _option(
+            "Limits",
+            "--store/--no-store",
+            "Keep the newest responses of /v1/responses in memory, to be followed by previous_response_id.",
+        ),
+    ] = DEFAULTS.store,
     log_format: Annotated[str, _option("Logs", "--log-format", "text or json.")] = DEFAULTS.log_format,
     log_level: Annotated[
         str, _option("Logs", "--log-level", "debug, info, warning, error.")
@@ -277,6 +285,7 @@ def serve(
         limits=limits,
         limits_store=limits_store,
         strict_fields=strict_fields,
+        store=store,
         engines=engines,
         ray=on_ray if ray else None,
     )
