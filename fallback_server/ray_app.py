@@ -123,7 +123,13 @@ class Front:
         await self._engine.start()
         keys = KeyStore(options.keys) if options.keys is not None else None
         limits = ServerLimits(requests=options.max_requests, fronts=options.fronts)
-        made = AppOptions(limits, keys, tracer=Tracer.from_environment(), strict_fields=options.strict_fields, store=options.store)
+        made = AppOptions(
+            limits,
+            keys,
+            tracer=Tracer.from_environment(),
+            strict_fields=options.strict_fields,
+            store=options.store,
+        )
         self._app = create_app(self._engine, made)
 
     def __serve_build_asgi_app__(self) -> Any:
