@@ -36,7 +36,9 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: who reads a manifest (`nearfar inspect`) needs neither tokenizers nor devices."""
+    """Import a public name on first use: reading a manifest (`nearfar inspect`) needs no tokenizers and no
+    devices.
+    """
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

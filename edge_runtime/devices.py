@@ -1,6 +1,6 @@
-"""Kinds of devices that artifacts run on from Python: one folder each in executors/, with `DEVICE`.
+"""Kinds of devices that artifacts run on from Python: each has a folder in executors/ with a record `DEVICE`.
 
-A device is called like the target whose artifacts it runs; nothing else names it.
+A device has the name of the target whose artifacts it runs; no other place names it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from nearfar.format.manifest import Program
 
 AUTO = "auto"
-"""What --device takes for the best one."""
+"""The value of --device that means the best one."""
 ELSEWHERE = {
     **dict.fromkeys(("cuda", "nvidia"), "an NVIDIA card is vulkan or webgpu"),
     **dict.fromkeys(("rocm", "hip", "amd"), "an AMD card is vulkan or webgpu"),
@@ -30,16 +30,16 @@ ELSEWHERE = {
     **dict.fromkeys(("metal", "mps"), "a Mac's GPU is mlx or webgpu"),
     "gpu": "a GPU is vulkan, webgpu or on a Mac mlx",
 }
-"""What other programs call devices, and what to take instead."""
+"""Names that other programs have for devices, and what to use instead."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What an executor is opened with: pages by group, positions, CPU threads, bits that the device quantizes
-    its cache to.
+    """Settings of an executor: pages by group, positions, CPU threads, bits that the device quantizes its
+    cache to.
 
-    `which`: the device of its kind, by number or name; `debug`: checked by the driver's validation layer;
-    `timed`: what each launch takes will be asked for.
+    `which`: the device of its kind, by number or name. `debug`: the driver's validation layer checks calls.
+    `timed`: the time of each launch will be requested.
     """
 
     pages: tuple[int, ...]
@@ -53,9 +53,10 @@ class Settings:
 
 @dataclass(frozen=True)
 class Listed:
-    """A device as `nearfar devices` shows it. `id`: what --device takes.
+    """A device as `nearfar devices` shows it.
 
-    `memory`: bytes in all, 0 where that is not known. `device_class`: whose programs it takes, on GPUs.
+    `id`: the value for --device. `memory`: bytes in all, 0 if unknown. `device_class`: of a GPU, the class of
+    programs that it runs.
     """
 
     id: str
@@ -69,10 +70,10 @@ class Listed:
 
 
 class Probe(Protocol):
-    """Finds out what a device offers; DeviceError where there is none. `which`: see Settings."""
+    """Finds out what a device offers; DeviceError if there is none. `which`: see Settings."""
 
     def __call__(self, which: str | None = None) -> Found:
-        """Ask the driver."""
+        """Query the driver."""
         ...
 
 
@@ -83,42 +84,44 @@ class Device:
     probe: Probe
     open: Callable[[Artifact, Program, Settings], Executor]
     preferred: Callable[[], int]
-    """How much to take it before others, where artifacts for several are at hand.
-
-    The CPU is 0; what is below is a last resort.
+    """Preference over other devices if there are artifacts for several. The CPU is 0; a negative number is a
+    last resort.
     """
     list: Callable[[], Sequence[Listed]]
     beside: Callable[[Executor, Artifact, Program, Settings], Executor] | None = None
-    """Opens an executor of another program over the weights of one that is open, which is closed after it."""
+    """Opens an executor of another program that uses the weights of an open one, and is closed before it."""
     pipelined: bool = True
-    """Whether it computes behind the host, so that a step is queued before the one before has been read."""
+    """Whether the device computes while the host goes on, so that a step is queued before the last one is
+    read.
+    """
     several: bool = False
-    """Whether there can be more than one, told apart by `which`."""
+    """Whether there can be several devices of this kind, told apart by `which`."""
     native: bool = False
-    """Whether its artifacts are native code, which runs in this process."""
+    """Whether its artifacts are native code that runs in this process."""
     debug: bool = False
     """Whether its driver has a validation layer."""
     kv_bits: tuple[int, ...] = ()
-    """How it can quantize the cache of any program; others have programs for that (Program.kv_dtype)."""
+    """Bits to which it can quantize the cache of any program; other devices need programs for it
+    (Program.kv_dtype).
+    """
 
 
 @cache
 def device_names() -> tuple[str, ...]:
-    """The kinds of devices that there are folders for."""
+    """The kinds of devices: the names of the folders in executors/."""
     return tuple(sorted(module.name for module in iter_modules(executors.__path__) if module.ispkg))
 
 
 def device(name: str) -> Device:
-    """The device of a folder, imported when it is asked for; KeyError where there is none."""
+    """The device of a folder, imported on request; KeyError if there is none."""
     if name not in device_names():
         raise KeyError(name)
     return cast(Device, import_module(f"{executors.__name__}.{name}").DEVICE)
 
 
 def parse_device(given: str) -> tuple[str, str | None]:
-    """What --device means: "auto" or a kind, and which of its devices ("KIND:1", "KIND:radeon").
-
-    RequestError for others.
+    """Parse --device into a kind (or "auto") and one of its devices: "KIND:1", "KIND:radeon". RequestError
+    for others.
     """
     kind, colon, which = given.partition(":")
     if kind not in (AUTO, *device_names()):
@@ -139,20 +142,20 @@ def parse_device(given: str) -> tuple[str, str | None]:
 
 
 def device_choices() -> str:
-    """What --device takes, in words."""
+    """Describe the values that --device takes."""
     several = "; ".join(f"{kind}:1 or {kind}:PART-OF-NAME" for kind in _several())
     return f"{', '.join(device_names())} or {AUTO}; {several} for one of several (nearfar devices)"
 
 
 def kv_bits_choices() -> str:
-    """How caches can be quantized, in words."""
+    """Describe how caches can be quantized, by device."""
     able = {name: device(name).kv_bits for name in device_names()}
     own = ", ".join(f"{name} ({' or '.join(map(str, bits))})" for name, bits in able.items() if bits)
     return f"{own}; elsewhere what the artifact has programs for (nearfar build --kv-bits)"
 
 
 def debug_choices() -> str:
-    """Which devices' drivers have a validation layer."""
+    """List the devices whose drivers have a validation layer."""
     return ", ".join(name for name in device_names() if device(name).debug)
 
 

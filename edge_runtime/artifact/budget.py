@@ -1,4 +1,4 @@
-"""How much memory the KV cache gets."""
+"""Memory of the KV cache: sizes of pages, and how many pages a budget pays for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nearfar.format.manifest import KvCache, Manifest, Program
 from nearfar.format.sizes import MAX_STEP, pages_for
 
 TYPICAL = 4096
-"""Tokens of a conversation beside a long one: most stay below."""
+"""Tokens that most conversations stay below, although the context allows longer ones."""
 
 _UNITS = {
     "": 1,
@@ -34,7 +34,7 @@ _UNITS = {
 
 
 def parse_size(size: float | str, param: str = "kv_memory") -> int:
-    """Bytes of "512MB", "1.5 GiB" or a plain number; RequestError of the parameter for what is none."""
+    """Parse "512MB", "1.5 GiB" or a whole number into bytes; RequestError names `param` for anything else."""
     if (isinstance(size, int) and not isinstance(size, bool)) or (
         isinstance(size, float) and size.is_integer()
     ):
@@ -52,7 +52,7 @@ def parse_size(size: float | str, param: str = "kv_memory") -> int:
 
 
 def show_size(size: int) -> str:
-    """Bytes as a person reads them."""
+    """Format bytes for a person: "1.5 GB"."""
     size = min(size, 10**24)  # beyond, it was never a size
     for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size >= scale:
@@ -61,7 +61,9 @@ def show_size(size: int) -> str:
 
 
 def kv_group(head_dim: int, bits: int) -> int:
-    """Values that share a scale in a cache of `bits` bits; 4 bits need the smaller groups."""
+    """Values of a head that share a scale in a cache of `bits` bits. RequestError where heads cannot be cut
+    into groups.
+    """
     group = group_size(head_dim, bits)
     if group is None:
         raise RequestError(
@@ -73,7 +75,7 @@ def kv_group(head_dim: int, bits: int) -> int:
 
 
 def page_bytes(manifest: Manifest, program: Program, kv_bits: int | None = None) -> tuple[int, ...]:
-    """Bytes of a page of each group: the keys and values of all its caches."""
+    """Bytes of a page of each group: keys and values of all caches in the group."""
     each = [0] * len(manifest.groups)
     for cache in manifest.caches:
         each[cache.group] += cache_bytes(cache, program.kv_dtype, kv_bits) * manifest.cache.page_size
@@ -81,7 +83,7 @@ def page_bytes(manifest: Manifest, program: Program, kv_bits: int | None = None)
 
 
 def kv_bytes(manifest: Manifest, program: Program, tokens: int, kv_bits: int | None = None) -> int:
-    """Bytes of the pages that one sequence of so many tokens holds while it is extended token by token."""
+    """Bytes of the pages that one sequence of `tokens` tokens holds while it is extended token by token."""
     each = page_bytes(manifest, program, kv_bits)
     return sum(
         size * window.most_columns(1, tokens) for size, window in zip(each, windows(manifest), strict=True)
@@ -89,12 +91,13 @@ def kv_bytes(manifest: Manifest, program: Program, tokens: int, kv_bits: int | N
 
 
 def windows(manifest: Manifest) -> tuple[Window, ...]:
-    """How far back each group looks."""
+    """The attention window of each group of caches."""
     return tuple(Window(group.window, manifest.cache.page_size) for group in manifest.groups)
 
 
 def cache_bytes(cache: KvCache, dtype: str, kv_bits: int | None = None) -> int:
-    """Bytes of one token's keys and values in a cache of `dtype`, or quantized to `kv_bits`."""
+    """Bytes of one token's keys and values in a cache of `dtype`; with `kv_bits`, codes, scales and biases.
+    """
     if dtype in BITS:
         return 2 * cache.kv_heads * row_words(cache.head_dim, dtype) * DTYPE_BYTES["uint32"]
     value, values = DTYPE_BYTES[dtype], 2 * cache.kv_heads * cache.head_dim
@@ -105,10 +108,11 @@ def cache_bytes(cache: KvCache, dtype: str, kv_bits: int | None = None) -> int:
 
 
 def useful_pages(manifest: Manifest) -> tuple[int, ...]:
-    """Pages by group beyond which memory would lie idle: every slot at the full context; of windows twice
-    that.
+    """Pages by group beyond which more memory would stay unused.
 
-    As many as the slots need hold prefixes there that nobody uses at the moment.
+    A group without a window can use the full context in every slot. A group with a window can use twice its
+    windows in all slots: half for running sequences, half for cached prefixes that no request uses at the
+    moment.
     """
     most, slots = _most_columns(manifest), manifest.cache.slots
     whole = slots * pages_for(manifest.model.context_length, manifest.cache.page_size)
@@ -121,12 +125,12 @@ def useful_pages(manifest: Manifest) -> tuple[int, ...]:
 def share_pages(
     manifest: Manifest, each: Sequence[int], budget: int, limits: Sequence[int]
 ) -> tuple[int, ...]:
-    """Pages by group, at most `limits`, for `budget` bytes, where a page of a group takes `each` bytes.
+    """Divide `budget` bytes into pages by group, at most `limits`; a page of group g takes `each[g]` bytes.
 
-    A window must not shorten the context, so a first sequence comes first, as long as the model or the budget
-    allows, with its windows. Then groups should run out together: further sequences get their windows and
-    what TYPICAL tokens need in the group without, until all slots have it, and as many again for prefixes
-    that are kept. Whatever is left goes to the first group, which has no window, or the widest.
+    A window must not shorten the context. So the first pages go to one sequence as long as the model or the
+    budget allows, with its windows. Further sequences get their windows, and the pages of TYPICAL tokens in
+    the group without a window, until all slots have them; then cached prefixes get as much again, so that all
+    groups run out together. The remaining budget goes to the first group, which has no window, or the widest.
     """
     size, most = manifest.cache.page_size, _most_columns(manifest)
     context = manifest.model.context_length
@@ -151,17 +155,19 @@ def share_pages(
 
 
 def _most_columns(manifest: Manifest) -> list[int]:
-    """By group the pages that one sequence can need at most."""
+    """The most pages that one sequence can need, by group."""
     return [window.most_columns(MAX_STEP, manifest.model.context_length) for window in windows(manifest)]
 
 
 def _largest(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to `most` that fits, where each that is smaller does too; 0 where 1 does not."""
+    """The largest number up to `most` for which `fits` is true; 0 if there is none. `fits` must not become
+    true again.
+    """
     return bisect_left(range(1, most + 1), True, key=lambda n: not fits(n))
 
 
 def longest(manifest: Manifest, pages: Sequence[int]) -> int:
-    """Positions that a sequence can have with so many pages by group."""
+    """Positions of the longest sequence that `pages` pages by group can hold."""
     context = manifest.model.context_length
     pools = zip(windows(manifest), pages, strict=True)
     return min(window.longest(count, MAX_STEP, context) for window, count in pools)
@@ -170,7 +176,10 @@ def longest(manifest: Manifest, pages: Sequence[int]) -> int:
 def check_buffers(
     manifest: Manifest, program: Program, pages: Sequence[int], context: int, memory: int | None = None
 ) -> None:
-    """Refuse an artifact whose buffers no memory could hold, before it is tried. `memory`: see plan_pages."""
+    """Raise DeviceError for a buffer larger than all memory, before anything is allocated.
+
+    `memory`: see plan_pages.
+    """
     total = psutil.virtual_memory().total if memory is None else max(memory, psutil.virtual_memory().total)
     for buffer in manifest.buffers:
         dtype, shape = stored(buffer, program.kv_dtype)
@@ -192,10 +201,11 @@ def plan_pages(
     kv_bits: int | None = None,
     memory: int | None = None,
 ) -> tuple[int, ...]:
-    """How many pages each group of the cache gets: from the budget, else from half of the free memory.
+    """The number of pages of each group of the cache: within `kv_memory`, or half of the free memory.
 
-    `largest_buffer`: bytes that a buffer of the device can have. `kv_bits`: the cache is quantized. `memory`:
-    bytes that the device has to give, where it has memory of its own.
+    `largest_buffer`: the most bytes that a buffer of the device can have. `kv_bits`: bits that the device
+    quantizes the cache to. `memory`: free bytes of a device that has its own memory. DeviceError where the
+    budget is too small for a page, or larger than the memory.
     """
     each = page_bytes(manifest, program, kv_bits)
     host = psutil.virtual_memory()
@@ -225,7 +235,8 @@ def plan_pages(
 
 
 def _buffer_pages(manifest: Manifest, program: Program) -> list[int]:
-    """By group the bytes that a page takes in the largest of its buffers: keys, or values, of one cache."""
+    """Bytes of a page in the largest buffer of each group; a buffer has the keys or the values of one cache.
+    """
     sizes = [0] * len(manifest.groups)
     for cache in manifest.caches:
         half = cache_bytes(cache, program.kv_dtype) * manifest.cache.page_size // 2

@@ -1,6 +1,6 @@
-"""Which artifacts lie at a path: one, or what `nearfar build` put side by side.
+"""Finds the artifacts at a path: one artifact, or a folder of them as `nearfar build` writes it.
 
-Reads no more of them than their target.
+Of each manifest only the target is read.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ MANIFEST = "manifest.json"
 
 
 def holds_artifacts(path: Path) -> bool:
-    """Whether there is an artifact at `path`, or one level below."""
+    """Whether `path` is an artifact or has one a level below."""
     return bool(_found(path))
 
 
 def find_artifacts(path: Path) -> list[Path]:
-    """The artifact at `path`, or those one level below; ArtifactError where there is none."""
+    """The artifact at `path`, or the artifacts one level below; ArtifactError if there is none."""
     found = _found(path)
     if not found:
         what = (
@@ -32,7 +32,7 @@ def find_artifacts(path: Path) -> list[Path]:
 
 
 def by_target(path: Path) -> dict[str, Path]:
-    """The artifacts at `path` by the target that they name; ArtifactError where two name the same."""
+    """The artifacts at `path` by target; ArtifactError if two artifacts have the same target."""
     out: dict[str, Path] = {}
     for found in find_artifacts(path):
         target = _target(found / MANIFEST)
@@ -46,7 +46,7 @@ def by_target(path: Path) -> dict[str, Path]:
 
 
 def find_artifact(path: Path, target: str) -> Path:
-    """The artifact for a target at `path`; ArtifactError where there is none."""
+    """The artifact for a target at `path`; ArtifactError if there is none."""
     there = by_target(path)
     if target not in there:
         raise ArtifactError(none_for(path, target, there))
@@ -54,7 +54,7 @@ def find_artifact(path: Path, target: str) -> Path:
 
 
 def none_for(path: Path, target: str, there: dict[str, Path]) -> str:
-    """What to say where there are artifacts, but none for this target."""
+    """The message for a path that has artifacts, but none for `target`."""
     return (
         f"{path} holds no artifact for {target}, only for {', '.join(sorted(there))}. "
         f"Build it with nearfar build --target {target}, or choose another device"

@@ -1,7 +1,7 @@
-"""What trials of programs found out, kept for the next time: an artifact and an adapter have a file each.
+"""Stores the results of program trials on disk, in one file for each artifact and adapter.
 
-A program is noted before it is tried. If the process ends while it is tried, the driver may have taken it
-down, so who reads the note later never tries that program again.
+A program is noted before it is tried. If the process dies during the trial, the driver may have crashed it,
+so a process that reads the note later never tries this program again.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from nearfar.format.adapters import Adapter
 
 
 class Kept:
-    """The file of one artifact (by the digest of its manifest, which covers all kernels) on one adapter.
+    """The results of trials of one artifact on one adapter.
 
-    A file that is damaged, or not one of these, is as good as none.
+    The digest of the manifest, which covers all kernels, identifies the artifact. A damaged file is ignored.
     """
 
     def __init__(self, digest: str, adapter: Adapter) -> None:
@@ -34,18 +34,18 @@ class Kept:
         self._read()
 
     def chosen(self, names: Sequence[str]) -> str | None:
-        """What a trial of these programs has chosen, None where there was none."""
+        """The program that an earlier trial of `names` chose; None if there was no trial."""
         found = self._chosen.get(" ".join(names))
         return found if found in names else None
 
     @property
     def busy(self) -> bool:
-        """Whether another process tries programs now."""
+        """Whether another process is trying programs now."""
         return self._trying is not None
 
     @property
     def tried(self) -> str | None:
-        """The program that is noted as being tried."""
+        """The program whose trial is noted as running."""
         return str(self._trying["program"]) if self._trying else None
 
     def trying(self, name: str) -> None:
@@ -55,18 +55,18 @@ class Kept:
         self._write()
 
     def lose(self, name: str) -> None:
-        """Note that a program lost the device, or did not run there."""
+        """Note that a program lost the device or failed to run."""
         self.lost = (*self.lost, name)
         self._trying = None
         self._write()
 
     def stop(self) -> None:
-        """Note that a trial ended without a result, and by nobody's fault."""
+        """Note that a trial ended without a result and without a failed program."""
         self._trying = None
         self._write()
 
     def keep(self, names: Sequence[str], chosen: str) -> None:
-        """Note what came of a trial."""
+        """Note the result of a trial."""
         self._chosen[" ".join(names)] = chosen
         self._trying = None
         self._write()
@@ -89,7 +89,7 @@ class Kept:
 
 
 def _alive(trying: dict[str, Any]) -> bool:
-    """Whether the process that wrote a note still is."""
+    """Whether the process that wrote a note is still running."""
     try:
         return bool(psutil.Process(int(trying["pid"])).create_time() == trying["started"])
     except (psutil.Error, ValueError, OverflowError):

@@ -1,4 +1,4 @@
-"""From an artifact on disk to an engine on a device."""
+"""Loads an artifact from disk into an engine on a device."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ DEFAULTS = LoadOptions()
 def load(
     path: Path, options: LoadOptions = DEFAULTS, tell: Teller | None = None
 ) -> tuple[EngineCore, TextCodec]:
-    """Open the artifact that suits the device, check it, put it on the device; its kernels may be yet to
-    compile.
+    """Open the artifact that suits the device, check it and load it; its kernels may still have to be
+    compiled.
     """
     tell = tell or Teller(None)
     artifact, chosen = checked(path, options, tell)
@@ -50,8 +50,8 @@ def load(
     planned: dict[str, Settings] = {}
 
     def plan(program: Program) -> Settings:
-        # Once for each: free memory is another when weights are loaded, and the scheduler must have the pages
-        # that the executor has.
+        # Pages are planned once for each program: loading weights changes the free memory, and the scheduler
+        # must have the same pages as the executor.
         if program.name not in planned:
             planned[program.name] = _settings(artifact, program, found, options)
         return planned[program.name]
@@ -82,7 +82,7 @@ def load(
 
 
 def checked(path: Path, options: LoadOptions, tell: Teller | None = None) -> tuple[Artifact, Device]:
-    """The artifact that suits the device, whole and trusted, and the device."""
+    """The artifact that suits the device, after its files and its trust are checked, and the device."""
     tell = tell or Teller(None)
     tell("checking")
     artifact, chosen = choose(path, options.device)
@@ -94,7 +94,9 @@ def checked(path: Path, options: LoadOptions, tell: Teller | None = None) -> tup
 
 
 def _settings(artifact: Artifact, program: Program, found: Found, options: LoadOptions) -> Settings:
-    """What the device is opened with for a program."""
+    """The settings with which the device is opened for a program: pages, context, threads and bits of the
+    cache.
+    """
     manifest, which = artifact.manifest, parse_device(options.device)[1]
     bits = options.kv_bits if device(artifact.target).kv_bits else None
     pages = plan_pages(manifest, program, options.kv_memory, found.largest_buffer(), bits, found.memory)
@@ -104,7 +106,8 @@ def _settings(artifact: Artifact, program: Program, found: Found, options: LoadO
 
 
 def open_executor(chosen: Device, artifact: Artifact, program: Program, settings: Settings) -> Executor:
-    """Put an artifact on a device. Whatever of it makes no sense only there is an ArtifactError, too."""
+    """Load an artifact on a device. An error that only the device's runtime finds becomes an ArtifactError.
+    """
     try:
         return chosen.open(artifact, program, settings)
     except MemoryError as error:
@@ -128,7 +131,7 @@ def open_executor(chosen: Device, artifact: Artifact, program: Program, settings
 
 
 def _check_able(options: LoadOptions, target: str, chosen: Device) -> None:
-    """Refuse what only other kinds of devices can do."""
+    """Raise RequestError for options that only other kinds of devices support."""
     if options.debug and not chosen.debug:
         raise RequestError(
             f"{target} has no validation layer to check calls with (debug, --debug); {debug_choices()} has",
@@ -143,7 +146,7 @@ def _check_able(options: LoadOptions, target: str, chosen: Device) -> None:
 
 
 def choose(path: Path, wanted: str) -> tuple[Artifact, Device]:
-    """The artifact at `path`, or the best of those one level below, and the device to run it."""
+    """Choose the artifact at `path`, or the best one a level below, and the device to run it."""
     kind, _ = parse_device(wanted)
     there = by_target(path)
     able = [name for name in device_names() if name in there and kind in (AUTO, name)]
@@ -154,6 +157,6 @@ def choose(path: Path, wanted: str) -> tuple[Artifact, Device]:
         )
     if not able:
         raise DeviceError(none_for(path, kind, there))
-    # A device is asked only where it is one of several: opening a GPU's driver takes a while.
+    # A device is probed only if there are several to choose from: opening a GPU's driver takes time.
     best = max(able, key=lambda name: device(name).preferred()) if len(able) > 1 else able[0]
     return Artifact.open(there[best]), device(best)

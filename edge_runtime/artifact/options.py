@@ -1,4 +1,4 @@
-"""How an artifact is to be loaded: keywords of Engine.load. The command line takes its defaults from here."""
+"""Options for loading an artifact: the keywords of Engine.load, and the defaults of the command line."""
 
 from __future__ import annotations
 
@@ -18,41 +18,39 @@ VARIABLE = "NEARFAR_READY"
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """What `load` is asked for besides the artifact."""
+    """Options of `load`."""
 
     device: str = "auto"
-    """A kind of device (`nearfar devices` lists them) or "auto";
-
-    "KIND:1" or "KIND:PART-OF-NAME" for one of several.
+    """A kind of device (`nearfar devices` lists them), "auto" for the best one, or one of several devices as
+    "KIND:1" or "KIND:PART-OF-NAME".
     """
     kv_memory: float | str | None = None
-    """Bytes for the KV cache, such as "512MB"; default half of what is free."""
+    """Bytes for the KV cache, as a number or as "512MB"; the default is half of the free memory."""
     context: int | None = None
-    """No more positions than these: tokens of prompt and answer. Default: as many as the model and the memory
-    allow. A model with LongRoPE computes with its short factors where this is no more than its original
-    context, and with the long ones otherwise.
+    """The most positions of a sequence: tokens of prompt and answer. The default is as many as the model and
+    the memory allow. A model with LongRoPE uses its short factors if this is within its original context, and
+    its long factors otherwise.
     """
     threads: int | None = None
-    """CPU threads; default one a core, within the quota of the container."""
+    """CPU threads; the default is one for each core, within the container's quota."""
     verify: bool = True
-    """Check the SHA-256 of every file first."""
+    """Check the SHA-256 of every file before loading."""
     kv_bits: int | None = None
-    """Keep the KV cache in so many bits a value: as the device can (mlx), or the artifact has programs for;
-
-    default as the model computes.
+    """Bits of a value in the KV cache: a number that the device supports (mlx), or for which the artifact has
+    programs. The default is the dtype in which the model computes.
     """
     precision: str | None = None
-    """Only programs that compute in "f16" or "f32"; default the best that the device has."""
+    """Use only programs that compute in "f16" or "f32"; the default is the best precision of the device."""
     program: str | None = None
-    """Only the program of this name (`nearfar inspect` lists them)."""
+    """Use only the program of this name (`nearfar inspect` lists the names)."""
     debug: bool = False
-    """Check every call with the driver's validation layer, where it has one; slow."""
+    """Check every call with the driver's validation layer; slow, and an error for devices without one."""
     trust: bool = False
     """Run the native code of an artifact that was not built here, now and later (docs/artifact.md)."""
     ready: Ready = field(default_factory=lambda: _ready(os.environ.get(VARIABLE) or "all"))
-    """Which kernels of a GPU are compiled and have run once when the load is done: "all", so that no answer
-    waits for a compiler; "decode", so that none waits after its first token; "no": what an answer asks for
-    is compiled while it waits. Default: the environment's NEARFAR_READY, else "all".
+    """GPU kernels that are compiled and have run once before the load returns. "all": no answer waits for a
+    compiler. "decode": no answer waits after its first token. "no": kernels are compiled when an answer needs
+    them. The default is the environment's NEARFAR_READY, else "all".
     """
 
     def __post_init__(self) -> None:
@@ -86,7 +84,7 @@ _OPTIONAL = ("context", "threads", "kv_bits", "precision", "program")
 
 
 def load_options(given: Mapping[str, Any]) -> LoadOptions:
-    """Options as keywords; RequestError for a name that there is not."""
+    """Make LoadOptions of keywords; RequestError for an unknown option."""
     known = [one.name for one in fields(LoadOptions)]
     if unknown := next((name for name in given if name not in known), None):
         meant = suggested(unknown, known) or f"; there are {', '.join(known)}"
@@ -102,7 +100,7 @@ def _ready(given: str) -> Ready:
 
 
 class LoadKeywords(TypedDict, total=False):
-    """LoadOptions as keywords, for type checkers: those of Engine.load."""
+    """The keywords of LoadOptions, typed for Engine.load."""
 
     device: str
     kv_memory: float | str | None

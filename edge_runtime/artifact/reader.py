@@ -1,4 +1,4 @@
-"""An artifact on disk: open it, check every byte of it, read its tensors and plans."""
+"""Reads an artifact from disk: checks every byte of it, and reads its tensors and plans."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from nearfar.format.manifest_file import read
 from nearfar.format.plans import Plan, parse_plan
 
 _hashes: dict[tuple[str, int, int], str] = {}
-"""SHA-256 of files already read in this process, by path, size and time of change."""
+"""SHA-256 of files that this process has read, by path, size and modification time."""
 
 
 @dataclass(frozen=True)
 class Expected:
-    """A file that must be there; `bytes` and `sha256` are checked when known."""
+    """A file that must exist; `bytes` and `sha256` are checked if they are known."""
 
     file: str
     bytes: int | None
@@ -62,9 +62,10 @@ class Artifact:
         return cls(root, *read(text, str(file)))
 
     def verify(self, told: Callable[[int, int], None] = lambda done, total: None) -> None:
-        """Check size and SHA-256 of every file, and what plans say; names each that is missing or wrong.
+        """Check size and SHA-256 of every file, and the plans; ArtifactError names every file that is missing
+        or wrong.
 
-        `told`: how many bytes of how many have been read.
+        `told` is called with bytes read and bytes in all.
         """
         files = list(self.files())
         done, total = 0, sum(expected.bytes or 0 for expected in files)
@@ -91,7 +92,9 @@ class Artifact:
                         self.plan(function)
 
     def _check_pack(self, name: str) -> None:
-        """A pack holds what the files of its names do; browsers read it, and Python these."""
+        """Check that a bundle file has the same contents as the files it names: browsers read it instead of
+        them.
+        """
         with self._open(name) as stream:
             found = packs.unpacked(stream.read(), f"{name} of {self.path}")
         for file, content in found.items():
@@ -105,12 +108,10 @@ class Artifact:
         name: str | None = None,
         kv_bits: int | None = None,
     ) -> list[Program]:
-        """The programs that a device can run; DeviceError where there is none, with what each needs, what the
-        device has, and what to do.
+        """The programs that a device can run, limited to a precision, a name or a cache of `kv_bits` bits.
 
-        `precision`: only programs that compute in this one; `name`: only the program of this name;
-        `kv_bits`: only programs whose cache has so many bits a value. Where neither name nor bits are given,
-        those with the widest cache alone.
+        Without a name and `kv_bits`, only programs with the widest cache. DeviceError if the device can run
+        none: it says what each program needs, what the device has, and what to do.
         """
         asked = self._programs(precision, name, kv_bits)
         able = [program for program in asked if not _lacking(program, found)]
@@ -126,7 +127,9 @@ class Artifact:
         )
 
     def _programs(self, precision: str | None, name: str | None, kv_bits: int | None) -> Sequence[Program]:
-        """Programs that are what was asked for; RequestError where none is."""
+        """The programs with the requested precision, name and bits of the cache; RequestError if there is
+        none.
+        """
         programs = self.manifest.programs
         kinds, named = [p.precision for p in programs], [p.name for p in programs]
         if precision is not None and precision not in kinds:
@@ -145,8 +148,7 @@ class Artifact:
         return fit if name is not None else [p for p in fit if _kv_rank(p) == widest]
 
     def _of_kv_bits(self, programs: Sequence[Program], bits: int) -> Sequence[Program]:
-        """The programs with a cache of `bits` bits, where 16 stands for floats of either size; RequestError
-        where there is none.
+        """The programs with a cache of `bits` bits (16: floats of any size); RequestError if there is none.
         """
         if fit := [p for p in programs if _kv_rank(p) == bits]:
             return fit
@@ -162,7 +164,6 @@ class Artifact:
 
     @property
     def target(self) -> str:
-        """The target that the artifact was built for."""
         return self.manifest.target
 
     @cached_property
@@ -171,7 +172,7 @@ class Artifact:
         return {tensor.name: tensor for tensor in self.manifest.weights.tensors}
 
     def read_tensor(self, name: str) -> npt.NDArray[Any]:
-        """A tensor of the weight stream, read from the shards that it spans."""
+        """Read a tensor from the shards that it spans, as an array of the tensor's dtype and shape."""
         tensor = self.tensors.get(name)
         if tensor is None:
             raise ArtifactError(f"artifact {self.path} has no tensor {name}")
@@ -197,7 +198,7 @@ class Artifact:
             done += count
 
     def plan(self, function: Function) -> Plan:
-        """Read the plan of one bucket."""
+        """Read the plan of one bucket; ArtifactError if it has none."""
         owners = (
             (p, name)
             for p in self.manifest.programs
@@ -210,7 +211,7 @@ class Artifact:
         return parse_plan(self.text(function.plan), name, function, program, self.manifest)
 
     def text(self, file: str) -> str:
-        """Contents of a text file of the artifact."""
+        """Read a UTF-8 text file of the artifact."""
         with self._open(file) as stream:
             data = stream.read()
         try:
@@ -221,17 +222,19 @@ class Artifact:
             ) from error
 
     def tokenizer_file(self, name: str) -> str | None:
-        """Where the artifact keeps a file of the tokenizer, such as "tokenizer.json"; None if it has none."""
+        """The path inside the artifact of a tokenizer file, for example "tokenizer.json"; None if it has
+        none.
+        """
         files = (record.file for record in self.manifest.tokenizer.files)
         return next((file for file in files if PurePosixPath(file).name == name), None)
 
     def file(self, name: str) -> Path | None:
-        """Path of an optional file, None if the artifact has none."""
+        """The path of an optional file, None if the artifact has none."""
         path = self.path / name
         return path if path.is_file() else None
 
     def digest(self, file: str) -> str:
-        """SHA-256 of a file, read once a process as long as its size and time of change stay."""
+        """SHA-256 of a file. A process reads a file once, until its size or modification time changes."""
         with self._open(file) as stream:
             stat = os.fstat(stream.fileno())
             key = (str((self.path / file).resolve()), stat.st_size, stat.st_mtime_ns)
@@ -252,7 +255,7 @@ class Artifact:
             ) from error
 
     def _unlisted(self) -> list[str]:
-        """Files that a tokenizer would be read from, although the manifest says nothing of them."""
+        """Tokenizer files that are in the artifact's folder, but not in its manifest."""
         listed = {file.file for file in self.manifest.tokenizer.files}
         folders = {PurePosixPath(file).parent for file in listed}
         found = {
@@ -264,7 +267,7 @@ class Artifact:
         return sorted(found - listed)
 
     def files(self) -> Iterator[Expected]:
-        """Every file that must be there, as the manifest lists it."""
+        """Every file that the manifest lists."""
         own = [file for file in (self.manifest.config, self.manifest.function) if file is not None]
         manifest = self.manifest
         for file in (*manifest.weights.shards, *manifest.tokenizer.files, *manifest.packs, *own):
@@ -283,7 +286,7 @@ class Artifact:
                         yield Expected(function.plan, None, function.sha256)
 
     def problem(self, expected: Expected) -> str | None:
-        """What is wrong with a file, None if nothing is."""
+        """Describe what is wrong with a file; None if nothing is."""
         path = self.path / expected.file
         try:
             stat = path.stat()
@@ -303,8 +306,9 @@ class Artifact:
 
 
 def _lacking(program: Program, found: Found) -> str:
-    """What a device lacks for a program, in words; "" where it lacks nothing. This is the only rule for that:
-    native code that a processor cannot run would end the process.
+    """Describe what a device lacks for a program; "" if the device can run it.
+
+    No other rule decides this: native code that a processor cannot run would end the process.
     """
     needs = program.requires
     for needed, there in ((needs.arch, found.arch), (needs.system, found.system)):
@@ -320,12 +324,12 @@ def _lacking(program: Program, found: Found) -> str:
 
 
 def _kv_rank(program: Program) -> int:
-    """Caches of floats go before quantized ones, of which the one with more bits goes first."""
+    """The rank of a program by its cache: the bits of a quantized cache, 16 for floats. Higher is better."""
     return BITS.get(program.kv_dtype, 16)
 
 
 def _has(found: Found) -> str:
-    """What a device is and offers, in words."""
+    """Describe the platform and the features of a device."""
     features = ", ".join(sorted(found.features)) or "no features"
     if found.arch is None and found.system is None:
         return f"has {features}"
@@ -333,5 +337,5 @@ def _has(found: Found) -> str:
 
 
 def _platform(arch: str | None, system: str | None) -> str:
-    """A platform, as --cpu names it."""
+    """The name of a platform, as --cpu takes it."""
     return f"{arch or 'any processor'}-{system or 'any system'}"

@@ -1,4 +1,4 @@
-"""Puts an artifact on a GPU with the program that is to run: the finalists are tried at the first load."""
+"""Loads an artifact on a GPU with its fastest program: the first load times the finalists."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from nearfar.format.sizes import MAX_ROWS
 log = logging.getLogger(__name__)
 
 POSITION = 255
-"""Where a decode step of a trial stands in its sequence."""
+"""The position of a trial's decode steps in their sequence."""
 
 Open = Callable[[Program], Executor]
 Context = Callable[[Program], int]
-"""Positions that a sequence can have once a program is opened."""
+"""Returns the most positions of a sequence in a program that is opened."""
 
 
 def untried(programs: Sequence[Program], adapter: Adapter | None) -> Program:
-    """The program to take without a trial."""
+    """The program that runs without a trial."""
     return line_up(programs, None if adapter is None else class_of(adapter))[0]
 
 
@@ -47,7 +47,9 @@ def open_best(
     context: Context,
     tell: Teller | None = None,
 ) -> tuple[Executor, Program, Choice]:
-    """An executor of the program that suits the adapter best, of those that it can run."""
+    """Open an executor of the program that suits the adapter best. `programs` are those that the adapter can
+    run.
+    """
     device_class = None if adapter is None else class_of(adapter)
     if len(programs) == 1 or adapter is None or device_class == "software" or device.beside is None:
         program = untried(programs, adapter)
@@ -69,7 +71,7 @@ def open_best(
 
 
 def known(finalists: Sequence[Candidate], kept: Kept, failed: Collection[str] = ()) -> Choice | None:
-    """The choice where nothing has to be tried for it. Where all have failed, the first must do."""
+    """The choice if no trial is needed, else None. If all finalists have failed, the first one is chosen."""
     names = [program.name for program in finalists]
     if len(names) == 1 or {*names} & {*kept.lost, *failed}:
         return Choice(names[0], "only")
@@ -88,10 +90,11 @@ def _try_all(
     context: Context,
     failed: set[str],
 ) -> tuple[Executor, Program, Choice] | None:
-    """Time the finalists over one copy of the weights: the first opened as it will run, the others beside it.
+    """Time the finalists over one copy of the weights; the first is opened as it will run, the others reuse
+    its weights.
 
-    None where one of them failed, in whatever way: it is added to `failed`, and the others are to be lined up
-    anew. That it lost the device is kept; that it had no room may be otherwise the next time.
+    None if one of them fails: it is added to `failed`, and the caller lines up the others again. A lost
+    device is noted on disk; a lack of memory is not, since memory may suffice the next time.
     """
     first, *others = finalists
     names = [program.name for program in finalists]
@@ -147,13 +150,13 @@ def _try_all(
 
 
 def _pass_over(name: str, error: Exception, failed: set[str]) -> None:
-    """Note that a program failed, and say so: nobody else will who runs another one."""
+    """Note a failed program and log the failure, which a user of another program would never see."""
     log.warning("the program %s is passed over: %s: %s", name, type(error).__name__, error)
     failed.add(name)
 
 
 def all_of(programs: Sequence[Program]) -> Requires:
-    """What a device must have to run all of the programs."""
+    """The features and limits that a device needs to run all of the programs."""
     features = sorted({feature for program in programs for feature in program.requires.features})
     limits: dict[str, int] = {}
     for program in programs:
@@ -163,14 +166,15 @@ def all_of(programs: Sequence[Program]) -> Requires:
 
 
 def _small(manifest: Manifest) -> Settings:
-    """As little of a cache as a step of a trial needs: all positions lie in one page."""
+    """Settings with the smallest cache for a trial's step: all positions share one page."""
     return Settings((1,) * len(manifest.groups), min(POSITION + 1, manifest.model.context_length))
 
 
 class Steps:
-    """Whole steps of one executor, timed until the host has the token. They leave no trace that a request
-    could see: page tables stay as they are, and what a cache holds beyond its pages' use does not count.
-    `context`: positions that the executor has room for.
+    """Runs and times whole steps of one executor, until the host has the token.
+
+    Requests cannot see traces of the steps: page tables stay as they are, and the contents of unused pages do
+    not count. `context`: positions that the executor has room for.
     """
 
     def __init__(self, executor: Executor, program: Program, context: int) -> None:
@@ -184,7 +188,7 @@ class Steps:
         self._end = "sampled" if sampler else "embedding"
 
     def run(self, kind: Kind) -> float:
-        """Seconds of one step."""
+        """Run one step and return its seconds."""
         executor, size = self._executor, self._sizes[kind]
         positions = np.arange(size, dtype=np.int32) if kind == "large" else np.full(size, POSITION, np.int32)
         sample = np.zeros((MAX_ROWS, COLUMNS), np.int32)

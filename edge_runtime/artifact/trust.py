@@ -1,8 +1,8 @@
-"""Whose native code runs here: a CPU artifact is a shared library, which does in this process what it likes.
+"""Decides whose native code runs here: the shared library of a CPU artifact can do anything in this process.
 
-The hashes in an artifact tell damage, not who made it. So each user has a list of the artifacts that were
-built or trusted on this machine, by the SHA-256 of the manifest, which names that of the library: an artifact
-may be moved and copied, but not altered.
+The hashes in an artifact detect damage, not who made it. So each user has a list of artifacts that were built
+or trusted on this machine, by the SHA-256 of the manifest. The manifest has the library's hash, so an
+artifact may be moved and copied, but not altered.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from nearfar.errors import ArtifactError, NearfarWarning
 from nearfar.folders import HOME, data_folder
 
 VARIABLE = "NEARFAR_TRUST"
-"""Set to 1: every artifact is trusted, as in a container whose image has them."""
+"""Environment variable that trusts every artifact if it is 1, for example in a container that includes them.
+"""
 
 
 def check_trust(artifact: Artifact, trust: bool) -> None:
-    """ArtifactError where the artifact is native code that was neither built nor trusted here.
-
-    `trust`: it is from now on.
+    """Raise ArtifactError for native code that was neither built nor trusted here; `trust` adds it to the
+    list.
     """
     if not _is_native(artifact) or os.environ.get(VARIABLE) == "1":
         return
@@ -45,7 +45,7 @@ def check_trust(artifact: Artifact, trust: bool) -> None:
 
 
 def remember(artifact: Path) -> None:
-    """Enter an artifact directory in the list, if it is native code; warns where that cannot be written."""
+    """Add an artifact folder to the list if it is native code; warn if the list cannot be written."""
     opened = Artifact.open(artifact)
     digest = opened.digest(MANIFEST)
     if not _is_native(opened) or digest in _known():
@@ -86,11 +86,13 @@ def _known() -> frozenset[str]:
 
 
 def _is_native(artifact: Artifact) -> bool:
-    """Shaders run in a sandbox of the driver, MLX artifacts are data, what no device here runs is neither."""
+    """Whether the artifact is native code for a device here. Shaders run in the driver's sandbox, MLX
+    artifacts are data.
+    """
     return artifact.target in device_names() and device(artifact.target).native
 
 
 def _unaltered(artifact: Artifact) -> bool:
-    """Whether the libraries are those of the manifest, also where the rest was not to be verified."""
+    """Whether the libraries match the manifest's hashes, checked even if the other files are not."""
     programs = artifact.manifest.programs
     return all(p.library is None or artifact.digest(p.library) == p.library_sha256 for p in programs)

@@ -1,4 +1,4 @@
-"""Which of an artifact's programs a GPU runs: those made for its class, and of these the fastest.
+"""Chooses which of an artifact's programs a GPU runs: the fastest of those made for its device class.
 
 `line_up` is the same in web/src/worker/gpu/variants.ts: both replay tests/vectors/variants.
 """
@@ -13,31 +13,31 @@ from nearfar.format.adapters import NEARNESS, DeviceClass
 
 FINALISTS = 3
 ROUNDS = 5
-"""Decode steps of each program that count; the quickest stands for it."""
+"""Timed decode steps of each program; the fastest one counts."""
 BUDGET = 1.0
-"""Seconds of steps that count in all, after which no other round begins."""
+"""Seconds of timed steps in all, after which no further round begins."""
 SLOW = 0.060
-"""Seconds of a decode step from which on trials would keep people waiting."""
+"""Seconds of a decode step above which trials would take too long."""
 GAIN = 0.95
-"""A program takes another's place where it costs at most this part of it."""
+"""The share of the first program's time that another must not exceed to replace it."""
 TOKENS = 64
-"""Tokens that are decoded for each step of the largest size, in the answer that programs are compared by."""
+"""Tokens decoded for each step of the largest size in the answer by which programs are compared."""
 
 Kind = Literal["decode", "large"]
 Why = Literal["pinned", "only", "first", "software", "kept", "busy", "slow", "timed"]
 
 
 class Candidate(Protocol):
-    """What of a program counts here."""
+    """The fields of a program that the choice depends on."""
 
     @property
     def name(self) -> str:
-        """The program's name."""
+        """The name of the program."""
         ...
 
     @property
     def device_class(self) -> DeviceClass | None:
-        """What it was made for."""
+        """The device class that the program was made for."""
         ...
 
 
@@ -46,7 +46,7 @@ P = TypeVar("P", bound=Candidate)
 
 @dataclass(frozen=True)
 class Choice:
-    """The program that runs, why it is that one, and what was measured: seconds of steps by program."""
+    """The program that runs, the reason for it, and the measured seconds of steps by program."""
 
     program: str
     why: Why
@@ -63,10 +63,10 @@ class Choice:
 def line_up(
     programs: Sequence[P], device_class: DeviceClass | None, lost: Collection[str] = ()
 ) -> tuple[P, ...]:
-    """The finalists among the programs that a device can run, the one to take without a trial in front.
+    """The finalists among the programs that a device can run; the first one runs if there is no trial.
 
-    Those of its own class, then of the next class that has any; never one that lost the device before, as
-    long as there is another.
+    Programs of the device's own class come first, then those of the nearest class that has any. Programs that
+    lost the device before are left out unless there are no others.
     """
     left = [program for program in programs if program.name not in lost] or list(programs)
     if device_class is None:
@@ -79,9 +79,9 @@ def line_up(
 
 
 def compare(names: Sequence[str], measure: Callable[[str, Kind], float]) -> Choice:
-    """Time whole steps of the programs in turn; the first stays unless another is clearly quicker.
+    """Time whole steps of the programs in turn; the first stays unless another is clearly faster.
 
-    `measure` runs one step of a program and gives its seconds. A program's first step of a kind compiles
+    `measure` runs one step of a program and returns its seconds. The first step of each kind compiles
     kernels, and is not counted.
     """
     best: dict[str, dict[Kind, float]] = {name: {} for name in names}
@@ -106,7 +106,7 @@ def _round(
     *,
     counted: bool = True,
 ) -> float:
-    """A step of each program in turn; the seconds that counted."""
+    """Run a step of each program in turn; return the seconds that count."""
     spent = 0.0
     for name, steps in best.items():
         took = measure(name, kind)

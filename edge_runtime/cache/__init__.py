@@ -1,7 +1,7 @@
-"""Bookkeeping of the paged KV cache: which page holds which tokens of which sequence. No device memory is
-touched here.
+"""Bookkeeping of the paged KV cache: which page holds which tokens of which sequence.
 
-The TypeScript runtime has the same three classes; both pass the vectors in tests/vectors/cache.
+It touches no device memory. The TypeScript runtime has the same three classes; both pass the vectors in
+tests/vectors/cache.
 """
 
 from nearfar.edge_runtime.cache.pages import PageAllocator

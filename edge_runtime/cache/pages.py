@@ -1,15 +1,15 @@
-"""Which pages are free, and how many sequences hold each of the others."""
+"""Free pages, and the number of sequences that hold each other page."""
 
 from __future__ import annotations
 
 
 class PageAllocator:
-    """Pages 0…count-1 with a reference count each.
+    """Pages 0…count-1, each with a reference count.
 
-    A page is *free* (on the free list), *held* (its count is positive), or *idle*: nobody holds it, but its
-    content may be wanted again. Who releases a page for the last time decides: `free` it, or leave it idle.
-    The free list is a stack: a fresh allocator hands out 0, 1, 2, …; after that the page freed last goes
-    first.
+    A page is *free* (on the free list), *held* (its count is positive), or *idle*: no sequence holds it, but
+    its content may be needed again. The last sequence that releases a page decides: `free` it, or leave it
+    idle. The free list is a stack: a fresh allocator returns 0, 1, 2, …; after that, the page freed last is
+    returned first.
     """
 
     def __init__(self, count: int) -> None:
@@ -19,25 +19,25 @@ class PageAllocator:
 
     @property
     def free_count(self) -> int:
-        """How many pages `take` can hand out."""
+        """The number of pages that `take` can still return."""
         return len(self._free)
 
     def free_pages(self) -> list[int]:
-        """The free pages in the order in which `take` will hand them out."""
+        """The free pages in the order in which `take` will return them."""
         return self._free[::-1]
 
     def take(self) -> int:
-        """Hand out a free page, held once. The caller has checked `free_count`."""
+        """Take a free page and hold it once. The caller has checked `free_count`."""
         page = self._free.pop()
         self.refs[page] = 1
         return page
 
     def retain(self, page: int) -> None:
-        """One more holder of a held or idle page."""
+        """Add a holder to a held or idle page."""
         self.refs[page] += 1
 
     def release(self, page: int) -> int:
-        """One holder fewer; returns how many are left. At 0 the page is idle."""
+        """Remove a holder and return how many are left. At 0 the page is idle."""
         if self.refs[page] <= 0:
             raise ValueError(f"page {page} is released more often than it was taken")
         self.refs[page] -= 1

@@ -1,4 +1,4 @@
-"""Which token prefixes are in the cache already, and which of their pages goes first when memory runs out."""
+"""The prefix index: token prefixes that are in the cache, and the order in which their pages are evicted."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from nearfar.edge_runtime.cache.windows import Window
 
 Key = tuple[int, ...] | str
-"""The tokens of a page; at the root of a tree, its salt."""
+"""The tokens of a page; at the root of a tree, the salt."""
 
 
 def common_length(a: Seq[int], b: Seq[int]) -> int:
-    """Length of the common beginning of two sequences of tokens."""
+    """The length of the common beginning of two token sequences."""
     count = 0
     for x, y in zip(a, b, strict=False):
         if x != y:
@@ -24,10 +24,11 @@ def common_length(a: Seq[int], b: Seq[int]) -> int:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """A page's worth of tokens behind those of its parents, and by group the page with their keys and values.
+    """The tokens of one page after those of its parents, and by group the page with their keys and values.
 
-    The path from the root names every token before it too, so a node's pages have the content that its path
-    says. It lives as long as it has a page or a child, or `ends` sequences whose published tokens end here.
+    The path from the root names every earlier token, so it determines the content of a node's pages. A node
+    lives as long as it has a page, a child, or sequences whose published tokens end at it (`ends` counts
+    them).
     """
 
     parent: Node | None
@@ -38,13 +39,13 @@ class Node:
 
 
 class PrefixIndex:
-    """Trees of full pages, one tree a salt: from one tenant's tree nobody else's pages are reached.
+    """Trees of full pages, one tree for each salt: a tenant's tree never leads to pages of another tenant.
 
-    A prefix is found where every group can serve it: a group without a window must have all of its pages, one
-    with a window those that the next row reads. So pages of a windowed group may leave the index before those
-    behind them do. In a group without a window a page never leaves before its children: whoever holds a child
-    holds its parent, sequences give pages back last page first, and the idle page given back first is evicted
-    first.
+    A prefix is found if every group can serve it: a group without a window must have all of its pages, a
+    group with a window those that the next row reads. So pages of a windowed group may leave the index before
+    later pages do. In a group without a window a page never leaves before its children: a sequence that holds
+    a child holds its parent, sequences release pages from the last to the first, and the page that became
+    idle first is evicted first.
     """
 
     def __init__(self, windows: Seq[Window]) -> None:
@@ -55,12 +56,12 @@ class PrefixIndex:
         self._idle: list[dict[int, None]] = [{} for _ in windows]  # insertion order is eviction order
 
     def __contains__(self, place: tuple[int, int]) -> bool:
-        """Whether the index knows a page: (group, page)."""
+        """Whether the index has a page, given as (group, page)."""
         group, page = place
         return page in self._nodes[group]
 
     def idle_count(self, group: int = 0) -> int:
-        """How many pages of a group `evict` can give back."""
+        """The number of pages of a group that `evict` can free."""
         return len(self._idle[group])
 
     def idle_pages(self, group: int = 0) -> list[int]:
@@ -68,7 +69,7 @@ class PrefixIndex:
         return list(self._idle[group])
 
     def nodes(self) -> Iterator[tuple[str, tuple[int, ...], Node]]:
-        """(salt, tokens from the root on, node) of every node that has a page, parents before children."""
+        """Yield (salt, tokens from the root, node) for every node with a page, parents before children."""
         reached: list[tuple[str, tuple[int, ...], Node]] = []
         reached += [(salt, (), root) for salt, root in self._top.children.items() if isinstance(salt, str)]
         while reached:
@@ -104,7 +105,7 @@ class PrefixIndex:
         return found[:served]
 
     def insert(self, parent: Node, tokens: Seq[int], pages: Seq[int | None]) -> Node:
-        """Enter a full page, of each group that has one. What was there first stays: see the node's
+        """Enter a full page of each group that has one. A page that the node already has stays: see its
         `pages`.
         """
         node = self._child(parent, tuple(tokens))
@@ -115,25 +116,25 @@ class PrefixIndex:
         return node
 
     def enter(self, node: Node) -> Node:
-        """The published tokens of one sequence more end here."""
+        """Count one more sequence whose published tokens end at the node."""
         node.ends += 1
         return node
 
     def leave(self, node: Node) -> None:
-        """One sequence fewer."""
+        """Count one sequence less, and drop the node if nothing needs it."""
         node.ends -= 1
         self._prune(node)
 
     def park(self, group: int, page: int) -> None:
-        """Nobody holds the page any more: it may be evicted, after those parked before it."""
+        """Mark a page that no sequence holds as idle: it may be evicted, after those parked before it."""
         self._idle[group][page] = None
 
     def revive(self, group: int, page: int) -> None:
-        """The page is held again."""
+        """Take a page that is held again from the idle pages."""
         self._idle[group].pop(page, None)
 
     def evict(self, group: int) -> int:
-        """Forget the page of a group that was idle longest, and return it. The caller has checked
+        """Forget the page of a group that was idle longest and return it. The caller has checked
         `idle_count`.
         """
         page = next(iter(self._idle[group]))
@@ -163,7 +164,7 @@ class PrefixIndex:
         return node
 
     def _prune(self, node: Node) -> None:
-        """Drop a node that nothing needs any more, and its parents that only led to it."""
+        """Drop a node that nothing needs, and then parents that led only to it."""
         while node.parent is not None and not (
             node.ends or node.children or any(p is not None for p in node.pages)
         ):

@@ -12,10 +12,10 @@ from nearfar.edge_runtime.cache.windows import Window
 from nearfar.format.sizes import pages_for
 
 Copy = tuple[int, int, int]
-"""(group, from, to): the device must copy this page before the next step."""
+"""(group, from, to): a page that the device must copy before the next step."""
 
 NO_SLOT = -1
-"""Slot of a sequence that never runs."""
+"""Slot number of a sequence that never runs."""
 
 
 @dataclass
@@ -27,18 +27,18 @@ class Held:
 
     @property
     def end(self) -> int:
-        """The column behind the last."""
+        """The column after the last one."""
         return self.first + len(self.pages)
 
 
 @dataclass(eq=False)
 class Sequence:
-    """Tokens whose keys and values are in the cache (or will be, once the steps already queued have run).
+    """Tokens whose keys and values are in the cache, or will be once the queued steps have run.
 
-    `held`, by group, covers at least what rows from `computed` on read of `tokens`; pages beyond are reserved
-    for what comes next. The first `computed` tokens are known to be in the cache: others may share them, and
-    their full pages are in the prefix index, where they end at `node`. Only sequences with the same `salt`
-    share.
+    `held`, by group, covers at least what rows from `computed` on read of `tokens`; later pages are reserved
+    for new tokens. The first `computed` tokens are known to be in the cache: other sequences may share them,
+    and their full pages are in the prefix index, where they end at `node`. Only sequences with the same
+    `salt` share pages.
     """
 
     slot: int
@@ -50,23 +50,25 @@ class Sequence:
 
     @property
     def pages(self) -> list[int]:
-        """The pages of group 0: where no group has a window, one for each column."""
+        """The pages of group 0, one for each column if the group has no window."""
         return self.held[0].pages
 
 
 class SequenceTable:
-    """All sequences in flight: gives out slots and pages, shares prefixes, copies on write, evicts.
+    """All sequences in flight: assigns slots and pages, shares prefixes, copies on write, evicts.
 
-    Layers that look equally far back are a *group* with a pool of pages of its own. In a group without a
-    window a sequence keeps all its pages; in one with a window those that its rows still read: as soon as the
-    step has been read that last needed a page, it is given back, to stay in the prefix index while there is
-    room. Every operation that can run out of room either succeeds or changes nothing and returns None.
+    Layers with the same window are a *group* with a pool of pages of its own. In a group without a window a
+    sequence keeps all its pages. In a group with a window it keeps the pages that its rows still read: when
+    the last step that needs a page has been read, the page is released and stays in the prefix index while
+    there is room. An operation that can run out of room either succeeds, or changes nothing and returns None.
     """
 
     def __init__(
         self, pages: int | Seq[int], page_size: int, slots: int, windows: Seq[int | None] = (None,)
     ) -> None:
-        """`pages` and `windows` (positions, None: none) by group; a number of pages alone: a single group."""
+        """Give `pages` and `windows` (in positions, None: no window) by group; a single number of pages means
+        one group.
+        """
         self.page_size = page_size
         self.windows = tuple(Window(size, page_size) for size in windows)
         self._sliding = [(group, w) for group, w in enumerate(self.windows) if w.size is not None]
@@ -84,36 +86,35 @@ class SequenceTable:
 
     @property
     def available(self) -> int:
-        """Pages that a reservation can get, free or evictable, in the group that has fewest."""
+        """Pages that a reservation can get, free or evictable, in the group with the fewest."""
         return min(self.available_in(group) for group in range(len(self.windows)))
 
     def available_in(self, group: int) -> int:
-        """Pages that one group can still give: free ones, and those that only the prefix index holds."""
+        """Pages of a group that are free, or that only the prefix index holds."""
         return self.allocators[group].free_count + self.index.idle_count(group)
 
     @property
     def free_slots(self) -> int:
-        """How many more sequences can be opened."""
+        """The number of further sequences that can be opened."""
         return self._slots - len(self.sequences)
 
     def longest(self, rows: int, context: int, now: bool = False) -> int:
-        """Positions, at most `context`, that a sequence can have if it advances by up to `rows` a step.
+        """The most positions, up to `context`, of a sequence that advances by up to `rows` a step.
 
-        It is alone in the cache; or `now`: it gets the pages that nobody holds.
+        The sequence has the whole cache for itself; with `now`, only the pages that no sequence holds.
         """
         counts = [self.available_in(g) if now else self.allocators[g].count for g in range(len(self.windows))]
         return min(w.longest(count, rows, context) for w, count in zip(self.windows, counts, strict=True))
 
     def pages_for(self, length: int) -> int:
-        """Pages that `length` tokens fill, the last perhaps in part."""
+        """Pages that `length` tokens fill; the last page may be partly filled."""
         return pages_for(length, self.page_size)
 
     def open(self, tokens: Seq[int], salt: str = "") -> Sequence | None:
-        """Open a sequence that will hold `tokens`, in the lowest free slot, starting from their longest
-        cached prefix.
+        """Open a sequence that will hold `tokens`, in the lowest free slot, starting from the longest cached
+        prefix.
 
-        At least one of the tokens is left to compute, because its logits are wanted. None when no slot is
-        free.
+        At least one of the tokens is left to compute, because its logits are needed. None if no slot is free.
         """
         slot = self._free_slot()
         if slot is None:
@@ -124,19 +125,19 @@ class SequenceTable:
         return sequence
 
     def borrow(self, tokens: Seq[int]) -> Sequence:
-        """The longest cached prefix of `tokens`, whole pages of it, as a sequence without a slot: it holds
-        pages, but never runs.
+        """Return the longest cached prefix of `tokens`, in whole pages, as a sequence without a slot.
 
-        For who reads or fills pages from outside (snapshots). Python only.
+        It holds pages, but never runs: snapshots read and fill pages through it. Python only.
         """
         return self._found(NO_SLOT, tokens, len(tokens) // self.page_size, "")
 
     def reserve(self, sequence: Sequence, length: int, soon: int | None = None) -> list[Copy] | None:
-        """Make the positions from the end up to `length` writable, in groups with a window up to `soon`.
+        """Make the positions up to `length` writable; in groups with a window, up to `soon` (default
+        `length`).
 
-        `soon` (`length` where not given): such a group gives pages back as the sequence advances, and gets
-        the next ones then. Returns the page copies to make first: a last page that others can see is copied
-        before it is written. None when there are not enough pages.
+        A group with a window releases pages as the sequence advances, and gets the next pages then. Returns
+        the page copies to make first: a last page that others can see is copied before it is written. None if
+        there are not enough pages.
         """
         needs: list[tuple[int, int, bool]] = []
         for group, held in enumerate(sequence.held):
@@ -160,18 +161,18 @@ class SequenceTable:
         return copies
 
     def reservable(self, sequence: Sequence, length: int) -> int:
-        """The greatest length, up to `length`, that `reserve` would grant now."""
+        """The greatest length, up to `length`, that `reserve` would accept now."""
         for group, held in enumerate(sequence.held):
             spare = self.available_in(group) - self._shared_tail(sequence, group, length)
             length = min(length, (held.end + spare) * self.page_size if spare >= 0 else len(sequence.tokens))
         return length
 
     def writable(self, sequence: Sequence) -> int:
-        """The length up to which positions have their pages in every group."""
+        """The length up to which every group has pages for the positions."""
         return min([held.end for held in sequence.held]) * self.page_size
 
     def append(self, sequence: Sequence, tokens: Iterable[int]) -> None:
-        """Record tokens in reserved positions. Nobody else finds them before they are published."""
+        """Record tokens in reserved positions. Other sequences cannot find them before they are published."""
         new = list(tokens)
         room = self.writable(sequence) - len(sequence.tokens)
         if len(new) > room:
@@ -179,11 +180,11 @@ class SequenceTable:
         sequence.tokens.extend(new)
 
     def publish(self, sequence: Sequence, length: int) -> None:
-        """The device has computed the first `length` tokens: their full pages enter the prefix index.
+        """Record that the device has computed the first `length` tokens: their full pages enter the prefix
+        index.
 
-        Where the index knows a page with the same content, the sequence takes that page and gives its own
-        back. Rows that are still to be read lie at `length` or behind it: pages before every window of theirs
-        are given back.
+        If the index has a page with the same content, the sequence takes that page and releases its own. Rows
+        that are still to be read are at `length` or after it: pages before all of their windows are released.
         """
         first, sequence.computed = (
             sequence.computed,
@@ -194,9 +195,7 @@ class SequenceTable:
         self.slide(sequence, sequence.computed)
 
     def slide(self, sequence: Sequence, position: int) -> None:
-        """All rows before `position` are computed: give back the pages that others do not read, first page
-        first.
-        """
+        """Release the pages that no row from `position` on reads, first page first."""
         for group, window in self._sliding:
             held, first = sequence.held[group], window.first_column(position)
             if first > held.first:
@@ -206,18 +205,19 @@ class SequenceTable:
                 held.first = first
 
     def least_length(self, sequence: Sequence) -> int:
-        """The least length, but 0, to which it or its fork can be truncated: before that, pages were given
-        back.
+        """The least length above 0 to which the sequence or its fork can be truncated; earlier pages were
+        released.
         """
         return max(
             window.least_length(held.first) for window, held in zip(self.windows, sequence.held, strict=True)
         )
 
     def fork(self, sequence: Sequence) -> Sequence | None:
-        """A second sequence with the computed tokens, sharing all their pages. None when no slot is free.
+        """Open a second sequence with the computed tokens, which shares all their pages; None if no slot is
+        free.
 
-        A page that is not published yet may still be replaced by another with the same content: nobody else
-        may hold it.
+        A page that is not published yet may still be replaced by another one with the same content, so no
+        other sequence may hold it.
         """
         slot = self._free_slot()
         if slot is None:
@@ -229,7 +229,7 @@ class SequenceTable:
         return child
 
     def truncate(self, sequence: Sequence, length: int) -> None:
-        """Keep the first `length` tokens, 0 or at least `least_length`; give back the pages beyond, last
+        """Keep the first `length` tokens, 0 or at least `least_length`; release the later pages, last page
         first.
         """
         if not (length == 0 or self.least_length(sequence) <= length <= len(sequence.tokens)):
@@ -268,7 +268,9 @@ class SequenceTable:
         return count
 
     def forget(self) -> None:
-        """What the pages held is gone: no prefix is found any more. Pages that sequences hold stay theirs."""
+        """Void the contents of all pages: no prefix is found any more. Sequences keep the pages that they
+        hold.
+        """
         self.clear()
         self.index.clear()
 
@@ -296,7 +298,7 @@ class SequenceTable:
         return Sequence(slot, tokens, held, self.index.enter(node), salt, len(tokens))
 
     def _shared_tail(self, sequence: Sequence, group: int, length: int) -> bool:
-        """Whether the page to be written next is partly filled and somebody else can see it."""
+        """Whether the next page to be written is partly filled and another sequence can see it."""
         column, filled = divmod(len(sequence.tokens), self.page_size)
         if filled == 0 or length <= len(sequence.tokens):
             return False
@@ -305,7 +307,9 @@ class SequenceTable:
         return self.allocators[group].refs[page] > 1 or (group, page) in self.index
 
     def _publish(self, sequence: Sequence, column: int) -> None:
-        """Enter a full page, of each group in which it is held; one that is known takes its place."""
+        """Enter a full page of each group that holds it into the index; a page that is already there replaces
+        it.
+        """
         start = column * self.page_size
         own = [held.pages[column - held.first] if held.first <= column else None for held in sequence.held]
         node = self.index.insert(sequence.node, sequence.tokens[start : start + self.page_size], own)
@@ -318,7 +322,7 @@ class SequenceTable:
         self._move(sequence, node)
 
     def _move(self, sequence: Sequence, node: Node) -> None:
-        """The published tokens of the sequence end elsewhere."""
+        """Move the end of the sequence's published tokens to another node."""
         before, sequence.node = sequence.node, self.index.enter(node)
         self.index.leave(before)
 

@@ -1,4 +1,4 @@
-"""How far back the layers of a group look, in columns of the page table."""
+"""Attention windows of the groups, in columns of the page table."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from nearfar.format.sizes import pages_for
 
 @dataclass(frozen=True)
 class Window:
-    """What layers attend to: a row at position p to p − size + 1 … p; with size None, to every position
-    before.
+    """The positions that layers attend to: a row at position p sees p − size + 1 … p; with size None, all up
+    to p.
 
-    A *column* is a place in a sequence's row of the page table: that of a position is position // page_size.
+    A *column* is a place in a sequence's row of the page table: position p is in column p // page_size.
     """
 
     size: int | None
@@ -23,19 +23,19 @@ class Window:
         return 0 if self.size is None else max(position - self.size + 1, 0) // self.page_size
 
     def columns_before(self, length: int) -> int:
-        """How many of the full columns of `length` tokens, whole pages of them, the next row reads."""
+        """The number of full columns of `length` tokens (whole pages) that the next row reads."""
         return length // self.page_size - self.first_column(length)
 
     def least_length(self, first: int) -> int:
-        """The least length, but 0, at which a sequence can go on that has lost the columns before `first`."""
+        """The least length above 0 at which a sequence can continue that has lost the columns before `first`.
+        """
         return 0 if self.size is None or first == 0 else first * self.page_size + self.size - 1
 
     def most_columns(self, rows: int, context: int) -> int:
-        """Columns that `rows` consecutive rows, of at most `context` positions, read and write, wherever they
-        lie.
+        """The most columns that `rows` consecutive rows, within `context` positions, read and write.
 
-        They touch size − 1 + rows positions, which lie in one column more than they fill where they begin in
-        the middle.
+        They touch size − 1 + rows positions, which take one more column than they fill if they begin in the
+        middle of one.
         """
         all_of_it = pages_for(context, self.page_size)
         if self.size is None:
@@ -43,9 +43,8 @@ class Window:
         return min(pages_for(self.size + rows - 2, self.page_size) + 1, all_of_it)
 
     def longest(self, pages: int, rows: int, context: int) -> int:
-        """Positions, at most `context`, that a sequence with `pages` pages can have, `rows` of them in a
-        step.
+        """The most positions, up to `context`, of a sequence with `pages` pages and `rows` rows a step.
 
-        Where the pages do not even hold a window, it is as if there were none: all positions must fit.
+        If the pages do not hold a whole window, all positions must fit, as without a window.
         """
         return context if pages >= self.most_columns(rows, context) else pages * self.page_size
