@@ -160,8 +160,8 @@ def _most_columns(manifest: Manifest) -> list[int]:
 
 
 def _largest(most: int, fits: Callable[[int], bool]) -> int:
-    """The largest number up to `most` for which `fits` is true; 0 if there is none. `fits` must not become
-    true again.
+    """The largest number up to `most` for which `fits` is true; 0 if there is none. If a number fits, every
+    smaller one must, too.
     """
     return bisect_left(range(1, most + 1), True, key=lambda n: not fits(n))
 

@@ -1,1 +1,1 @@
-"""The engine: schedule, step, sample, emit."""
+"""The engine: it schedules requests, runs steps, samples tokens and emits them."""

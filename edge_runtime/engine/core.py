@@ -1,4 +1,4 @@
-"""The engine: one asynchronous loop that schedules, steps, samples and emits."""
+"""The engine core: one asynchronous loop that schedules, runs steps, samples and emits tokens."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from nearfar.edge_runtime.executors.base import Executor
 
 MOST_LOSSES = 3
-"""How often in a row, without a token between, a lost device is opened anew."""
+"""How often a lost device is reopened in a row without a token in between."""
 
 EMBEDDED = SamplingParams(max_tokens=1, ignore_eos=True)
 EMBEDDINGS = "ask for them (engine.embeddings.create, POST /v1/embeddings), or load a model that writes"
@@ -55,15 +55,13 @@ log = logging.getLogger(__name__)
 
 
 class EngineCore:
-    """Runs token ids through one executor. Text, templates and OpenAI's shapes are above it.
+    """Runs token ids through one executor. Text, templates and OpenAI's records are layers above it.
 
-    Everything but the calls of the executor and of constraints happens on the event loop; those happen in one
-    thread, in order (DeviceThread). So a mask that takes its time holds up steps, but nobody else on the
-    event loop.
-
-    A step that fails ends an *epoch*: nothing that it or its predecessors computed is found any more, the
-    device is opened anew before the next step (or, where it cannot be, every call is refused), and what is
-    remembered of its buffers starts afresh.
+    All work happens on the event loop, except the calls of the executor and of constraints: they run in one
+    thread, in order (DeviceThread). So a slow mask delays steps, but no other work on the event loop. A step
+    that fails ends an *epoch*: results of it and of its predecessors are no longer found, the device is
+    reopened before the next step (or, if it cannot be, every call is refused), and the recorded state of its
+    buffers starts afresh.
     """
 
     def __init__(
@@ -77,12 +75,12 @@ class EngineCore:
         pipelined: bool = True,
         reopen: Callable[[], Executor] | None = None,
     ) -> None:
-        """Take over an executor with so many pages by group, and room for so many positions a sequence.
+        """Take over an executor with `pages` pages by group, and room for `context` positions a sequence.
 
-        `pipelined`: queue a step before the tokens of the one before are read. An executor that computes
-        inside `run` gains nothing from that. `reopen`: makes another one like it, for when this one has
-        failed; where its device is lost (DeviceLost), requests go on where they were. Without it the engine
-        ends there.
+        `pipelined`: queue a step before the tokens of the last one are read; an executor that computes inside
+        `run` gains nothing from that. `reopen`: makes a new executor after a failure; if the device was lost
+        (DeviceLost), requests continue where they were. Without `reopen` the engine ends at the first
+        failure.
         """
         self.choice: Choice | None = None
         """Why the executor runs the program that it does, where there was a choice."""
@@ -118,15 +116,18 @@ class EngineCore:
         self._device = DeviceThread(executor, self._begin, reopen, pipelined)
 
     def tell(self, teller: Teller) -> None:
-        """Tell from now on what answers wait for: kernels, and prompts that are read."""
+        """Report from now on what answers wait for: kernels, plans that run for the first time, and prompts.
+        """
         self.compiling.tell = partial(teller, "kernels")
         self.reading.tell = partial(teller, "prompt")
         self.warming = partial(teller, "warming")
 
     async def make_ready(self, wanted: Ready) -> None:
-        """Compile kernels and run them once, so that no answer waits for a compiler, be it the driver's at
-        the first use: "all", "decode" (those after the first token) or "no" kernels. Raises what came of it;
-        large steps without memory are given up, as they would be later.
+        """Compile kernels and run them once, so that no answer waits for a compiler (some drivers compile at
+        first use).
+
+        `wanted`: "all" kernels, those of "decode" (after the first token), or "no" kernels. Raises compilers'
+        and devices' errors. Large steps for which there is no memory are given up, as they would be later.
         """
         while wanted != "no" and self._device.pipelined:  # what computes inside `run` has compiled kernels
             try:
@@ -150,7 +151,7 @@ class EngineCore:
 
     @property
     def executor(self) -> Executor:
-        """The one that computes now."""
+        """The executor that computes now; reopening the device replaces it."""
         return self._device.executor
 
     def generate(
@@ -160,10 +161,10 @@ class EngineCore:
         constraint: Constraint | None = None,
         salt: str = "",
     ) -> Generation:
-        """Start a request; call it on the event loop that will iterate the result.
+        """Start a request; call this on the event loop that will iterate the result.
 
-        It shares prefixes with requests of the same `salt` only: where one engine serves several who must not
-        learn of each other.
+        The request shares prefixes only with requests of the same `salt`: tenants of one engine must not
+        learn of each other's prompts.
         """
         self.check_open()
         if self.manifest.model.task == "embed":
@@ -178,9 +179,10 @@ class EngineCore:
         return self._start(Request(tuple(tokens), params, limit, seed, constraint=constraint, salt=salt))
 
     async def embed_all(self, texts: Seq[Seq[int]], salt: str = "") -> list[npt.NDArray[np.float32]]:
-        """The embeddings of texts, float32 [width] each: the last token's state as the model makes it.
+        """Compute the embeddings of texts, float32 [width] each: the last token's state as the model computes
+        it.
 
-        Either all of them can be made, or none is begun.
+        If one of them is refused, none is begun.
         """
         self.check_embeds(texts)
         return await self.embed_checked(texts, salt)
@@ -188,7 +190,7 @@ class EngineCore:
     async def embed_checked(self, texts: Seq[Seq[int]], salt: str = "") -> list[npt.NDArray[np.float32]]:
         """Return the embeddings of texts that `check_embeds` has accepted, as `embed_all` does."""
         self.check_open()
-        # One token that nobody draws: the row that would give it is the embedding.
+        # One token that is never sampled: the row that would give it is the embedding.
         begun = [self._start(Request(tuple(tokens), EMBEDDED, 1, 0, salt=salt)) for tokens in texts]
         try:
             events = [await anext(generation) for generation in begun]
@@ -198,7 +200,7 @@ class EngineCore:
         return [np.asarray(event.embedding, np.float32) for event in events]
 
     def check_embeds(self, texts: Seq[Seq[int]]) -> None:
-        """Refuse texts that cannot be embedded here."""
+        """Raise RequestError if texts cannot be embedded by this model or in this context."""
         self.check_open()
         if self.manifest.model.task != "embed":
             raise RequestError(
@@ -218,28 +220,28 @@ class EngineCore:
         return generation
 
     def cancel(self, request: Request) -> None:
-        """End a request; what the device still computes for it is dropped."""
+        """End a request; results that the device still computes for it are dropped."""
         if not request.done:
             self.scheduler.remove(request)
         self._generations.pop(request.number, None)
 
     async def on_device(self, call: Callable[[], T]) -> T:
-        """Call the executor between two turns of the loop: after every step that is queued already, before
-        any later one.
+        """Run `call` in the executor's thread: after all queued steps, before any later step.
 
-        Page copies that a later step was to begin with are made before: the call may write to their pages.
+        Page copies that a later step would begin with are made before, since the call may write to their
+        pages.
         """
         self.check_open()
         return await self._device.call(call, self.scheduler.take_copies())
 
     def wake(self) -> None:
-        """Start the loop if it stands still: a request has come, or pages that somebody held are back."""
+        """Start the loop if it stands still, after a request has arrived or held pages were released."""
         if self.scheduler.waiting and not self._closed and (self._task is None or self._task.done()):
             self._task = asyncio.get_running_loop().create_task(self._loop())
 
     async def close(self) -> None:
-        """Stop all requests and free the device; in a forked process nothing, for all of that is the
-        parent's.
+        """Stop all requests and free the device. In a forked process, do nothing: all of that belongs to the
+        parent.
         """
         if self._closed:
             return
@@ -253,20 +255,19 @@ class EngineCore:
 
     @property
     def largest_step(self) -> int:
-        """Rows of the largest step it takes: under `largest_bucket` where there was no memory for that."""
+        """Rows of the largest step that the engine takes: below the largest bucket if there was no memory for
+        that.
+        """
         return self.scheduler.limits.max_rows
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a fork of the one that loaded the engine: the threads that compute are
-        not here.
+        """Whether this process is a fork of the one that loaded the engine: the compute threads are not here.
         """
         return os.getpid() != self._process
 
     async def _loop(self) -> None:
-        """Run steps until there is nothing to do; where the device is lost on the way, go on with it
-        opened anew.
-        """
+        """Run steps until there is nothing to do; if the device is lost, reopen it and continue."""
         while True:
             try:
                 await self._steps()
@@ -289,7 +290,7 @@ class EngineCore:
                     return
 
     async def _steps(self) -> None:
-        """Schedule → step → sample → emit, until there is nothing to do."""
+        """Schedule, step, sample and emit until there is nothing to do."""
         before: InFlight | None = None
         while True:
             step = self.scheduler.schedule(before[0] if before else None)
@@ -319,8 +320,9 @@ class EngineCore:
                 self._emit(done)
 
     async def _prepare(self, size: int, runs: Seq[Run]) -> None:
-        """Have the kernels of a step of `size` rows compiled. Waits for one of them, and no longer: the next
-        plan may be another.
+        """Request the kernels of a step of `size` rows and wait until one of them is compiled.
+
+        It waits for no more than one, since the next plan may be another.
         """
         missing = await self._device.missing(runs)
         if not missing:
@@ -333,8 +335,8 @@ class EngineCore:
                 raise
 
     def _end_epoch(self) -> None:
-        """A step has failed: requests will be computed again from their tokens, or fail; nothing is known
-        of the device.
+        """Forget the state of the device after a failed step: requests are computed again from their tokens,
+        or fail.
         """
         self.epoch += 1
         self.scheduler.restart()
@@ -344,8 +346,8 @@ class EngineCore:
         self.compiling.end()
 
     def _goes_on(self, error: Exception) -> bool:
-        """Whether requests wait for the device to be opened anew, as they do where it was lost, but not
-        too often in a row.
+        """Whether requests continue after an error: the device was lost and can be reopened, but not too
+        often in a row.
         """
         if not isinstance(error, DeviceLost):
             return False
@@ -356,7 +358,7 @@ class EngineCore:
         return not self._closed
 
     def _shrinks(self, size: int, reason: Exception) -> bool:
-        """Whether there are smaller steps to go on with, which are all that is taken from now on."""
+        """Whether the engine has buckets smaller than `size`; if it has, only those are used from now on."""
         smaller = self.scheduler.limits.below(size)
         if smaller is None or self._closed:
             return False
@@ -370,14 +372,14 @@ class EngineCore:
         return True
 
     def _begin(self, executor: Executor) -> None:
-        """Runs in the thread of the device: the initial writes, and kernels that steps will want."""
+        """Runs in the device thread: make the initial writes, and prepare kernels that steps will need."""
         for write in self._builder.initial():
             executor.write(write.buffer, write.data, write.row)
         for name, size in self._wanted_runs():
             executor.prepare(name, size, later=True)
 
     def _wanted_runs(self) -> list[Run]:
-        """All but what there was no memory for."""
+        """All runs, except steps for which there was no memory."""
         return [
             (name, size)
             for name, size in self._builder.every_run()
@@ -385,12 +387,12 @@ class EngineCore:
         ]
 
     def _tell_reading(self, sampled: Seq[Request] = ()) -> None:
-        """How much of the prompts is read; `sampled` get their token now."""
+        """Report how much of the prompts has been read; requests in `sampled` get their token now."""
         running = self.scheduler.running
         self.reading.update(r for r in running if not r.first and r not in sampled)
 
     def _emit(self, done: Done) -> None:
-        """Publish what a step computed, and give each of its requests its token."""
+        """Publish the results of a step and give each of its requests its token."""
         sampled = done.step.sampled
         for request in sampled:
             if request.number in done.refused and not request.done:
@@ -447,7 +449,7 @@ class EngineCore:
             )
 
     def check_open(self) -> None:
-        """Refuse where the engine has come to its end."""
+        """Raise DeviceError if the engine is closed, forked, or has failed for good."""
         if self._closed:
             raise DeviceError(CLOSED)
         if self.forked:

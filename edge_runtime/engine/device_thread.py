@@ -1,6 +1,4 @@
-"""The thread that calls the executor: one call after the other, on a device that is opened anew where it has
-failed.
-"""
+"""The thread that calls the executor: one call at a time, on a device that is reopened after a failure."""
 
 from __future__ import annotations
 
@@ -27,24 +25,24 @@ T = TypeVar("T")
 
 InFlight = tuple[Step, Launched]
 Turn = tuple[InFlight | None, list[Done]]
-"""The step that is still in flight after a turn of the loop, and the steps that were read."""
+"""The step that is still in flight after a turn of the loop, and the steps that have been read."""
 
 log = logging.getLogger(__name__)
 
 
 class NoRoom(Exception):
-    """There was no memory for steps of so many rows; the reason is what the executor raised."""
+    """Memory did not suffice for steps of `size` rows; `reason` is the executor's error."""
 
     def __init__(self, size: int, reason: Exception) -> None:
         self.size, self.reason = size, reason
 
 
 class DeviceThread:
-    """Owns the executor and the one thread that calls it. Methods are for the event loop; those with an
-    underscore run in the thread.
+    """Owns the executor and the one thread that calls it.
 
-    `begin` gives a new executor, or one whose epoch has ended, what it must hold before the first step.
-    `reopen` makes another executor for one that has failed; without it, what has failed can only be closed.
+    Methods are for the event loop; those with an underscore run in the thread. `begin` writes the initial
+    contents to a new executor, or to one whose epoch has ended. `reopen` makes another executor after a
+    failure; without it, a failed executor can only be closed.
     """
 
     def __init__(
@@ -72,12 +70,13 @@ class DeviceThread:
 
     @property
     def reopens(self) -> bool:
-        """Whether there is another executor after one that has failed."""
+        """Whether a failed executor can be replaced."""
         return self._reopen is not None
 
     async def call(self, call: Callable[[], T], copies: Iterable[Copy]) -> T:
-        """Call the executor between two turns, once these pages are copied."""
-        # A job of its own: the copies are made, with the next turn, where the caller no longer waits.
+        """Call the executor between two turns, after these pages have been copied."""
+        # The copies are queued as a job of their own: they are made, with the next turn, even if the caller
+        # no longer waits.
         self._pool.submit(self._copies.extend, copies)
 
         def ready() -> T:
@@ -88,15 +87,15 @@ class DeviceThread:
         return await self._run(ready)
 
     async def missing(self, runs: Seq[Run]) -> list[Future[Any]]:
-        """Kernels that are yet to be compiled for these runs."""
+        """Futures of the kernels that still have to be compiled for these runs."""
         return await self._run(partial(self._missing, runs))
 
     async def turn(self, step: Step | None, work: StepWork | None, before: InFlight | None) -> Turn:
-        """Queue the next step, then wait for the one before."""
+        """Queue the next step, then wait for the tokens of the one before."""
         return await self._run(partial(self._turn, step, work, before))
 
     def end_epoch(self) -> None:
-        """What the cache holds is void: copies that are due are dropped, and the executor begins again."""
+        """Void the contents of the cache: pending copies are dropped, and the executor begins again."""
         self._pool.submit(self._void)
 
     async def close(self) -> None:
@@ -107,7 +106,7 @@ class DeviceThread:
             self._pool.shutdown()
 
     async def _run(self, call: Callable[[], T]) -> T:
-        """On the event loop: wait for a call in the thread."""
+        """Called on the event loop: run a call in the thread and wait for it."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
     def _void(self) -> None:
@@ -115,9 +114,9 @@ class DeviceThread:
         self._begun = False
 
     def _ready(self) -> None:
-        """Before other calls: a failed executor is replaced, and one that has not begun begins."""
+        """Replace a failed executor, and begin one that has not begun, before other calls."""
         if self.failed is not None and self._reopen is not None:
-            # Memory is given back before it is taken again. What has failed may well fail to close.
+            # Memory is freed before it is allocated again. Closing a failed executor may fail, too.
             try:
                 self.executor.close()
             except Exception as error:
@@ -130,7 +129,9 @@ class DeviceThread:
             self._begun = True
 
     def _copy_pages(self) -> None:
-        """One that fails stays due: the next turn meets the error again, and ends the epoch."""
+        """Make the pending page copies. A copy that fails stays pending: the next turn fails again and ends
+        the epoch.
+        """
         while self._copies:
             self.executor.copy_page(*self._copies[0])
             self._copies.popleft()
@@ -153,10 +154,11 @@ class DeviceThread:
                     read.append((*flying, flying[1].read()))
                     flying = None
         except (OutOfMemory, MemoryError) as error:
-            # Of two steps under way either may have taken it: it is the larger one that can be made smaller.
+            # Either of two steps in flight may have used up the memory; the larger one is the one that can be
+            # made smaller.
             sizes = [each.size for each in (step, before and before[0]) if each]
             raise NoRoom(max(sizes), error) from error
-        # Last, because constraints must not take note of tokens that a failure of the device would take back.
+        # Constraints come last: they must not accept tokens that a device failure would take back.
         return flying, [finish(*done) for done in read]
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""What comes of a request, as its caller iterates it."""
+"""The events of a request, as its caller iterates them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nearfar.edge_runtime.engine.steps import Sampled
 class Generation:
     """The tokens of one request, to be iterated once.
 
-    The request stops when this is closed or dropped, or when the task that iterates it is cancelled.
+    The request stops when this object is closed or dropped, or when the task that iterates it is cancelled.
     """
 
     def __init__(self, request: Request, cancel: Callable[[Request], None]) -> None:
@@ -39,24 +39,24 @@ class Generation:
         return event
 
     async def aclose(self) -> None:
-        """Stop the request if it is still going."""
+        """Stop the request if it is still running."""
         self._ended = True
         self._cancel(self._request)
 
     def put(self, event: TokenEvent | Exception) -> None:
-        """Hand an event to who iterates."""
+        """Queue an event for the iterating task."""
         self._events.put_nowait(event)
 
     @property
     def stats(self) -> RequestStats:
-        """The figures so far."""
+        """The figures of the request so far."""
         return self._request.stats()
 
 
 def event_of(
     request: Request, token: int, finish: FinishReason | None, sampled: Sampled, row: int
 ) -> TokenEvent:
-    """The event of a token that was sampled for a row, with the log probabilities that were asked for."""
+    """The event of a token that was sampled for a row, with the log probabilities that the request wants."""
     if sampled.embeddings is not None:
         return TokenEvent(token, finish, embedding=sampled.embeddings[row])
     count = request.params.logprobs

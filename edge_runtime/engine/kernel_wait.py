@@ -1,4 +1,4 @@
-"""Kernels that requests wait for until they are compiled."""
+"""Waiting for kernels that requests need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class KernelWait:
-    """Waits for kernels, on the event loop, and tells how far they are."""
+    """Waits for kernels on the event loop and reports how many are compiled."""
 
     def __init__(self) -> None:
         self.tell: Callable[[int, int], None] | None = None
@@ -20,11 +20,11 @@ class KernelWait:
         self._awaited: set[Future[Any]] = set()  # with those that have come since
 
     def expect(self, kernels: Iterable[Future[Any]]) -> None:
-        """These will be waited for, too: they count from now on."""
+        """Count these kernels among the awaited ones from now on."""
         self._awaited.update(kernels)
 
     async def wait(self, kernels: Sequence[Future[Any]]) -> None:
-        """Wait until one of the kernels is compiled, and raise what came of it."""
+        """Wait until one of the kernels is compiled; raise the error of one that failed."""
         self.expect(kernels)
         if self.tell is not None:
             self.tell(sum(kernel.done() for kernel in self._awaited), len(self._awaited))
@@ -42,7 +42,7 @@ class KernelWait:
                 kernel.result()
 
     def end(self) -> None:
-        """Nobody waits for kernels any more."""
+        """Report the end of the wait: requests no longer wait for kernels."""
         count = len(self._awaited)
         self._awaited.clear()
         if count and self.tell is not None:

@@ -1,4 +1,4 @@
-"""How much of the prompts is read that somebody waits for."""
+"""Reports how much of the prompts has been read while requests wait for their first token."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from nearfar.edge_runtime.engine.requests import Request
 
 
 class Reading:
-    """Tells how many tokens are read of how many: of all requests that wait for their first token."""
+    """Counts the tokens that are read, and all tokens, of the prompts that wait for their first token."""
 
     def __init__(self) -> None:
         self.tell: Callable[[int, int], None] | None = None
@@ -18,7 +18,7 @@ class Reading:
         self._told = (0, 0)
 
     def update(self, requests: Iterable[Request]) -> None:
-        """These are admitted and have no token yet."""
+        """Update the counts. `requests`: all admitted requests that have no token yet."""
         waiting = list(requests)
         done = sum(max(request.read, request.cached_tokens) for request in waiting)
         total = sum(len(request.prompt) for request in waiting)

@@ -1,4 +1,4 @@
-"""A request on its way through the engine, and the events it gives back."""
+"""A request in the engine, and the events that it emits."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _numbers = itertools.count()
 
 
 def outside(tokens: Seq[int], vocab: int) -> int | None:
-    """Where the first token id outside a vocabulary stands; None: there is none. For a long prompt that is
-    good this takes a tenth of the time of a loop.
+    """The index of the first token id outside a vocabulary of `vocab` tokens; None if there is none.
+
+    A long prompt without such ids takes a tenth of the time of a loop.
     """
     if not len(tokens) or (min(tokens) >= 0 and max(tokens) < vocab):
         return None
@@ -37,8 +38,8 @@ class TopLogprob:
 
 @dataclass(frozen=True)
 class TokenEvent:
-    """One sampled token. The last event of a request has a finish reason; after "stop" its token is the
-    end token.
+    """One sampled token. The last event of a request has a finish reason; after "stop" its token is the end
+    token.
     """
 
     token: int
@@ -46,12 +47,12 @@ class TokenEvent:
     logprob: float | None = None
     top_logprobs: tuple[TopLogprob, ...] = ()
     embedding: npt.NDArray[Any] | None = None
-    """float32 [width], of a model that gives embeddings; the token means nothing then."""
+    """float32 [width], from a model that gives embeddings; the token then has no meaning."""
 
 
 @dataclass(frozen=True)
 class RequestStats:
-    """What a request cost. Times are seconds; prefill starts when the request is admitted."""
+    """The cost of a request. Times are seconds; prefill starts when the request is admitted."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -62,36 +63,38 @@ class RequestStats:
 
     @property
     def ttft(self) -> float:
-        """Time from the call to the first token."""
+        """Seconds from the call to the first token."""
         return self.queued + self.prefill
 
     @property
     def prefill_rate(self) -> float:
-        """Computed prompt tokens a second."""
+        """Computed prompt tokens per second."""
         return (self.prompt_tokens - self.cached_tokens) / self.prefill if self.prefill else 0.0
 
     @property
     def decode_rate(self) -> float:
-        """Tokens a second after the first."""
+        """Tokens per second after the first."""
         return (self.completion_tokens - 1) / self.decode if self.decode else 0.0
 
 
 class Constraint(Protocol):
-    """Says before each token of one request which tokens may come (a grammar, for example).
+    """Decides before each token of one request which tokens may come next, for example by a grammar.
 
-    Called from the engine's worker thread, one call at a time: `allowed` for a token, `accept` once it has
-    been read, and so on. What takes long holds up steps, but not the event loop. Whatever is raised ends the
-    request, and no other.
+    The engine's worker thread calls it, one call at a time: `allowed` for a token, `accept` once the token
+    has been read, and so on. A slow call delays steps, but not the event loop. An exception ends this request
+    only.
     """
 
     def allowed(self) -> npt.NDArray[Any]:
-        """uint32 [(vocab_size+31)//32]: bit v%32 of word v/32 says whether token v may be sampled next. No
-        bit: the request ends.
+        """A mask, uint32 [(vocab_size+31)//32]: bit v%32 of word v/32 says whether token v may be sampled
+        next.
+
+        If no bit is set, the request ends.
         """
         ...
 
     def accept(self, token: int) -> bool:
-        """Take note of a sampled token. False: nothing can continue the text, and the request fails."""
+        """Record a sampled token. False: nothing can continue the text, and the request fails."""
         ...
 
 
@@ -99,29 +102,32 @@ class Constraint(Protocol):
 class Request:
     """The state of one request. The scheduler owns it until it is finished or cancelled.
 
-    `tokens` are the prompt and the answer as far as it is known; `queued` positions have been given to the
-    device, `pending` of them end in a sampled token that has not been read yet. Requests share prefixes if
-    their `salt` is the same.
+    `tokens` are the prompt and the known part of the answer. `queued` positions have been given to the
+    device; `pending` of them end in a sampled token that has not been read yet. Requests share prefixes if
+    they have the same `salt`.
     """
 
     prompt: tuple[int, ...]
     params: SamplingParams
     limit: int
-    """Tokens that may be generated."""
+    """The most tokens that may be generated."""
     seed: int
     tokens: list[int] = field(default_factory=list)
     sequence: Sequence | None = None
     queued: int = 0
     pending: int = 0
     read: int = 0
-    """Positions that have been computed, and that the host knows of."""
+    """Positions that the device has computed, as far as the host knows."""
     done: bool = False
     no_room: int = -1
-    """What the cache had been given back when no room was found for this request."""
+    """The count of released sequences at the moment when the cache had no room for this request; -1: it had.
+    """
     overtaken: int = 0
-    """Requests that were admitted before this one since it found no room."""
+    """Requests admitted before this one since it found no room."""
     awaits: tuple[Request, int] | None = None
-    """A running request whose first tokens, so many, are this one's too and are being computed."""
+    """A running request and a number of its first tokens, which are this request's too and are being
+    computed.
+    """
     number: int = field(default_factory=lambda: next(_numbers))
     cached_tokens: int = 0
     constraint: Constraint | None = None
@@ -136,7 +142,7 @@ class Request:
 
     @property
     def length(self) -> int:
-        """Tokens of the prompt and the answer, those still unread included."""
+        """Tokens of the prompt and the answer, including those not read yet."""
         return len(self.tokens) + self.pending
 
     @property
@@ -146,23 +152,23 @@ class Request:
 
     @property
     def generated(self) -> int:
-        """Tokens sampled so far, those still unread included."""
+        """Tokens sampled so far, including those not read yet."""
         return self.length - len(self.prompt)
 
     @property
     def exhausted(self) -> bool:
-        """Whether as many tokens are on their way as may be generated."""
+        """Whether the most allowed tokens have been sampled or queued."""
         return self.generated >= self.limit
 
     def accept(self, token: int) -> None:
-        """A sampled token has been read."""
+        """Record a sampled token that has been read."""
         self.tokens.append(token)
         self.pending -= 1
         self.last = time.monotonic()
         self.first = self.first or self.last
 
     def stats(self) -> RequestStats:
-        """The figures so far."""
+        """The figures of the request so far."""
         admitted = self.admitted or time.monotonic()
         first = self.first or time.monotonic()
         return RequestStats(

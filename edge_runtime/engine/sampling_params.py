@@ -1,4 +1,4 @@
-"""How the next token is chosen: the parameters of a request, checked."""
+"""The sampling parameters of a request, with their checks."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ class SamplingParams:
     """Sampling parameters with OpenAI's names and defaults; the command line takes its defaults from here
     too.
 
-    `max_tokens` None: until the context is full. `seed` None: a random one. `logprobs` None: off; else how
-    many alternatives to give beside the chosen token's own logprob. `ignore_eos` keeps going at the end token
-    (benchmarks); with a grammar the answer ends where the grammar allows nothing but the end.
+    `max_tokens` None: until the context is full. `seed` None: a random seed. `logprobs`: the number of
+    alternatives to return in addition to the chosen token's own log probability; None: no log probabilities.
+    `ignore_eos` continues past the end token (for benchmarks); with a grammar the answer ends where the
+    grammar allows nothing but the end.
     """
 
     max_tokens: int | None = None
@@ -59,7 +60,7 @@ class SamplingParams:
             _number("logit_bias", bias, -100.0, 100.0)
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Refuse token ids that the model does not have."""
+        """Raise RequestError for token ids that the model does not have."""
         for token in self.logit_bias:
             if token >= vocab_size:
                 raise RequestError(
@@ -69,7 +70,7 @@ class SamplingParams:
 
     @property
     def penalized(self) -> bool:
-        """Whether the choice depends on the tokens before."""
+        """Whether the choice depends on earlier tokens."""
         return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
 
     @property
@@ -79,10 +80,10 @@ class SamplingParams:
 
 
 def defaults_of(generation_config: Mapping[str, Any]) -> SamplingDefaults:
-    """What generation_config.json wants; CheckpointError for a value that no request could have.
+    """The sampling defaults in a generation_config.json; UNSAID for a file without any.
 
-    `do_sample` is not read: files that say no to it beside a temperature mean the temperature. Of a file that
-    says nothing of sampling, UNSAID.
+    CheckpointError for a value that no request could have. `do_sample` is not read: files that set it to
+    false together with a temperature mean the temperature.
     """
     given = {name: generation_config[name] for name in NAMES if generation_config.get(name) is not None}
     try:
@@ -93,7 +94,7 @@ def defaults_of(generation_config: Mapping[str, Any]) -> SamplingDefaults:
 
 
 def _number(param: str, value: object, low: float, high: float, above: bool = False) -> None:
-    """Refuse what is not a finite number in [low, high], or (low, high] if `above`."""
+    """Raise RequestError unless `value` is a finite number in [low, high], or in (low, high] if `above`."""
     wanted = f"a number in {'(' if above else '['}{low:g}, {high:g}]"
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise RequestError(f"{param} must be {wanted}, not {value!r}", param)

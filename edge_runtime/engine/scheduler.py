@@ -1,4 +1,4 @@
-"""Decides what the next step computes: rows of which requests, in which bucket."""
+"""Decides what the next step computes: which rows of which requests, in which bucket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MORE_ROOM = ", or give the cache more memory if the model allows it"
 
 @dataclass(frozen=True)
 class Limits:
-    """What fits in a step and in a sequence. `buckets` are the sizes of `step`, smallest first."""
+    """The limits of a step and of a sequence. `buckets` are the sizes of `step`, smallest first."""
 
     buckets: tuple[int, ...]
     max_logits: int
@@ -34,18 +34,18 @@ class Limits:
         return next(size for size in self.buckets if size >= rows)
 
     def below(self, size: int) -> Limits | None:
-        """The limits of steps smaller than a bucket; None where it is the smallest."""
+        """The limits of steps smaller than a bucket; None if it is the smallest."""
         smaller = tuple(bucket for bucket in self.buckets if bucket < size)
         if not smaller:
             return None
         return replace(self, buckets=smaller, max_logits=min(self.max_logits, smaller[-1]))
 
     def prefill_rows(self, decode: int, wanted: int) -> int:
-        """How many of the wanted prefill rows to take beside the decode rows.
+        """The number of prefill rows, of `wanted` rows, to compute together with `decode` decode rows.
 
-        Padding costs as much as work: rather than run a bucket more than half empty, fill the one below and
-        leave the rest to the next step. Up to 16 rows a step costs about one pass over the weights, full or
-        not.
+        Padding costs as much as work: rather than run a bucket more than half empty, fill the next smaller
+        one and leave the other rows to the next step. Up to 16 rows a step costs about one pass over the
+        weights, full or not.
         """
         total = min(decode + wanted, self.max_rows)
         size = self.bucket(total)
@@ -57,8 +57,9 @@ class Limits:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows of one request: `count` positions from `start`. If `samples`, the last row's logits give its
-    next token.
+    """Consecutive rows of one request: `count` positions from `start`.
+
+    If `samples`, the last row's logits give its next token.
     """
 
     request: Request
@@ -69,9 +70,9 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Step:
-    """One step: chunks in row order, None standing for one padding row; and the page copies to do before it.
+    """One step: chunks in row order (None is one padding row), and the page copies to make before it.
 
-    The first `fed` rows take their tokens from the sampler of the step before.
+    The first `fed` rows take their tokens from the sampler of the previous step.
     """
 
     size: int
@@ -86,10 +87,10 @@ class Step:
 
 
 class Scheduler:
-    """Waiting requests in order of arrival, running ones in order of admission.
+    """Schedules waiting requests in order of arrival, and running requests in order of admission.
 
-    Running requests decode first; what room is left in a step is shared by prompts (prefill.py). When pages
-    run out, the request admitted last gives up its pages and is computed again later.
+    Running requests decode first; prompts share the remaining rows of a step (prefill.py). When pages run
+    out, the request admitted last releases its pages and is computed again later.
     """
 
     def __init__(self, table: SequenceTable, limits: Limits) -> None:
@@ -102,7 +103,9 @@ class Scheduler:
 
     @property
     def free_tokens(self) -> int:
-        """Tokens that new requests could put into the cache now, be it one or a full context in each slot."""
+        """Tokens that new requests could put into the cache now, as one request or as a full context in each
+        slot.
+        """
         everything = self.limits.context * self.limits.max_logits
         return self.table.longest(self.limits.max_rows, everything, now=True)
 
@@ -111,7 +114,9 @@ class Scheduler:
         self.waiting.append(request)
 
     def limit_tokens(self, prompt: Seq[int], max_tokens: int | None) -> int:
-        """How many tokens an answer to the prompt may have; refuses a prompt that leaves room for none."""
+        """The number of tokens that an answer to the prompt may have; ContextError if the prompt leaves room
+        for none.
+        """
         context = self.limits.context
         if len(prompt) >= context:
             raise ContextError(len(prompt), context, "prompt", advice=MORE_ROOM)
@@ -119,14 +124,14 @@ class Scheduler:
         return room if max_tokens is None else min(max_tokens, room)
 
     def check_length(self, text: Seq[int]) -> None:
-        """Refuse a text of which nothing is to be written, but that does not fit the context."""
+        """Raise ContextError for a text that does not fit the context, although nothing is to be generated
+        after it.
+        """
         if len(text) > self.limits.context:
             raise ContextError(len(text), self.limits.context, "input", what="input", advice=MORE_ROOM)
 
     def remove(self, request: Request) -> None:
-        """Forget a request that is finished or cancelled; its pages stay in the prefix index while there
-        is room.
-        """
+        """Forget a finished or cancelled request; its pages stay in the prefix index while there is room."""
         request.done = True
         if request in self.running:
             self.running.remove(request)
@@ -135,8 +140,8 @@ class Scheduler:
         self._release(request)
 
     def restart(self) -> None:
-        """What the cache holds is void: running requests wait again, in their order, to be computed from
-        the tokens known.
+        """Void the cache's contents: running requests wait again, in their order, and are computed from their
+        tokens.
         """
         for request in reversed(self.running):
             self._release(request)
@@ -147,15 +152,15 @@ class Scheduler:
         self.table.forget()
 
     def shrink(self, limits: Limits) -> None:
-        """Take smaller steps from now on, between which nothing is under way. Who no longer fits in one
-        waits.
+        """Take smaller steps from now on; no step may be in flight. Requests that no longer fit in a step
+        wait.
         """
         self.limits = limits
         while len(self.running) > limits.max_logits:
             self._preempt(self.running[-1])
 
     def put_back(self, step: Step) -> None:
-        """A step that was planned is not taken now; what it was to copy falls to the next one."""
+        """Put back a planned step that does not run now; the next step makes its page copies."""
         self._copies[:0] = step.copies
 
     def schedule(self, before: Step | None) -> Step | None:
@@ -183,12 +188,13 @@ class Scheduler:
         return Step(self.limits.bucket(rows), tuple(chunks), fed, self.take_copies())
 
     def take_copies(self) -> tuple[Copy, ...]:
-        """The page copies that are due; whoever takes them makes them before anything else."""
+        """Take the pending page copies; the caller must make them before anything else."""
         copies, self._copies = tuple(self._copies), []
         return copies
 
     def queue(self, step: Step) -> None:
-        """The step is on its way to the device: the next step is planned as if its rows were computed."""
+        """Record that a step was given to the device: the next step is planned as if its rows were computed.
+        """
         for chunk in step.chunks:
             if chunk is not None:
                 chunk.request.queued += chunk.count
@@ -196,22 +202,20 @@ class Scheduler:
                 self.record(chunk.request)
 
     def publish(self, step: Step) -> None:
-        """The step has been read: others may start from the pages that it filled."""
+        """Record that a step has been read: other requests may start from the pages that it filled."""
         for chunk in step.chunks:
             if chunk is not None and chunk.request.sequence is not None:
                 self.table.publish(chunk.request.sequence, chunk.start + chunk.count)
                 chunk.request.read = chunk.start + chunk.count
 
     def record(self, request: Request) -> None:
-        """Tell the cache the tokens that are known and queued."""
+        """Record in the cache the tokens of a request that are known and queued."""
         if request.sequence is not None:
             known = min(request.queued, len(request.tokens))
             self.table.append(request.sequence, request.tokens[len(request.sequence.tokens) : known])
 
     def _decode_rows(self, before: Step | None) -> list[Chunk | None] | None:
-        """One row for each request that decodes; those fed by `before` stay in the order of its logits
-        rows.
-        """
+        """One row for each request that decodes; rows fed by `before` keep the order of its logits rows."""
         ordered = before.sampled if before else []
         others = [r for r in self.running if r.remaining == 1 and r.generated > 0 and r not in ordered]
         rows: list[Chunk | None] = []
@@ -228,8 +232,9 @@ class Scheduler:
         return [row for row in rows if row is None or row.request.sequence is not None]
 
     def _make_room(self, request: Request, before: Step | None) -> bool:
-        """Reserve the request's next position, at the cost of requests admitted later. False: read
-        `before` first.
+        """Reserve the request's next position; requests admitted later may lose their pages for it.
+
+        False: `before` must be read first.
         """
         while request.sequence is not None:
             made = self.table.reserve(request.sequence, request.queued + 1)
@@ -242,7 +247,7 @@ class Scheduler:
         return True
 
     def _preempt(self, request: Request) -> None:
-        """Give up a request's pages; it goes back to the head of the queue and is computed again."""
+        """Release a request's pages; it returns to the head of the queue and is computed again."""
         self.preemptions += 1
         self.running.remove(request)
         self._release(request)
@@ -255,7 +260,7 @@ class Scheduler:
             request.sequence = None
 
     def _prefill_wanted(self, before: Step | None) -> list[Request]:
-        """Running requests with positions left to compute, then as many waiting ones as can be admitted."""
+        """Running requests with positions left to compute, and as many waiting ones as can be admitted."""
         fed = before.sampled if before else []
         wanted = [
             r
@@ -291,13 +296,13 @@ class Scheduler:
         return wanted
 
     def _computable(self, request: Request) -> int:
-        """Rows of a prompt that are to be computed, as far as there are pages for them."""
+        """Rows of a prompt that are to be computed and have pages."""
         assert request.sequence is not None
         return min(request.remaining, self.table.writable(request.sequence) - request.queued)
 
     def _advance(self, request: Request) -> None:
-        """Reserve the next rows of a prompt, as far as there is room: windows get their pages step by
-        step.
+        """Reserve pages for the next rows of a prompt as far as there is room: windows get their pages step
+        by step.
         """
         assert request.sequence is not None
         soon = min(len(request.tokens), request.queued + self.limits.max_rows)
@@ -306,12 +311,12 @@ class Scheduler:
         self._copies += made
 
     def _soon_cached(self, request: Request) -> bool:
-        """Whether a request being prefilled will leave a prefix that is worth waiting for."""
+        """Whether a request in prefill will leave a prefix that is worth waiting for."""
         if request.awaits is not None and self._leaves(*request.awaits):
             return True
         request.awaits = None
         for other in self.running:
-            # First what costs nothing: comparing takes as long as the prompt.
+            # The cheap check comes first: a comparison of tokens takes time in proportion to the prompt.
             if other.salt != request.salt or not self._leaves(other, len(other.tokens)):
                 continue
             common = common_length(other.tokens, request.tokens)
@@ -321,14 +326,14 @@ class Scheduler:
         return False
 
     def _leaves(self, other: Request, common: int) -> bool:
-        """Whether a running request has yet to compute a page and more of its first `common` tokens."""
+        """Whether a running request has still to compute more than a page of its first `common` tokens."""
         computed = other.sequence.computed if other.sequence else 0
         return other.sequence is not None and common >= self.table.page_size + computed
 
     def _admit(self, request: Request) -> bool:
-        """Give the request a slot, the longest prefix that the cache has, and pages for its tokens.
+        """Give the request a slot, the longest cached prefix, and pages for its tokens.
 
-        In groups with a window only for the next rows: it never needs pages for all of a long prompt.
+        Groups with a window get pages only for the next rows: they never need pages for all of a long prompt.
         """
         sequence = self.table.open(request.tokens, request.salt)
         if sequence is None:
@@ -338,7 +343,8 @@ class Scheduler:
         assert request.sequence is not None
         soon = len(request.sequence.tokens) + self.limits.max_rows
         made = self.table.reserve(request.sequence, len(request.tokens), soon)
-        # A page in hand for each running request: else this one would be preempted as soon as they need it.
+        # Keep one free page for each running request: otherwise this one would be preempted as soon as they
+        # need it.
         if made is None or self.table.available < len(self.running):
             self._release(request)
             return False
@@ -350,7 +356,9 @@ class Scheduler:
         return True
 
     def _borrow(self, request: Request) -> None:
-        """Start from a running request with the same beginning, if that saves more than the index does."""
+        """Start from a running request with the same beginning, if it shares more tokens than the prefix
+        index.
+        """
         assert request.sequence is not None
         best, shared = None, len(request.sequence.tokens)
         for other in self.running:
@@ -369,8 +377,10 @@ class Scheduler:
 
 
 def _better_together(before: Step, chunks: Seq[Chunk | None]) -> bool:
-    """Whether a step has only constrained requests to decode, while others that go on are in the step before:
-    these come along once that has been read, where else the two would take turns from then on.
+    """Whether a step should wait for `before`, because it has only constrained requests to decode.
+
+    Constrained requests in `before` can join it once `before` has been read; otherwise the two groups would
+    alternate from then on.
     """
     coming = any(r.constraint is not None and not (r.done or r.exhausted) for r in before.sampled)
     return coming and all(chunk is None or chunk.request.constraint is not None for chunk in chunks)

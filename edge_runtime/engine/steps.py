@@ -1,5 +1,5 @@
-"""Turns a scheduled step into what the device reads: the small buffers of docs/artifact.md, and the
-sampler's rows.
+"""Turns a scheduled step into the device's inputs: the small buffers of docs/artifact.md, and the sampler's
+rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 
 EVERY = 0xFFFFFFFF
-"""Word of `allowed` that forbids nothing."""
+"""A word of `allowed` that allows all of its 32 tokens."""
 
 
 NO_TOKEN = "the grammar allows no token here, or takes too long to follow; make it simpler"
@@ -39,12 +39,12 @@ NOT_FINITE = (
 
 
 Run = tuple[str, int]
-"""A function and its bucket."""
+"""The name of a function and its bucket."""
 
 
 @dataclass(frozen=True)
 class Write:
-    """Data for a buffer, from a row of it on; or for a part of one row, from a column on."""
+    """Data for a buffer from row `row` on, or for a part of one row from column `column` on."""
 
     buffer: str
     data: Array
@@ -54,7 +54,7 @@ class Write:
 
 @dataclass(frozen=True)
 class Mask:
-    """A constrained request whose tokens the constraint names when the step is launched, and its slot."""
+    """A constrained request and its slot; the constraint gives the mask when the step is launched."""
 
     request: Request
     slot: int
@@ -62,14 +62,14 @@ class Mask:
 
 @dataclass
 class StepWork:
-    """All that the device is asked to do for one step, in order: copies, writes and masks, runs."""
+    """The work of the device for one step, in order: page copies, writes and masks, runs."""
 
     size: int
     copies: tuple[Copy, ...]
     writes: list[Write]
     masks: list[Mask] = field(default_factory=list)
     embeds: bool = False
-    """The model gives embeddings: nothing is sampled, the rows are read."""
+    """Whether the model gives embeddings: nothing is sampled, the rows are read."""
     sampler: Literal["greedy", "sample"] | None = None
     sampler_size: int = 0
     sampled: int = 0
@@ -78,18 +78,20 @@ class StepWork:
 
 @dataclass(frozen=True)
 class Sampled:
-    """What was sampled, a row a request. Token -1: no logit of the row was finite."""
+    """The sampled tokens of a step, a row a request. Token -1: no logit of the row was finite."""
 
     tokens: Array
     logprobs: Array | None = None
     top_ids: Array | None = None
     top_logprobs: Array | None = None
     embeddings: Array | None = None
-    """float32 [R, width], of a model that gives those; then tokens are 0, or −1 where one is not finite."""
+    """float32 [R, width], from a model that gives embeddings; tokens are then 0, or −1 if a value is not
+    finite.
+    """
 
 
 Refused = dict[int, NearfarError]
-"""Why requests end at a step, by their number; the others of the step go on."""
+"""The errors that end requests at a step, by request number; the other requests of the step continue."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ class Launched:
 
 @dataclass(frozen=True)
 class Done:
-    """A step that has been read. The tokens of `refused` requests mean nothing."""
+    """A step that has been read. The tokens of `refused` requests have no meaning."""
 
     step: Step
     sampled: Sampled
@@ -111,7 +113,7 @@ class Done:
 
 @dataclass
 class _SlotState:
-    """What a slot's rows on the device hold, so that only what changed is written."""
+    """The contents of a slot's rows on the device, so that only changes are written."""
 
     held: list[Held]
     owner: Sequence | None = None
@@ -120,7 +122,7 @@ class _SlotState:
 
 
 class StepBuilder:
-    """Lays steps out for the device, and remembers what the device already knows about each slot."""
+    """Builds the device's work for steps, and remembers the device's state of each slot."""
 
     def __init__(self, manifest: Manifest, program: Program, feed: bool) -> None:
         self._model = manifest.model
@@ -133,7 +135,7 @@ class StepBuilder:
         self._written = {"slots": np.full(rows, -2, np.int32), "logit_rows": np.full(MAX_ROWS, -2, np.int32)}
 
     def initial(self) -> list[Write]:
-        """Writes to make once: no bias, every token allowed."""
+        """The writes of a new device: no bias, every token allowed."""
         slots, vocab = len(self._slots), self._model.vocab_size
         if self._model.task == "embed":
             return []
@@ -144,7 +146,7 @@ class StepBuilder:
         ]
 
     def build(self, step: Step) -> StepWork:
-        """Lay out a step. Call it in the order in which the steps will run, before their rows count as
+        """Build the work of a step. Call this in the order in which steps run, before their rows count as
         queued.
         """
         work = StepWork(step.size, step.copies, self._rows(step))
@@ -159,7 +161,8 @@ class StepBuilder:
         return work
 
     def runs(self, step: Step) -> tuple[Run, ...]:
-        """The functions of a step with their buckets, in order: `step`, what samples, and `logprobs`."""
+        """The functions of a step with their buckets, in order: `step`, `greedy` or `sample`, and `logprobs`.
+        """
         requests = step.sampled
         if not requests or self._model.task == "embed":
             return (("step", step.size),)
@@ -170,13 +173,13 @@ class StepBuilder:
         return ("step", step.size), *((name, self._size(name, len(requests))) for name in wanted)
 
     def every_run(self) -> list[Run]:
-        """All functions with all their buckets, what a first answer needs in front."""
+        """All functions in all their buckets; those that a first answer needs come first."""
         names = list(self._sizes)
         longest = max(map(len, self._sizes.values()))
         return [(n, self._sizes[n][i]) for i in range(longest) for n in names if i < len(self._sizes[n])]
 
     def idle(self, run: Run) -> tuple[Step, StepWork]:
-        """A step of padding that runs a function of a bucket; what it computes is nobody's."""
+        """A step of padding rows that runs a function in one bucket; no request reads its results."""
         name, size = run
         step = Step(size if name == "step" else self._sizes["step"][0], (), 0, ())
         work = self.build(step)
@@ -219,7 +222,7 @@ class StepBuilder:
         return writes
 
     def _changed(self, buffer: str, data: npt.NDArray[np.int32]) -> list[Write]:
-        """The write, unless the buffer holds that already, as it does while the same requests decode."""
+        """The write of `data`, or nothing if the buffer already has it, as while the same requests decode."""
         known = self._written[buffer][: len(data)]
         if np.array_equal(known, data):
             return []
@@ -227,8 +230,9 @@ class StepBuilder:
         return [Write(buffer, data)]
 
     def _page_table(self, request: Request) -> list[Write]:
-        """What the slot's rows of the page tables lack. Entries of pages given back go stale: nobody reads
-        them.
+        """The writes that bring the slot's rows of the page tables up to date.
+
+        Entries of released pages go stale: no kernel reads them.
         """
         sequence = request.sequence
         assert sequence is not None
@@ -261,7 +265,7 @@ class StepBuilder:
             drawn_at = chunk.start + chunk.count
             ints[index, : len(SampleI32)] = request.sequence.slot, params.top_k, low, high, drawn_at, feed
             penalties = params.repetition_penalty, params.presence_penalty, params.frequency_penalty
-            # Kernels do the same. But for it what a float32 cannot hold would become 0.
+            # Kernels clamp in the same way. Without this, a number too small for float32 would become 0.
             temperature = max(params.temperature, COLDEST) if params.temperature else 0.0
             floats[index, : len(SampleF32)] = temperature, params.top_p, params.min_p, *penalties
             if work.sampler == "sample":
@@ -272,7 +276,7 @@ class StepBuilder:
             work.writes.append(Write("sample_f32", floats))
 
     def _slot_rows(self, request: Request) -> list[Write]:
-        """Bias and counts of a slot that a request has just taken over."""
+        """Write the bias and the counts of a slot that a request has just taken."""
         sequence, params, vocab = request.sequence, request.params, self._model.vocab_size
         assert sequence is not None
         state = self._slots[sequence.slot]
@@ -293,7 +297,9 @@ class StepBuilder:
         return writes
 
     def _allowed(self, work: StepWork, request: Request) -> None:
-        """The tokens that a request may take: of a constrained one at each step, of another once after it."""
+        """Add the mask of the allowed tokens: at each step for a constrained request, once for the next one
+        in its slot.
+        """
         assert request.sequence is not None
         slot = request.sequence.slot
         state = self._slots[slot]
@@ -308,9 +314,7 @@ class StepBuilder:
 
 
 def launch(executor: Executor, work: StepWork) -> Launched:
-    """Enqueue a step. A constraint that fails ends its own request; what the executor raises ends the
-    epoch.
-    """
+    """Enqueue a step. A failing constraint ends its own request; an error of the executor ends the epoch."""
     for group, source, target in work.copies:
         executor.copy_page(group, source, target)
     for write in work.writes:
@@ -319,7 +323,7 @@ def launch(executor: Executor, work: StepWork) -> Launched:
     if work.embeds:
         rows = executor.fetch("embedding", max(work.sampled, 1))
         return Launched(lambda: _embedded(rows()), {})
-    # Only the sampler reads them: a device that works by itself computes the logits meanwhile.
+    # Only the sampler reads masks: a device that runs asynchronously computes the logits meanwhile.
     refused: Refused = {}
     for mask in work.masks:
         row = _allowed(mask.request, refused)
@@ -327,7 +331,7 @@ def launch(executor: Executor, work: StepWork) -> Launched:
             executor.write("allowed", row[None], mask.slot)
     if work.sampler is not None:
         executor.run(work.sampler, work.sampler_size)
-    # Read even where nothing was sampled, so that no more than two steps are ever under way.
+    # Results are read even if nothing was sampled, so that at most two steps are in flight.
     tokens = executor.fetch("sampled", max(work.sampled, 1))
     if not work.logprobs_size:
         return Launched(lambda: Sampled(tokens()), refused)
@@ -338,22 +342,20 @@ def launch(executor: Executor, work: StepWork) -> Launched:
 
 
 def _no_sampling() -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
-    """Rows of the sampler's parameters that belong to no request."""
+    """Sampler parameter rows without a request: slot and feed are -1."""
     ints, floats = np.zeros((MAX_ROWS, COLUMNS), np.int32), np.zeros((MAX_ROWS, COLUMNS), np.float32)
     ints[:, SampleI32.SLOT] = ints[:, SampleI32.FEED] = -1
     return ints, floats
 
 
 def _embedded(rows: Array) -> Sampled:
-    """Rows of embeddings, each with a token that stands for it."""
+    """Results of an embedding step: float32 rows, with token 0, or -1 where a value is not finite."""
     finite = np.isfinite(rows).all(axis=1)
     return Sampled(np.where(finite, 0, -1).astype(np.int32), embeddings=rows)
 
 
 def finish(step: Step, launched: Launched, sampled: Sampled) -> Done:
-    """What came of a step: constraints take note of their tokens, and requests without a token are
-    refused.
-    """
+    """The results of a step: constraints accept their tokens, and requests without a token are refused."""
     refused = dict(launched.refused)
     for row, request in enumerate(step.sampled):
         if request.done or request.number in refused:
@@ -367,8 +369,9 @@ def finish(step: Step, launched: Launched, sampled: Sampled) -> Done:
 
 
 def _allowed(request: Request, refused: Refused) -> Array | None:
-    """uint32 [(vocab_size+31)//32]: the tokens that may come next. None where the constraint names none,
-    or fails.
+    """The mask of a request's constraint, uint32 [(vocab_size+31)//32].
+
+    None if the constraint fails or allows no token; `refused` then has the error.
     """
     assert request.constraint is not None
     try:

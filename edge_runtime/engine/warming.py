@@ -1,4 +1,5 @@
-"""Runs plans once before anybody asks: some drivers finish compiling a kernel only at its first launch."""
+"""Runs plans once before the first request: some drivers finish compiling a kernel only at its first launch.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +10,7 @@ from nearfar.edge_runtime.engine.steps import Run, StepBuilder
 
 
 def of_decode(runs: Sequence[Run]) -> list[Run]:
-    """The runs that each token after the first takes, where one request runs. `runs` are sorted, the smallest
-    first.
-    """
+    """The runs of each token after the first, for one request. `runs` are sorted by size, smallest first."""
     smallest: dict[str, int] = {}
     for name, size in runs:
         smallest.setdefault(name, size)
@@ -21,7 +20,8 @@ def of_decode(runs: Sequence[Run]) -> list[Run]:
 async def run_each(
     runs: Sequence[Run], builder: StepBuilder, device: DeviceThread, tell: Callable[[int, int], None]
 ) -> None:
-    """Run each over rows of padding, which leaves nothing behind; `tell` is told how many of how many."""
+    """Run each function over padding rows, which leaves no traces; `tell` gets the number done and the total.
+    """
     for at, run in enumerate(runs):
         tell(at, len(runs))
         step, work = builder.idle(run)
