@@ -1,4 +1,5 @@
-"""Kinds of devices that artifacts run on from Python: each has a folder in executors/ with a record `DEVICE`.
+"""Kinds of devices that artifacts run on from Python: each has a folder in executors/ with a
+record `DEVICE`.
 
 A device has the name of the target whose artifacts it runs; no other place names it.
 """

@@ -53,7 +53,7 @@ def parse_size(size: float | str, param: str = "kv_memory") -> int:
 
 def show_size(size: int) -> str:
     """Format bytes for a person: "1.5 GB"."""
-    size = min(size, 10**24)  # beyond, it was never a size
+    size = min(size, 10**24)  # a larger number was never a size
     for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size >= scale:
             return f"{size / scale:.1f} {unit}"
@@ -96,7 +96,8 @@ def windows(manifest: Manifest) -> tuple[Window, ...]:
 
 
 def cache_bytes(cache: KvCache, dtype: str, kv_bits: int | None = None) -> int:
-    """Bytes of one token's keys and values in a cache of `dtype`; with `kv_bits`, codes, scales and biases.
+    """Bytes of one token's keys and values in a cache of `dtype`; with `kv_bits`, codes, scales
+    and biases.
     """
     if dtype in BITS:
         return 2 * cache.kv_heads * row_words(cache.head_dim, dtype) * DTYPE_BYTES["uint32"]
@@ -125,7 +126,8 @@ def useful_pages(manifest: Manifest) -> tuple[int, ...]:
 def share_pages(
     manifest: Manifest, each: Sequence[int], budget: int, limits: Sequence[int]
 ) -> tuple[int, ...]:
-    """Divide `budget` bytes into pages by group, at most `limits`; a page of group g takes `each[g]` bytes.
+    """Divide `budget` bytes into pages by group, at most `limits`; a page of group g takes
+    `each[g]` bytes.
 
     A window must not shorten the context. So the first pages go to one sequence as long as the model or the
     budget allows, with its windows. Further sequences get their windows, and the pages of TYPICAL tokens in
@@ -235,7 +237,8 @@ def plan_pages(
 
 
 def _buffer_pages(manifest: Manifest, program: Program) -> list[int]:
-    """Bytes of a page in the largest buffer of each group; a buffer has the keys or the values of one cache.
+    """Bytes of a page in the largest buffer of each group; a buffer has the keys or the values
+    of one cache.
     """
     sizes = [0] * len(manifest.groups)
     for cache in manifest.caches:

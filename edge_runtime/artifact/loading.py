@@ -106,7 +106,8 @@ def _settings(artifact: Artifact, program: Program, found: Found, options: LoadO
 
 
 def open_executor(chosen: Device, artifact: Artifact, program: Program, settings: Settings) -> Executor:
-    """Load an artifact on a device. An error that only the device's runtime finds becomes an ArtifactError.
+    """Load an artifact on a device. An error that only the device's runtime finds becomes an
+    ArtifactError.
     """
     try:
         return chosen.open(artifact, program, settings)

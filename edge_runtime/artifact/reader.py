@@ -44,7 +44,7 @@ class Artifact:
         self.path = path
         self.manifest = manifest
         self.data = data
-        """The manifest as it was read, for who shows it."""
+        """The manifest as it was read, for display."""
 
     @classmethod
     def open(cls, path: str | Path) -> Artifact:
@@ -148,7 +148,8 @@ class Artifact:
         return fit if name is not None else [p for p in fit if _kv_rank(p) == widest]
 
     def _of_kv_bits(self, programs: Sequence[Program], bits: int) -> Sequence[Program]:
-        """The programs with a cache of `bits` bits (16: floats of any size); RequestError if there is none.
+        """The programs with a cache of `bits` bits (16: floats of any size); RequestError if
+        there is none.
         """
         if fit := [p for p in programs if _kv_rank(p) == bits]:
             return fit

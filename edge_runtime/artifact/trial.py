@@ -142,7 +142,7 @@ def _try_all(
     winner = next(program for program in finalists if program.name == choice.program)
     try:
         executor = open_one(winner)
-    except Exception as error:  # no room for it as it would run: kept, it would be taken again at every load
+    except Exception as error:  # not enough memory to run it: a kept choice would take it again at every load
         _pass_over(winner.name, error, failed)
         return None
     kept.keep(names, winner.name)
@@ -184,7 +184,7 @@ class Steps:
         self._last = min(POSITION, context - 1)
         sampler = program.functions.get("greedy")
         self._rows = sampler[0].size if sampler else None
-        """Of the sampler; None: the model gives embeddings."""
+        """Bucket of the sampler; None if the model gives embeddings."""
         self._end = "sampled" if sampler else "embedding"
 
     def run(self, kind: Kind) -> float:
@@ -199,7 +199,7 @@ class Steps:
         executor.write("logit_rows", np.zeros(MAX_ROWS, np.int32))
         if self._rows is not None:
             executor.write("sample_i32", sample)
-        executor.fetch(self._end, 1)()  # nothing is under way when the clock starts
+        executor.fetch(self._end, 1)()  # wait until the device is idle before the clock starts
         begin = time.perf_counter()
         executor.run("step", size)
         if self._rows is not None:

@@ -1,4 +1,5 @@
-"""Decides whose native code runs here: the shared library of a CPU artifact can do anything in this process.
+"""Decides whose native code runs here: the shared library of a CPU artifact can do anything in
+this process.
 
 The hashes in an artifact detect damage, not who made it. So each user has a list of artifacts that were built
 or trusted on this machine, by the SHA-256 of the manifest. The manifest has the library's hash, so an
@@ -18,7 +19,8 @@ from nearfar.errors import ArtifactError, NearfarWarning
 from nearfar.folders import HOME, data_folder
 
 VARIABLE = "NEARFAR_TRUST"
-"""Environment variable that trusts every artifact if it is 1, for example in a container that includes them.
+"""Environment variable that trusts every artifact if it is 1, for example in a container that
+includes them.
 """
 
 
@@ -56,7 +58,7 @@ def remember(artifact: Path) -> None:
         with file.open("a", encoding="utf-8") as out:
             out.write(
                 f"{digest}  {opened.manifest.model.name!r} {str(artifact.resolve())!r}\n"
-            )  # one write: appended whole
+            )  # a single write is appended whole
     except (OSError, RuntimeError) as error:
         warnings.warn(
             f"cannot note that {artifact} is trusted ({error}): running it later will ask for --trust "
@@ -80,7 +82,7 @@ def _where() -> str:
 def _known() -> frozenset[str]:
     try:
         lines = _list().read_text(encoding="utf-8", errors="replace").splitlines()
-    except (OSError, RuntimeError):  # none yet; no home directory
+    except (OSError, RuntimeError):  # no list yet, or no home directory
         return frozenset()
     return frozenset(line.split(" ")[0] for line in lines)
 

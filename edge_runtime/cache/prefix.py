@@ -88,7 +88,7 @@ class PrefixIndex:
         """The nodes, at most `limit`, of the longest prefix in the salt's tree that every group can serve."""
         found: list[Node] = []
         size, served = self._page_size, 0
-        cached = [0] * len(self._windows)  # pages without a gap at the end of `found`
+        cached = [0] * len(self._windows)  # pages without a gap at the end of `found`, by group
         node = self._top.children.get(salt)
         while node is not None and len(found) < limit:
             start = len(found) * size

@@ -79,8 +79,8 @@ class SequenceTable:
         self.index = PrefixIndex(self.windows)
         self.sequences: dict[int, Sequence] = {}
         self.freed = 0
-        """How often a page or a slot has been given back: while it stays the same, what found no room
-        finds none now.
+        """Counts released pages and slots: while it stays the same, a request that found no
+        room finds none.
         """
         self._slots = slots
 

@@ -27,7 +27,8 @@ class Window:
         return length // self.page_size - self.first_column(length)
 
     def least_length(self, first: int) -> int:
-        """The least length above 0 at which a sequence can continue that has lost the columns before `first`.
+        """The least length above 0 at which a sequence can continue that has lost the columns
+        before `first`.
         """
         return 0 if self.size is None or first == 0 else first * self.page_size + self.size - 1
 

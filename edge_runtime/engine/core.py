@@ -83,12 +83,12 @@ class EngineCore:
         failure.
         """
         self.choice: Choice | None = None
-        """Why the executor runs the program that it does, where there was a choice."""
+        """The reason for the executor's program, if there was a choice."""
         self.manifest = manifest
         cache, model = manifest.cache, manifest.model
         buckets = sorted(function.size for function in program.functions["step"])
         self.largest_bucket = buckets[-1]
-        """Rows of the largest step that the program has."""
+        """Rows of the largest step of the program."""
         rows = min(max(each.rows for each in function) for function in program.functions.values())
         windows = [group.window for group in manifest.groups]
         table = SequenceTable(pages, cache.page_size, cache.slots, windows)
@@ -96,27 +96,28 @@ class EngineCore:
         self.scheduler = Scheduler(table, Limits(tuple(buckets), min(rows, cache.slots), self.context))
         self._new_builder = partial(StepBuilder, manifest, program, feed=pipelined)
         self._builder = self._new_builder()
-        self._compiled: set[Run] = set()  # runs that need not be asked about any more
+        self._compiled: set[Run] = set()  # runs whose kernels are known to be compiled
         self.compiling = KernelWait()
         self.reading = Reading()
         self.warming: Callable[[int, int], None] = lambda done, total: None
-        """Told how many of how many plans have run once."""
+        """Called with the number of plans that have run once, and the total."""
         self._lost_in_a_row = 0
         self.epoch = 0
-        """How often a step has failed: what the cache held before is gone."""
+        """The number of failed steps: each voids the earlier contents of the cache."""
         self._generations: WeakValueDictionary[int, Generation] = WeakValueDictionary()
         self._task: asyncio.Task[None] | None = None
         self._closed = False
         self._process = os.getpid()
         self.steps = 0
         self.last_read = -math.inf
-        """When a step was read last, on the monotonic clock."""
+        """The time at which a step was last read, on the monotonic clock."""
         self.step_seconds = 0.0
-        """How long that step was waited for."""
+        """Seconds spent waiting for that step."""
         self._device = DeviceThread(executor, self._begin, reopen, pipelined)
 
     def tell(self, teller: Teller) -> None:
-        """Report from now on what answers wait for: kernels, plans that run for the first time, and prompts.
+        """Report from now on what answers wait for: kernels, plans that run for the first time,
+        and prompts.
         """
         self.compiling.tell = partial(teller, "kernels")
         self.reading.tell = partial(teller, "prompt")
@@ -129,7 +130,7 @@ class EngineCore:
         `wanted`: "all" kernels, those of "decode" (after the first token), or "no" kernels. Raises compilers'
         and devices' errors. Large steps for which there is no memory are given up, as they would be later.
         """
-        while wanted != "no" and self._device.pipelined:  # what computes inside `run` has compiled kernels
+        while wanted != "no" and self._device.pipelined:  # other devices have compiled kernels
             try:
                 await self._warm_up(wanted == "all")
                 return
@@ -141,7 +142,7 @@ class EngineCore:
     async def _warm_up(self, everything: bool) -> None:
         every = self._wanted_runs()
         runs = every if everything else of_decode(every)
-        self.compiling.expect(await self._device.missing(runs))  # all begin, so that no thread stands idle
+        self.compiling.expect(await self._device.missing(runs))  # begin all: no thread is idle
         for name, size in runs:
             while (name, size) not in self._compiled and (name != "step" or size <= self.largest_step):
                 await self._prepare(size if name == "step" else self.largest_step, [(name, size)])
@@ -262,7 +263,8 @@ class EngineCore:
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a fork of the one that loaded the engine: the compute threads are not here.
+        """Whether this process is a fork of the one that loaded the engine: the compute threads
+        are not here.
         """
         return os.getpid() != self._process
 
@@ -299,7 +301,7 @@ class EngineCore:
                 self.scheduler.put_back(step)
                 if before is None:
                     await self._prepare(step.size, runs)
-                    continue  # and plan again: requests may have come and gone meanwhile
+                    continue  # plan again: requests may have come and gone meanwhile
                 step = None
             self.compiling.end()
             work = self._builder.build(step) if step else None
@@ -398,7 +400,7 @@ class EngineCore:
             if request.number in done.refused and not request.done:
                 self._refuse(request, done.refused[request.number])
         self.scheduler.publish(done.step)
-        self._tell_reading(sampled)  # before a token comes of it
+        self._tell_reading(sampled)  # before the token is emitted
         for row, request in enumerate(sampled):
             if request.done:
                 continue

@@ -54,12 +54,12 @@ class DeviceThread:
     ) -> None:
         self.executor = executor
         self.failed: Exception | None = None
-        """What the executor raised; set and cleared in the thread."""
+        """The error of the executor; set and cleared in the thread."""
         self.pipelined = pipelined
-        """Whether a step is queued before the one before it is read."""
+        """Whether a step is queued before the previous one is read."""
         self._begin, self._reopen = begin, reopen
         self._begun = False
-        self._copies: deque[Copy] = deque()  # pages to be copied before whatever comes next
+        self._copies: deque[Copy] = deque()  # pages to copy before the next call
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="nearfar-executor")
         try:
             self._pool.submit(self._ready).result()

@@ -14,10 +14,10 @@ class KernelWait:
 
     def __init__(self) -> None:
         self.tell: Callable[[int, int], None] | None = None
-        """Told how many of how many kernels that requests wait for are compiled; as many as there are when
-        nobody waits any more.
+        """Called with the compiled kernels and all kernels that requests wait for; at the end of a wait both
+        are equal.
         """
-        self._awaited: set[Future[Any]] = set()  # with those that have come since
+        self._awaited: set[Future[Any]] = set()  # kernels of this wait, including those added later
 
     def expect(self, kernels: Iterable[Future[Any]]) -> None:
         """Count these kernels among the awaited ones from now on."""
@@ -31,7 +31,7 @@ class KernelWait:
         loop, one_is_done = asyncio.get_running_loop(), asyncio.Event()
 
         def wake(_: Future[Any]) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed, and nobody waits
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and no request waits
                 loop.call_soon_threadsafe(one_is_done.set)
 
         for kernel in kernels:

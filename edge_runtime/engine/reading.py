@@ -12,8 +12,8 @@ class Reading:
 
     def __init__(self) -> None:
         self.tell: Callable[[int, int], None] | None = None
-        """Told tokens read and tokens in all, those from the cache included; the last time as many as there
-        are.
+        """Called with tokens read and tokens in all, both including cached tokens; the last call has equal
+        numbers.
         """
         self._told = (0, 0)
 

@@ -120,7 +120,8 @@ class Request:
     """Positions that the device has computed, as far as the host knows."""
     done: bool = False
     no_room: int = -1
-    """The count of released sequences at the moment when the cache had no room for this request; -1: it had.
+    """The count of released sequences at the moment when the cache had no room for this
+    request; -1: it had.
     """
     overtaken: int = 0
     """Requests admitted before this one since it found no room."""

@@ -178,7 +178,7 @@ class Scheduler:
                 chunks.append(Chunk(request, request.queued, take, take == request.remaining))
         if not any(chunks):
             if wanted and before is None:
-                self._preempt(self.running[-1])  # prompts wait for each other's pages
+                self._preempt(self.running[-1])  # prompts wait for each other's pages: break the tie
                 return self.schedule(None)
             return None
         if before and len(chunks) == decoding and _better_together(before, chunks):
@@ -193,7 +193,8 @@ class Scheduler:
         return copies
 
     def queue(self, step: Step) -> None:
-        """Record that a step was given to the device: the next step is planned as if its rows were computed.
+        """Record that a step was given to the device: the next step is planned as if its rows
+        were computed.
         """
         for chunk in step.chunks:
             if chunk is not None:
@@ -220,7 +221,7 @@ class Scheduler:
         others = [r for r in self.running if r.remaining == 1 and r.generated > 0 and r not in ordered]
         rows: list[Chunk | None] = []
         for request in [*ordered, *others]:
-            unread = request in ordered and request.constraint is not None  # its next token hangs on this one
+            unread = request in ordered and request.constraint is not None  # its mask depends on this token
             if unread or request.done or request.sequence is None or request.exhausted:
                 if request in ordered:
                     rows.append(None)
@@ -268,7 +269,7 @@ class Scheduler:
             if r not in fed and (r.remaining > 1 or r.generated == 0) and not r.exhausted
         ]
         for request in wanted:
-            self._advance(request)  # before others are admitted: they must not take its pages
+            self._advance(request)  # first, so that newly admitted requests cannot take its pages
         rows = sum(r.remaining for r in wanted)
         kept = kept_rows(self.limits.max_rows)
         without_room: list[Request] = []

@@ -161,7 +161,8 @@ class StepBuilder:
         return work
 
     def runs(self, step: Step) -> tuple[Run, ...]:
-        """The functions of a step with their buckets, in order: `step`, `greedy` or `sample`, and `logprobs`.
+        """The functions of a step with their buckets, in order: `step`, `greedy` or `sample`,
+        and `logprobs`.
         """
         requests = step.sampled
         if not requests or self._model.task == "embed":

@@ -1,4 +1,5 @@
-"""Runs plans once before the first request: some drivers finish compiling a kernel only at its first launch.
+"""Runs plans once before the first request: some drivers finish compiling a kernel only at its
+first launch.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ def of_decode(runs: Sequence[Run]) -> list[Run]:
 async def run_each(
     runs: Sequence[Run], builder: StepBuilder, device: DeviceThread, tell: Callable[[int, int], None]
 ) -> None:
-    """Run each function over padding rows, which leaves no traces; `tell` gets the number done and the total.
+    """Run each function over padding rows, which leaves no traces; `tell` gets the number done
+    and the total.
     """
     for at, run in enumerate(runs):
         tell(at, len(runs))

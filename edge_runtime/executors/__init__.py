@@ -1,1 +1,1 @@
-"""Executors: what runs an artifact's plans on a device."""
+"""Executors: each runs an artifact's plans or graph on one kind of device."""

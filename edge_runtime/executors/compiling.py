@@ -1,4 +1,4 @@
-"""Compiles kernels behind their user: several at a time, what is wanted before what may be, each once."""
+"""Compiles kernels in background threads: several at a time, urgent ones first, each kernel once."""
 
 from __future__ import annotations
 
@@ -12,27 +12,29 @@ from nearfar.edge_runtime.executors.cpu.cores import usable_cores
 from nearfar.format.manifest import Kernel
 
 MOST_THREADS = 8
-"""Drivers take a share of each compilation under locks of their own; more threads wait for those."""
+"""Drivers hold locks for a part of each compilation; more threads would wait for these locks."""
 
 Made = TypeVar("Made")
 Content = tuple[str | None, str | None, tuple[str, ...], tuple[int, ...]]
 
 
 def content(kernel: Kernel) -> Content:
-    """What makes two kernels one pipeline: the file's hash (or its name), entry, arguments, workgroup."""
+    """The key by which two kernels share a pipeline: the file's hash (or its name), entry, arguments,
+    workgroup.
+    """
     return kernel.sha256 or kernel.file, kernel.entry, kernel.access, kernel.workgroup
 
 
 def unfinished(futures: Iterable[Future[Made]]) -> list[Future[Made]]:
-    """The futures without a pipeline: those not done, cancelled or failed."""
+    """The futures without a pipeline: unfinished, cancelled or failed ones."""
     return [f for f in futures if not f.done() or f.cancelled() or f.exception() is not None]
 
 
 class Compiler(Generic[Made]):
     """Turns kernels into pipelines in threads, which end when there is nothing left to do.
 
-    `make` is called in those threads, several at a time; with one name of those kernels whose content is the
-    same. `rest` is called in one of them where nothing is left to do.
+    The threads call `make`, several at a time, once for all kernels with the same content, with the name of
+    one of them. One thread calls `rest` when there is nothing left to do.
     """
 
     def __init__(
@@ -49,32 +51,35 @@ class Compiler(Generic[Made]):
         self._later: deque[tuple[str, Kernel]] = deque()
         self._running: set[threading.Thread] = set()
         self._closed = False
-        self._fresh = False  # something was made since `rest` was called last
+        self._fresh = False  # a pipeline was made since `rest` was last called
 
     def begin(self, kernels: Iterable[tuple[str, Kernel]], *, later: bool = False) -> list[Future[Made]]:
-        """What becomes of each kernel. `later`: after all that somebody waits for.
+        """Queue kernels and return a future for each. `later`: compile them after those that requests wait
+        for.
 
-        What failed is tried again when it is asked for again: memory may be there by then.
+        A kernel that failed is compiled again at the next request: memory may suffice by then.
         """
         with self._lock:
             asked = [self._ask(name, kernel, later) for name, kernel in kernels]
             missing = min(self._threads, len(self._wanted) + len(self._later)) - len(self._running)
             for _ in range(missing):
-                # Started before anybody can find it: what has not been started cannot be waited for.
+                # The thread is started before close() can find it: a thread that has not been started cannot
+                # be joined.
                 thread = threading.Thread(target=self._work, name="nearfar-compile", daemon=True)
                 thread.start()
                 self._running.add(thread)
         return asked
 
     def made(self) -> list[Made]:
-        """What has been compiled, each once."""
+        """The pipelines made so far, each once."""
         with self._lock:
             done = [f for f in self._futures.values() if f.done() and not f.cancelled()]
         return [f.result() for f in done if f.exception() is None]
 
     def close(self) -> None:
-        """Begin nothing more, and wait for what is being compiled: as long as one kernel takes. Then `rest`,
-        if something was made since.
+        """Start no more compilations and wait for the running ones, at most as long as one kernel takes.
+
+        Then call `rest` if there are new pipelines since its last call.
         """
         with self._lock:
             self._closed = True
@@ -94,7 +99,7 @@ class Compiler(Generic[Made]):
             future = self._futures[key] = Future()
             (self._later if later else self._wanted).append((name, kernel))
         elif not later and not future.done():
-            self._wanted.append((name, kernel))  # it may wait among the later ones: who comes second skips it
+            self._wanted.append((name, kernel))  # also if it is a later one; the second thread skips it
         if self._closed:
             future.cancel()
         return future
@@ -114,7 +119,7 @@ class Compiler(Generic[Made]):
                     if found.done() or found.running():
                         continue
                     found.set_running_or_notify_cancel()
-            if found is None:  # and look again: more may have come meanwhile
+            if found is None:  # look again: more may have come meanwhile
                 assert self._rest is not None
                 self._fresh = False
                 self._rest()

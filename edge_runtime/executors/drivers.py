@@ -1,4 +1,4 @@
-"""What must happen before a process opens a Vulkan driver, whichever library opens it."""
+"""Prepares a process for Vulkan drivers, whichever library opens them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from importlib import import_module
 
 
 def prepare() -> None:
-    """Keep Mesa quiet, and alive beside PyTorch."""
+    """Keep Mesa from complaining, and from crashing in a process with PyTorch."""
     os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # without it Mesa complains on stderr at each start
     with contextlib.suppress(ImportError):
-        # PyTorch imports Triton where it is installed, and Triton's LLVM crashes the process if it is loaded
-        # after the one of Mesa's lavapipe (libLLVM 15; seen with Triton 3.9). The other way round they get
-        # along.
+        # PyTorch imports Triton if it is installed, and Triton's LLVM crashes the process if it is loaded
+        # after the LLVM of Mesa's lavapipe (libLLVM 15; seen with Triton 3.9). In the other order both work.
         import_module("triton._C.libtriton")

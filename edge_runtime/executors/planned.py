@@ -1,4 +1,4 @@
-"""What executors that replay plans do alike, whatever memory they do it in."""
+"""Shared parts of executors that replay plans, whatever memory they use."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ Stamps = npt.NDArray[np.uint64]
 
 
 class Profiled(Protocol):
-    """What executors of plans have beside Executor: they tell what each launch takes."""
+    """An executor of plans that can time each launch."""
 
     def profile(self, function: str, size: int) -> tuple[float, ...]:
-        """Run a plan as `run` does, and wait: seconds of each of its launches, in order.
+        """Run a plan as `run` does, wait, and return the seconds of each of its launches, in order.
 
-        DeviceError where this device cannot tell.
+        DeviceError if this device cannot measure them.
         """
         ...
 
 
 def seconds(before: Stamps, after: Stamps, tick: float, bits: int = 64) -> tuple[float, ...]:
-    """Times between stamps of a counter of `bits` bits, which starts again at 0; `tick`: seconds of one.
+    """Seconds between stamps of a counter of `bits` bits that wraps around; `tick`: seconds of one count.
 
-    Where the counter went back, as it may while a GPU changes its clock, nothing passed.
+    If the counter went back, as it may when a GPU changes its clock, the time is 0.
     """
     passed = (after - before) & np.uint64((1 << bits) - 1)
     return tuple(np.where(passed >> np.uint64(bits - 1), 0, passed * tick).tolist())
@@ -47,14 +47,14 @@ def seconds(before: Stamps, after: Stamps, tick: float, bits: int = 64) -> tuple
 
 @dataclass(frozen=True)
 class Shape:
-    """What a named buffer holds. A row is what the first axis counts."""
+    """The shape and dtype of a named buffer. Rows are counted by the first axis."""
 
     extents: tuple[int, ...]
     dtype: np.dtype[Any]
 
     @cached_property
     def nbytes(self) -> int:
-        """Bytes of all of it."""
+        """Bytes of the whole buffer."""
         return math.prod(self.extents) * self.dtype.itemsize
 
     @cached_property
@@ -62,12 +62,14 @@ class Shape:
         return math.prod(self.extents[1:]) * self.dtype.itemsize
 
     def rows(self, count: int) -> tuple[int, ...]:
-        """The extents of so many rows."""
+        """The extents of `count` rows."""
         return (count, *self.extents[1:])
 
 
 class Layout:
-    """What the plans of a program name, for so many pages and positions: shapes, caches, launches."""
+    """Resolves the names in a program's plans for the settings' pages and positions: shapes, caches,
+    launches.
+    """
 
     def __init__(self, artifact: Artifact, program: Program, settings: Settings) -> None:
         self._artifact, self._program, self._settings = artifact, program, settings
@@ -78,34 +80,35 @@ class Layout:
         }
 
     def extents(self, shape: Sequence[Dim]) -> tuple[int, ...]:
-        """A shape in numbers."""
+        """A shape with its named dimensions replaced by numbers."""
         return names.sized(shape, self._settings.context, self._settings.pages)
 
     def buffer(self, name: str) -> Shape:
-        """The shape of a buffer; ArtifactError where the artifact does not have it."""
+        """The shape of a buffer; ArtifactError if the artifact does not have it."""
         if name not in self.buffers:
             raise ArtifactError(f"the artifact has no buffer {name!r}")
         return self.buffers[name]
 
     def place(self, buffer: str, data: Array, row: int, column: int) -> int:
-        """The byte of a buffer at which what is written begins; see `place`."""
+        """The byte offset in a buffer at which a write begins; see the function `place`."""
         shape = self.buffer(buffer)
         return place(buffer, shape.extents, shape.dtype, data, row, column) * data.itemsize
 
     def caches(self, group: int) -> dict[str, Shape]:
-        """Keys and values of the caches of a group: one row a page."""
+        """Keys and values of the caches of a group, with one row for each page."""
         own = (index for index, cache in enumerate(self._artifact.manifest.caches) if cache.group == group)
         return {name: self.buffer(name) for index in own for name in (names.keys(index), names.values(index))}
 
     def check_pages(self, group: int, pages: Sequence[int], content: Mapping[str, Array]) -> dict[str, Shape]:
-        """The caches of a group, of floats, after looking that `content` has all of them for the pages."""
+        """The float caches of a group. ValueError unless `content` has all of them for the pages."""
         caches = self.caches(group)
         check_pages(content, {name: (shape.rows(len(pages)), shape.dtype) for name, shape in caches.items()})
         return caches
 
     def told(self, pages: Mapping[str, Array], *, innermost: bool = False) -> dict[str, Array]:
-        """What Executor.read_pages tells of pages, by cache as kernels hold them (floats of keys: as
-        `read_pages` shapes them). `innermost`: codes of keys have positions innermost.
+        """Convert pages from the kernels' form to the result of Executor.read_pages.
+
+        Float keys must already have its shape. `innermost`: the codes of keys have positions innermost.
         """
         if not self._quantized:
             return dict(pages)
@@ -121,8 +124,10 @@ class Layout:
     def held(
         self, group: int, pages: Sequence[int], content: Mapping[str, Array], *, innermost: bool = False
     ) -> dict[str, Array]:
-        """By cache of a group what `told` would tell as `content`, after looking that this has all of them
-        for so many pages, and nothing else.
+        """Convert `content`, in the form of Executor.read_pages, to the kernels' form, by cache
+        of a group.
+
+        ValueError unless it has all caches of the group for these pages, and nothing else.
         """
         if not self._quantized:
             return {name: content[name] for name in self.check_pages(group, pages, content)}
@@ -145,7 +150,7 @@ class Layout:
         }
 
     def rope_tables(self) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
-        """The buffers that hold tables of rotations, and what they hold."""
+        """The buffers of rotary tables, with their contents."""
         for name, rope in self._artifact.manifest.ropes.items():
             context = self._settings.context
             frequencies = self._artifact.read_tensor(str(rope.frequencies(context)))
@@ -156,7 +161,7 @@ class Layout:
         return min(bucket.size for bucket in self._program.functions[function])
 
     def launches(self, function: str, size: int) -> tuple[Launch, ...]:
-        """The plan of a bucket, checked against the manifest; ArtifactError where there is none."""
+        """The plan of a bucket, checked against the manifest; ArtifactError if there is none."""
         for bucket in self._program.functions.get(function, ()):
             if bucket.size == size:
                 return self._artifact.plan(bucket).launches
@@ -166,9 +171,8 @@ class Layout:
 def place(
     buffer: str, shape: tuple[int, ...], dtype: np.dtype[Any], data: Array, row: int, column: int
 ) -> int:
-    """The element of a buffer at which what is written begins (see Executor.write).
-
-    ValueError where it does not fit.
+    """The index of the element in a buffer at which a write begins (see Executor.write). ValueError if it
+    does not fit.
     """
     part = data.ndim == len(shape) == 2 and len(data) == 1 and 0 <= column <= shape[1] - data.shape[1]
     whole = column == 0 and data.shape[1:] == shape[1:]
@@ -183,7 +187,7 @@ def place(
 def check_pages(
     content: Mapping[str, Array], expected: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]
 ) -> None:
-    """ValueError where what is to be written to pages has other names, shapes or dtypes than the cache."""
+    """Raise ValueError if `content` for pages has other names, shapes or dtypes than the cache."""
     given = {name: (array.shape, array.dtype) for name, array in content.items()}
     if given != dict(expected):
         wrong = sorted(name for name in {*given, *expected} if given.get(name) != expected.get(name))
@@ -193,9 +197,8 @@ def check_pages(
 
 
 def pieces(artifact: Artifact, tensor: Tensor, most: int) -> Iterator[tuple[int, Bytes]]:
-    """A tensor's bytes in pieces of at most `most`, each with where it begins.
-
-    A piece is good until the next is asked for.
+    """A tensor's bytes in pieces of at most `most`, each with its offset. The next piece
+    overwrites a piece.
     """
     room = np.empty(min(most, tensor.bytes), np.uint8)
     for start in range(0, tensor.bytes, max(most, 1)):
@@ -205,5 +208,5 @@ def pieces(artifact: Artifact, tensor: Tensor, most: int) -> Iterator[tuple[int,
 
 
 def as_bytes(data: Array) -> Bytes:
-    """An array's bytes, in order."""
+    """The bytes of an array, in order."""
     return np.ascontiguousarray(data).reshape(-1).view(np.uint8)

@@ -1,8 +1,8 @@
-"""Pages of a quantized cache as the kernels hold them, and as `read_pages` tells of them.
+"""Converts pages of a quantized cache between the kernels' form and the form of `read_pages`.
 
-The kernels' order (docs/artifact.md, "A quantized cache") suits vector loads; that of the executor's
-interface is MLX's: of each position the codes of its components in turn, the first in a word's low bits.
-`innermost`: words of keys on cpu and wasm, which have positions innermost; all other words are alike.
+The kernels' order (docs/artifact.md, "A quantized cache") suits vector loads. The executor's interface uses
+MLX's order: the codes of each position's components in turn, the first in a word's low bits. `innermost`:
+words of keys on cpu and wasm, which have positions innermost; all other words are alike.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ PARTS = ("codes", "scales", "biases")
 
 
 def quantized(manifest: Manifest, program: Program) -> dict[str, int]:
-    """By the name of each quantized buffer of a program's cache the values of a head; none of floats."""
+    """The head dimension of each quantized cache buffer of a program, by name; empty for a
+    cache of floats.
+    """
     if program.kv_dtype not in BITS:
         return {}
     return {
@@ -35,7 +37,7 @@ def quantized(manifest: Manifest, program: Program) -> dict[str, int]:
 def shapes(
     words: tuple[int, ...], head_dim: int, kv_dtype: str
 ) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-    """Shape and dtype of each part of pages of these words."""
+    """The shape and dtype of codes, scales and biases for pages of words of shape `words`."""
     bits, outer = BITS[kv_dtype], words[:-1]
     half = ((*outer, _groups(head_dim, bits)), np.dtype(np.float16))
     return {
@@ -44,8 +46,10 @@ def shapes(
 
 
 def parts_of(pages: Array, head_dim: int, kv_dtype: str, *, innermost: bool) -> dict[str, Array]:
-    """Codes (uint32 [n, kv_heads, page_size, head_dim·bits/32]), scales and biases (float16 [n, kv_heads,
-    page_size, groups]) of pages of words [n, kv_heads, page_size, row_words].
+    """Split pages of words [n, kv_heads, page_size, row_words] into codes, scales and biases.
+
+    Codes are uint32 [n, kv_heads, page_size, head_dim·bits/32]; scales and biases float16 [n, kv_heads,
+    page_size, groups].
     """
     bits, (n, heads, size, _) = BITS[kv_dtype], pages.shape
     row, groups = head_dim * bits // 8, _groups(head_dim, bits)
@@ -67,7 +71,7 @@ def parts_of(pages: Array, head_dim: int, kv_dtype: str, *, innermost: bool) -> 
 
 
 def pages_of(parts: Mapping[str, Array], kv_dtype: str, *, innermost: bool) -> Array:
-    """The words of pages whose parts are as `parts_of` gives them."""
+    """Join parts as `parts_of` returns them to pages of words."""
     bits, codes = BITS[kv_dtype], np.ascontiguousarray(parts["codes"], np.uint32)
     n, heads, size, words = codes.shape
     head_dim = words * 32 // bits
@@ -88,5 +92,5 @@ def pages_of(parts: Mapping[str, Array], kv_dtype: str, *, innermost: bool) -> A
 
 def _groups(head_dim: int, bits: int) -> int:
     group = group_size(head_dim, bits)
-    assert group is not None  # the build made no such program
+    assert group is not None  # the build makes no program without a group size
     return head_dim // group

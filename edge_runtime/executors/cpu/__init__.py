@@ -1,4 +1,4 @@
-"""The CPU: plans replayed by the artifact's own shared library."""
+"""The CPU: the artifact's own shared library replays the plans."""
 
 from __future__ import annotations
 

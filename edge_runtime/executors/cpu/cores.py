@@ -1,4 +1,6 @@
-"""How many threads are worth starting: fast cores that this process may use, in its container's CPU time."""
+"""The number of threads worth starting: fast cores that this process may use, within the container's CPU
+quota.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +15,18 @@ from nearfar.processors import affinity, within_quota, words_of
 
 PROCESSORS = Path("/sys/devices/system/cpu")
 ALIKE = 0.6
-"""Share of the highest speed: a core that is faster is worth a thread. Little cores are at 0.2 to 0.45; some
-big cores clock higher than others.
+"""The share of the highest speed above which a core is worth a thread.
+
+Little cores are at 0.2 to 0.45; some big cores have a higher clock than others.
 """
 
 
 def usable_cores() -> int:
-    """Physical cores this process may use: a second thread on a core waits for the same arithmetic units.
+    """The number of physical cores that this process may use, at most the container's quota.
 
-    Where cores differ in speed, the fast ones: a launch ends with its last task, and a slow core would take
-    memory's time from them. No more than its container's quota.
+    A second thread on a core would wait for the same arithmetic units. If cores differ in speed, only the
+    fast ones count: a launch ends with its last task, and slow cores would take memory bandwidth from the
+    others.
     """
     allowed = affinity()
     count = len(allowed)
@@ -38,11 +42,11 @@ def usable_cores() -> int:
 
 
 def fast_cores(allowed: Collection[int], root: Path | None = None) -> int:
-    """Physical cores among the processors `allowed` that are about as fast as the fastest; 0 where the system
-    does not tell, or all are alike.
+    """The number of physical cores among `allowed` processors that are about as fast as the fastest one.
 
-    Linux tells on hybrid processors: ARM's big and little cores by capacity, Intel's P and E cores by type,
-    and others by their highest clock. macOS counts its performance cores itself.
+    0 if the system does not tell, or if all are alike. On hybrid processors Linux tells: the capacity of
+    ARM's big and little cores, the type of Intel's P and E cores, and for others the highest clock. macOS
+    counts its performance cores itself.
     """
     if root is None and sys.platform == "darwin":
         return _darwin_fast_cores()
@@ -61,7 +65,7 @@ def fast_cores(allowed: Collection[int], root: Path | None = None) -> int:
 
 
 def _speed(root: Path, cpu: int) -> int:
-    """The capacity of a processor (of 1024), or its highest clock in kHz; 0: not known."""
+    """The capacity of a processor (of 1024), or its highest clock in kHz; 0 if neither is known."""
     for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
         (word,) = words_of(root / f"cpu{cpu}" / name, 1)
         if word.isdigit():
@@ -70,12 +74,12 @@ def _speed(root: Path, cpu: int) -> int:
 
 
 def _core(root: Path, cpu: int) -> frozenset[int]:
-    """The processors that share a physical core with one."""
+    """The processors on the same physical core."""
     return _listed(root / f"cpu{cpu}" / "topology" / "thread_siblings_list") or frozenset((cpu,))
 
 
 def _listed(file: Path) -> frozenset[int]:
-    """A list of processors as Linux writes it: "0-3,8"; empty where there is none."""
+    """Parse a list of processors in Linux's form, "0-3,8"; empty if there is no file."""
     found: set[int] = set()
     for part in words_of(file, 1)[0].split(","):
         first, _, last = part.partition("-")
@@ -85,7 +89,7 @@ def _listed(file: Path) -> frozenset[int]:
 
 
 def _darwin_fast_cores() -> int:
-    """Performance cores of Apple's processors; 0 on others."""
+    """The number of performance cores of an Apple processor; 0 on others."""
     command = ["sysctl", "-n", "hw.perflevel0.physicalcpu"]
     with contextlib.suppress(OSError):
         done = subprocess.run(command, env=child_environment(), capture_output=True, text=True, check=False)

@@ -1,4 +1,4 @@
-"""Runs a CPU artifact: its shared library over NumPy memory. A step is one call that releases the GIL."""
+"""Runs a CPU artifact: its shared library over NumPy memory. A step is one call, which releases the GIL."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ from nearfar.format.plans import Launch
 
 
 class CpuExecutor:
-    """See Executor. Work is done before `run` returns, so every order promise holds by itself."""
+    """See Executor. The work is done when `run` returns, so calls take effect in order."""
 
     name = "cpu"
 
     def __init__(self, artifact: Artifact, program: Program, settings: Settings) -> None:
-        """Load weights and library, make the buffers for so many pages and positions, bind every plan."""
+        """Load weights and library, allocate the buffers for the settings' pages and positions, bind every
+        plan.
+        """
         self.precision, self.program_name = program.precision, program.name
         self._layout = Layout(artifact, program, settings)
         self._kv_dtype = program.kv_dtype
@@ -60,7 +62,7 @@ class CpuExecutor:
         self._buffers[buffer].reshape(-1)[start : start + data.size] = data.reshape(-1)
 
     def prepare(self, function: str, size: int, later: bool = False) -> Sequence[Future[Any]]:
-        """See Executor.prepare. The build has compiled all there is."""
+        """See Executor.prepare. The build has compiled all kernels."""
         return ()
 
     def run(self, function: str, size: int) -> None:
@@ -95,7 +97,7 @@ class CpuExecutor:
 
     @property
     def threads(self) -> int:
-        """Threads that compute, the caller's included; 0 once it is closed."""
+        """The number of compute threads, including the caller's; 0 after `close`."""
         return self._pool.threads
 
     def memory_used(self) -> int:
@@ -120,10 +122,10 @@ class CpuExecutor:
             raise ArtifactError(f"the artifact has no plan for {function} of size {size}") from None
 
     def _pages(self, name: str) -> Array:
-        """Keys or values as the layout tells of them: a view.
+        """A view of keys or values in the layout of Executor.read_pages.
 
-        The kernels hold the keys of a page with positions innermost (docs/artifact.md), so that of floats the
-        view has its last axes swapped.
+        Kernels store the keys of a page with positions innermost (docs/artifact.md), so the view of float
+        keys has its last axes swapped.
         """
         cache = self._buffers[name]
         if not names.is_keys(name) or self._kv_dtype in BITS:
@@ -132,7 +134,7 @@ class CpuExecutor:
         return cache.reshape(pages, heads, width, size).swapaxes(2, 3)
 
     def _load_weights(self, artifact: Artifact) -> dict[str, Array]:
-        """All tensors, as views into one copy of the weight stream."""
+        """All weight tensors, as views into one copy of the weight stream."""
         stream = self._reserve(artifact.manifest.weights.bytes)
         artifact.read_into(0, stream.data)
         return {
@@ -150,7 +152,7 @@ class CpuExecutor:
         return self._reserve(shape.nbytes).view(shape.dtype).reshape(shape.extents)
 
     def _bind(self, launches: Sequence[Launch], program: Program) -> Plan:
-        """A plan with its kernels looked up and their arguments fixed."""
+        """A plan with resolved kernels and fixed arguments."""
         bound = [(each.kernel, self._arguments(each, program)) for each in launches]
         streamed = [_streamed(each, tensors) for each, (_, tensors) in zip(launches, bound, strict=True)]
         return self._library.bind(bound, streamed)
@@ -160,7 +162,9 @@ class CpuExecutor:
         return [self._tensor(arg, param) for arg, param in zip(launch.args, params, strict=True)]
 
     def _tensor(self, arg: str, param: Param) -> Tensor:
-        """A buffer has its own extents: groups of layers share kernels, whose record names one's pages."""
+        """The tensor of an argument. A buffer has its own extents: groups share kernels, whose record has one
+        group's pages.
+        """
         space, _, name = arg.partition(":")
         own = space == "buffer"
         extents = self._layout.buffer(name).extents if own else self._layout.extents(param.shape)
@@ -171,7 +175,9 @@ class CpuExecutor:
 
 
 def _streamed(launch: Launch, tensors: Sequence[Tensor]) -> Tensor | None:
-    """The largest weight of a launch: a matrix, which it reads from end to end. None: it reads vectors."""
+    """The largest weight matrix of a launch, which it reads from end to end; None if it reads
+    only vectors.
+    """
     weights = [
         tensor
         for arg, tensor in zip(launch.args, tensors, strict=True)

@@ -1,4 +1,4 @@
-"""Host memory in huge pages."""
+"""Allocates host memory in huge pages."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from nearfar.errors import DeviceError
 
 
 def reserve(count: int) -> npt.NDArray[np.uint8]:
-    """Zeroed memory at a page border, in huge pages where the system has them.
+    """Allocate `count` zeroed bytes at a page border, in huge pages if the system has them.
 
-    Weights are read once a token from end to end; with 4 KiB pages the address translation alone costs
-    several percent.
+    Each token reads all weights from end to end; with 4 KiB pages the address translation alone costs several
+    percent. DeviceError if there is no memory.
     """
     try:
         area = mmap.mmap(-1, max(count, 1))

@@ -1,5 +1,5 @@
-"""A CPU artifact's shared library, called through ctypes: every call releases the GIL, and a whole plan is
-one call.
+"""Calls a CPU artifact's shared library through ctypes: every call releases the GIL, and a plan
+is one call.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ class _DLTensor(ctypes.Structure):
 
 
 class _Any(ctypes.Structure):
-    """TVMFFIAny holding a DLTensor*: 64 bits of value also where a pointer has 32."""
+    """A TVMFFIAny that holds a DLTensor*; its value has 64 bits even if a pointer has 32."""
 
     _fields_ = (("type_index", ctypes.c_int32), ("zero", ctypes.c_uint32), ("value", ctypes.c_uint64))
 
 
 class _Launch(ctypes.Structure):
-    """nf_launch of targets/cpu/runtime: a kernel, its arguments, and the largest matrix that it reads."""
+    """The struct nf_launch of targets/cpu/runtime: a kernel, its arguments, and the largest matrix that it
+    reads.
+    """
 
     _fields_ = (
         ("function", ctypes.c_void_p),
@@ -71,7 +73,7 @@ def aligned(shape: Sequence[int], dtype: npt.DTypeLike) -> Array:
 
 
 class Tensor:
-    """A DLTensor over an array's memory with the shape and dtype that a kernel expects; keeps the array
+    """A DLTensor over an array's memory, with the shape and dtype that a kernel expects; it keeps the array
     alive.
     """
 
@@ -96,7 +98,7 @@ class Tensor:
 
 
 class Plan:
-    """Bound launches, ready to be replayed."""
+    """Bound launches that can be replayed."""
 
     def __init__(
         self,
@@ -110,34 +112,35 @@ class Plan:
 
 
 class Pool:
-    """The threads of one engine. Several pools over one library run side by side, and each runs one replay
-    at a time.
+    """The threads of one engine. Several pools can use one library at once; each runs one
+    replay at a time.
     """
 
     def __init__(self, lib: ctypes.CDLL, ffi: ctypes.CDLL, threads: int, cores: int = 0) -> None:
-        """Start so many threads, the caller's included; fewer if the system refuses more.
+        """Start `threads` threads, including the caller's; fewer if the system refuses more.
 
-        `cores`: how many of them can run at once, 0 where that is not known.
+        `cores`: the number of them that can run at once, 0 if unknown.
         """
         self._lib = lib
         self._ffi = ffi
         self._handle = ctypes.c_void_p(lib.nf_pool_new(threads, cores))
         if not self._handle:
             raise DeviceError("there is no memory for a pool of threads")
-        # Threads end with an engine that was dropped without being closed; at exit the system ends them.
+        # The threads end with a pool that is dropped without being closed; when the process exits, the system
+        # ends them.
         self._end = weakref.finalize(self, lib.nf_pool_free, self._handle)
         self._end.atexit = False
 
     @property
     def threads(self) -> int:
-        """How many there are now, the caller's included: 1 in a forked process, where the parent's are
-        not.
+        """The number of threads, including the caller's; 1 in a forked process, which lacks the parent's
+        threads; 0 after `close`.
         """
         return int(self._lib.nf_pool_threads(self._handle)) if self._end.alive else 0
 
     def replay(self, plan: Plan) -> None:
-        """Run all launches of a plan in order. DeviceError where a kernel refuses its arguments, or the
-        pool is closed.
+        """Run all launches of a plan in order. DeviceError if a kernel refuses its arguments, or if the pool
+        is closed.
         """
         self._run(self._lib.nf_replay, plan)
 
@@ -159,7 +162,7 @@ class Pool:
             )
 
     def close(self) -> None:
-        """End the threads; not while another thread is in `replay`."""
+        """End the threads; no other thread may be in `replay`."""
         self._end()
 
 
@@ -172,7 +175,7 @@ class Library:
             self._lib = ctypes.CDLL(_own_name(Path(path)))
         except OSError as error:
             raise ArtifactError(f"{path} cannot be loaded: {error}") from error
-        if not hasattr(self._lib, "nf_launch_bytes"):  # before it was there, launches were shorter
+        if not hasattr(self._lib, "nf_launch_bytes"):  # older libraries have shorter launches
             raise ArtifactError(f"{path} was made by another version of nearfar: build the artifact again")
         self._lib.nf_pool_new.argtypes = [ctypes.c_int, ctypes.c_int]
         self._lib.nf_pool_new.restype = ctypes.c_void_p
@@ -182,19 +185,21 @@ class Library:
         self._lib.nf_pool_free.restype = None
         self._lib.nf_replay.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32]
         self._lib.nf_replay.restype = ctypes.c_int32
-        if hasattr(self._lib, "nf_profile"):  # not in libraries of before it was there
+        if hasattr(self._lib, "nf_profile"):  # older libraries do not have it
             self._lib.nf_profile.argtypes = [*self._lib.nf_replay.argtypes, ctypes.c_void_p]
             self._lib.nf_profile.restype = ctypes.c_int32
 
     def pool(self, threads: int, cores: int = 0) -> Pool:
-        """A pool of so many threads, the caller's included; see Pool."""
+        """Start a pool of `threads` threads, including the caller's; see Pool."""
         return Pool(self._lib, self._ffi, threads, cores)
 
     def bind(
         self, launches: Sequence[tuple[str, Sequence[Tensor]]], weights: Sequence[Tensor | None] = ()
     ) -> Plan:
-        """Resolve kernels by name and fix their arguments. `weights`: the matrix that each launch streams,
-        if any, which threads that wait may read ahead.
+        """Resolve kernels by name and fix their arguments.
+
+        `weights`: for each launch the matrix that it streams, if any; idle threads may prefetch it.
+        ArtifactError for an unknown kernel.
         """
         table = (_Launch * len(launches))()
         keep: list[object] = []
@@ -218,29 +223,30 @@ class Library:
 
 
 _LOADED: dict[Path, list[tuple[int, int]]] = {}
-"""By path the files that were loaded from there, by device and inode."""
+"""The files (device, inode) that were loaded from each path."""
 
 
 def _own_name(path: Path) -> str:
-    """A spelling of the path that no other file was loaded by in this process.
+    """A spelling of the path by which this process has loaded no other file.
 
-    For a name that it knows, the loader gives what it loaded by it, also where an artifact was built there
-    anew since. A file that is loaded by another name once more is found by its inode, and loaded once.
+    For a name that it knows, the loader returns the library that it loaded under that name, even if the
+    artifact has been rebuilt since. A file that is loaded under a second name is recognized by its inode and
+    loaded once.
     """
     path = path.absolute()
     found = path.stat()
     files = _LOADED.setdefault(path, [])
     if (here := (found.st_dev, found.st_ino)) not in files:
         files.append(here)
-    if os.name == "nt":  # a library that is loaded cannot be replaced there
+    if os.name == "nt":  # Windows does not let a loaded library be replaced
         return str(path)
     return os.path.join(path.parent, *["."] * files.index(here), path.name)
 
 
 def _load_ffi() -> ctypes.CDLL:
-    """libtvm_ffi, through which kernels report bad arguments, made visible to libraries loaded later.
+    """Load libtvm_ffi, through which kernels report bad arguments, visible to libraries loaded later.
 
-    `import tvm_ffi` would do that too, but it imports torch where that is installed, which takes seconds.
+    `import tvm_ffi` would do the same, but it imports torch if that is installed, which takes seconds.
     """
     spec = importlib.util.find_spec("tvm_ffi")
     if spec is None or spec.origin is None:
@@ -249,7 +255,7 @@ def _load_ffi() -> ctypes.CDLL:
         )
     package = Path(spec.origin).parent
     if sys.platform == "win32":
-        # The C++ runtime that the wheel brings lies beside the package.
+        # The wheel has its C++ runtime in the same folder as the package.
         brought = package.with_name("apache_tvm_ffi.libs")
         if brought.is_dir():
             os.add_dll_directory(str(brought))
@@ -262,8 +268,8 @@ def ffi_library(on: str) -> str:
 
 
 class _Error(ctypes.Structure):
-    """The beginning of a TVMFFIErrorCell behind its TVMFFIObject, as tvm-ffi's c_api.h publishes them (a
-    test compares).
+    """The first fields of a TVMFFIErrorCell after its TVMFFIObject, as in tvm-ffi's c_api.h (a test compares
+    them).
     """
 
     _fields_ = (

@@ -1,4 +1,4 @@
-"""MLX: Apple's GPUs, or the CPU; graphs built step by step instead of plans."""
+"""MLX: Apple's GPUs or the CPU. Each step builds a graph; there are no plans."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _open(artifact: Artifact, program: Program, settings: Settings) -> Executor:
 
 
 def _preferred() -> int:
-    """First where there is a GPU of Apple's."""
+    """First of all devices if there is an Apple GPU, else a last resort."""
     from nearfar.edge_runtime.executors.mlx import device
 
     return 3 if device.installed() and device.has_metal() else -3

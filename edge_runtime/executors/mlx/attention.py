@@ -1,4 +1,6 @@
-"""Attention in plain operations: softcaps, quantized caches and free shapes have no fused kernel."""
+"""Attention by basic operations, for softcaps and quantized caches, which MLX's fused kernel does not
+support.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +12,8 @@ def weights(
 ) -> mx.array:
     """Softmax over the last axis of scores, in their dtype.
 
-    `mask`: true where a position is attended to. `sinks`: one more logit a row, broadcast to [..., 1],
-    without a weight in the result.
+    `mask`: true for positions that are attended to. `sinks`: one extra logit for each row, broadcast to [...,
+    1], whose weight is left out of the result.
     """
     if softcap is not None:
         scores = mx.tanh(scores / softcap) * softcap

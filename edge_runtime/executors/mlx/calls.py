@@ -1,7 +1,8 @@
-"""The calls that a step makes, in order: a list made once, when a model is loaded, and played at every step.
+"""The calls of a step in order: a list that is built once, when a model is loaded, and replayed at every
+step.
 
-What a model's list leaves open is settled while this one is made: where the parts of a value lie, which of
-them are cut and which are joined. Playing it is what a token costs the host, so nothing is looked up there.
+Building it decides what the model's list leaves open: where the parts of a value are, and which of them are
+split or concatenated. Replaying it is the host's cost of a token, so it looks nothing up.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import mlx.core as mx
 from nearfar.step.ops import Attend
 
 Arrays = Sequence[mx.array]
-"""Arrays [..., width] whose columns stand side by side."""
+"""Arrays [..., width] whose columns are concatenated."""
 
 HEADS = -2
-"""The axis of heads, where an array has one."""
+"""The axis of heads in an array that has one."""
 
 
 class Run(Protocol):
-    """One step's rows: where they stand, and the cache that they write and read."""
+    """The rows of one step: their positions, and the cache that they write and read."""
 
     @property
     def tokens(self) -> mx.array:
@@ -34,11 +35,11 @@ class Run(Protocol):
         ...
 
     def columns(self, x: mx.array, start: int, end: int) -> mx.array:
-        """Columns [start, end) of x [..., L, width], or such heads of x [..., L, heads, head_dim]."""
+        """Columns [start, end) of x [..., L, width], or heads [start, end) of x [..., L, heads, head_dim]."""
         ...
 
     def rotate(self, rope: str, x: mx.array) -> mx.array:
-        """Heads [..., L, heads, head_dim] turned by their rows' positions, by the table of that name."""
+        """Rotate heads [..., L, heads, head_dim] by their rows' positions, with the rotary table `rope`."""
         ...
 
     def append(self, cache: int, keys: mx.array, values: mx.array) -> None:
@@ -50,44 +51,48 @@ class Run(Protocol):
         ...
 
     def choose(self, arrays: Arrays) -> list[mx.array]:
-        """The rows whose logits are wanted. From here on the step has these rows only."""
+        """Select the rows whose logits are needed. From here on the step has only these rows."""
         ...
 
 
 Made = list[mx.array]
-"""What a step has made so far, in the order of the calls."""
+"""The arrays that a step has made so far, in the order of the calls."""
 Call = Callable[[Made, Run], Arrays]
-"""What one call adds to it."""
+"""One call: takes the arrays made so far, and returns the arrays that it adds."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """An array that every step makes: its place in Made, and its columns (or heads, where it has such)."""
+    """An array that every step makes: its place in Made, and its number of columns (or heads)."""
 
     at: int
     width: int
 
 
 Value = tuple[Part, ...]
-"""A value of a model's list: parts that stand side by side. What several matrices made stays apart until
-somebody reads it as one."""
+"""A value of a model's list: parts whose columns are concatenated.
+
+Results of several matrices stay apart until an operation reads them as one array.
+"""
 
 
 class Calls:
-    """The list. Each call adds as many arrays as it was said to."""
+    """The list of calls. Each call adds as many arrays as were declared for it."""
 
     def __init__(self) -> None:
         self.all: list[Call] = []
         self._made = 0
 
     def add(self, call: Call, *widths: int) -> Value:
-        """One call more, which makes arrays of these widths."""
+        """Add a call that makes arrays of these widths."""
         first, self._made = self._made, self._made + len(widths)
         self.all.append(call)
         return tuple(Part(first + index, width) for index, width in enumerate(widths))
 
     def each(self, value: Value, call: Callable[[mx.array, Run], mx.array], columns_each: int = 1) -> Value:
-        """Add the same call for each part of a value. `columns_each`: how many columns become one head."""
+        """Add the same call for each part of a value. `columns_each`: the number of columns that become one
+        head.
+        """
 
         def one(at: int) -> Call:
             return lambda made, run: (call(made[at], run),)
@@ -95,7 +100,7 @@ class Calls:
         return tuple(self.add(one(part.at), part.width // columns_each)[0] for part in value)
 
     def whole(self, value: Value, axis: int = -1) -> Part:
-        """As one array: a call only where there are several parts."""
+        """The value as one array; adds a call only if there are several parts."""
         if len(value) == 1:
             return value[0]
         places = [part.at for part in value]
@@ -106,7 +111,9 @@ class Calls:
         return joined
 
     def cut(self, value: Value, start: int, count: int) -> Value:
-        """Columns or heads [start, start + count): a call only where a part does not lie within."""
+        """Columns or heads [start, start + count) of a value; adds a call only for a part that is not
+        entirely inside.
+        """
         found: list[Part] = []
         for part in value:
             first, last = max(start, 0), min(start + count, part.width)
@@ -121,5 +128,5 @@ class Calls:
 
 
 def whole(arrays: Arrays, axis: int = -1) -> mx.array:
-    """As one array."""
+    """Concatenate arrays along an axis."""
     return arrays[0] if len(arrays) == 1 else mx.concatenate(list(arrays), axis=axis)

@@ -1,4 +1,4 @@
-"""MLX itself: whether it is there, what it computes on, and what its errors mean to a user."""
+"""MLX as a device: whether it is installed, what it computes on, and what its errors mean to a user."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ OUT_OF_MEMORY = ("malloc", "allocate", "OutOfMemory", "Insufficient Memory")
 
 
 def features() -> frozenset[str]:
-    """What programs may require: "metal" where MLX has a GPU of Apple's."""
+    """Features that programs can require: "metal" if MLX has an Apple GPU."""
     return frozenset({"metal"}) if has_metal() else frozenset()
 
 
 def limits() -> dict[str, int]:
-    """The largest buffer of the GPU; nothing on a CPU."""
+    """The largest buffer of the GPU, in bytes; nothing on a CPU."""
     if not has_metal():
         return {}
     import mlx.core as mx
@@ -28,7 +28,7 @@ def limits() -> dict[str, int]:
 
 
 def describe() -> tuple[str, int]:
-    """Name and bytes of memory of what MLX computes on; 0 bytes where it does not say."""
+    """Name and bytes of memory of the device that MLX computes on; 0 bytes if MLX does not say."""
     import mlx.core as mx
 
     information = mx.device_info() if has_metal() else {}
@@ -36,7 +36,7 @@ def describe() -> tuple[str, int]:
 
 
 def has_metal() -> bool:
-    """Whether MLX runs on a GPU of Apple's here."""
+    """Whether MLX runs on an Apple GPU here. DeviceError if MLX cannot be imported."""
     try:
         import mlx.core as mx
     except ImportError as error:
@@ -45,17 +45,19 @@ def has_metal() -> bool:
 
 
 def installed() -> bool:
-    """Whether MLX can be imported."""
+    """Whether the package mlx is installed."""
     return importlib.util.find_spec("mlx") is not None
 
 
 @contextmanager
 def guard(what: str, bytes_held: Callable[[], int]) -> Iterator[None]:
-    """MLX's RuntimeError as a DeviceError; `what` was being done with `bytes_held()` bytes already taken."""
+    """Turn MLX's RuntimeError into a DeviceError: `what` was being done with `bytes_held()` bytes already in
+    use.
+    """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        # MLX has no error class for it, only the words of its allocator and of Metal.
+        # MLX has no error class for a lack of memory, only the messages of its allocator and of Metal.
         lacking = isinstance(error, MemoryError) or any(word in str(error) for word in OUT_OF_MEMORY)
         raise (OutOfMemory if lacking else DeviceError)(
             f"MLX failed {what}, with {show_size(bytes_held())} of weights and cache held: {error}. "

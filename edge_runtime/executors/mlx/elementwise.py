@@ -1,9 +1,8 @@
-"""Element by element: activations and sums, and what keeps a float16 program finite.
+"""Elementwise operations: activations and sums, and the clamping that keeps a float16 program finite.
 
-In a float16 program products with weights, keys and values are float16; sums of layers, what norms make and
-everything computed element by element are float32, as some models (Gemma) carry values in their residual that
-float16 has no numbers for. A value that becomes float16 saturates: beyond 65504 it is 65504. What a product
-wrote beyond that counts as 65504 too.
+In a float16 program, products with weights, keys and values are float16. Sums of layers, results of norms and
+all elementwise results are float32: some models (Gemma) have residual values that float16 cannot represent. A
+value that is converted to float16 saturates at 65504. A product's result beyond that counts as 65504, too.
 """
 
 from __future__ import annotations
@@ -24,26 +23,28 @@ Binary = Callable[[mx.array, mx.array], mx.array]
 
 
 class Elementwise:
-    """The operations of one program, whose products have `dtype`."""
+    """Elementwise operations of one program, whose products have `dtype`."""
 
     def __init__(self, dtype: mx.Dtype, compiled: bool) -> None:
-        """`compiled`: each in one launch. On a CPU that needs a C++ compiler and saves nothing (measured)."""
+        """`compiled`: each operation is one launch. On a CPU that needs a C++ compiler and saves nothing
+        (measured).
+        """
         self.dtype = dtype
         self._compiled = compiled
         self._made: dict[object, Callable[..., mx.array]] = {}
         half = dtype == mx.float16
         self.wide: Unary | None = wide if half else None
-        """As sums and norms read a value; None: as it is, where all is float32."""
+        """Converts a value for sums and norms to float32; None if all values are float32 already."""
         self.narrow: Unary | None = self._narrow if half else None
-        """As products read it."""
+        """Converts a value for products to float16; None if all values are float32."""
 
     def glu(self, kind: Activation) -> Binary:
-        """activation(gate)·up, for a product to read."""
+        """activation(gate)·up, in the dtype that products read."""
         act = ACTIVATIONS[kind]
         return self._compile(("glu", kind), lambda gate, up: act(gate) * up, for_product=True)
 
     def act(self, kind: Activation) -> Unary:
-        """activation(x), for a product to read."""
+        """activation(x), in the dtype that products read."""
         return self._compile(("act", kind), ACTIVATIONS[kind], for_product=True)
 
     def add(self, scale: float) -> Binary:
@@ -60,7 +61,7 @@ class Elementwise:
     def _compile(
         self, key: object, function: Callable[..., mx.array], for_product: bool = False
     ) -> Callable[..., mx.array]:
-        """A function of float32 in the program's types, made once."""
+        """Adapt a function of float32 arrays to the program's dtypes; each is made once."""
         if key not in self._made:
             if self.dtype == mx.float16:
                 function = _in_float16(function, saturated if for_product else None)
@@ -69,17 +70,17 @@ class Elementwise:
 
 
 def wide(x: mx.array) -> mx.array:
-    """In float32, finite unless it is NaN."""
+    """Convert float16 to float32, with infinities clamped to ±65504; NaN stays."""
     return mx.clip(x.astype(mx.float32), -LARGEST, LARGEST) if x.dtype == mx.float16 else x
 
 
 def saturated(x: mx.array) -> mx.array:
-    """In float16."""
+    """Convert to float16, clamped to ±65504."""
     return mx.clip(x, -LARGEST, LARGEST).astype(mx.float16)
 
 
 def _in_float16(function: Callable[..., mx.array], out: Unary | None) -> Callable[..., mx.array]:
-    """The function on values of a float16 program, its result as `out` makes it."""
+    """Apply a function to values of a float16 program, widened to float32; `out` converts the result."""
     if out is None:
         return lambda *values: function(*map(wide, values))
     return lambda *values: out(function(*map(wide, values)))

@@ -1,4 +1,6 @@
-"""Runs an MLX artifact: `run` builds a graph over MLX arrays, which the device computes behind the host."""
+"""Runs an MLX artifact: `run` builds a graph over MLX arrays, which the device computes while the host goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +30,16 @@ from nearfar.format.manifest import Manifest, Program
 from nearfar.step.ops import Attend
 
 CLEAR_AFTER = 256
-"""Rows after which MLX is told to give back buffers it keeps: each length leaves some of a new size."""
+"""Rows after which MLX's buffer cache is cleared: each length leaves some buffers of a new size."""
 
 
 class MlxExecutor:
-    """See Executor.
+    """See Executor. At most one batch of work is in flight.
 
-    At most one batch of work is in flight. `run` only builds the graph of the next; it starts when the one
-    before has been read. So an array that the cache replaces is never in use, and MLX updates it in place
-    instead of copying the cache (measured: 0.1 against 0.5 ms for an array of 6 MB). The host builds graphs
-    while the device computes all the same.
+    `run` only builds the graph of the next batch; it starts when the previous one has been read. So an array
+    that the cache replaces is never in use, and MLX updates it in place instead of copying the cache
+    (measured: 0.1 ms instead of 0.5 ms for an array of 6 MB). The host still builds graphs while the device
+    computes.
     """
 
     name = "mlx"
@@ -51,14 +53,16 @@ class MlxExecutor:
         context: int,
         kv_bits: int | None = None,
     ) -> None:
-        """Load the weights, make the cache for so many pages by group; `kv_bits` 8 or 4 quantizes it.
-        `context`: positions that a sequence can have.
+        """Load the weights and allocate the cache, `pages` pages by group; `kv_bits` 8 or 4 quantizes it.
+
+        `context`: the most positions of a sequence.
         """
         manifest = artifact.manifest
         self.precision, self.program_name = program.precision, program.name
         self._page_size = manifest.cache.page_size
         self._sizes = {name: {f.size for f in buckets} for name, buckets in program.functions.items()}
-        # Streams belong to threads unless made so; ours has one thread at a time, but not always the same.
+        # MLX streams belong to a thread by default; calls here come from one thread at a time, but not always
+        # the same.
         self._stream = mx.new_thread_unsafe_stream(mx.default_device())
         self._closed = False
         self._pending: list[mx.array] = []
@@ -80,7 +84,7 @@ class MlxExecutor:
         self._host = _host_buffers(artifact)
 
     def write(self, buffer: str, data: Array, row: int = 0, column: int = 0) -> None:
-        """See Executor.write. The cache's pages are written by write_pages."""
+        """See Executor.write. Only write_pages writes the cache's pages."""
         if buffer not in self._host:
             with self._working():
                 self._results.write(buffer, data, row)
@@ -90,7 +94,7 @@ class MlxExecutor:
         target.reshape(-1)[start : start + data.size] = data.reshape(-1)
 
     def prepare(self, function: str, size: int, later: bool = False) -> Sequence[Future[Any]]:
-        """See Executor.prepare. MLX compiles its kernels when they run."""
+        """See Executor.prepare. MLX compiles its kernels when they first run."""
         return ()
 
     def run(self, function: str, size: int) -> None:
@@ -142,7 +146,7 @@ class MlxExecutor:
         if self._closed:
             return
         if self._flying is not None:
-            with contextlib.suppress(RuntimeError):  # what failed has been reported
+            with contextlib.suppress(RuntimeError):  # failures have been reported
                 mx.eval(self._flying)
         self._closed = True
         self._pending, self._flying = [], None
@@ -164,7 +168,7 @@ class MlxExecutor:
         self._rows_since_clear += len(live)
 
     def _lay_out(self, live: Array, chosen: Array | None) -> list[Rows]:
-        """The chosen ones of the live rows, in each group of caches."""
+        """Lay out the chosen live rows for each group of caches."""
         host, taken = self._host, live if chosen is None else live[chosen]
         positions, slots = host["positions"][taken], host["slots"][taken]
         out = []
@@ -180,7 +184,7 @@ class MlxExecutor:
             yield
 
     def _start(self) -> None:
-        """Send what is pending to the device; nothing may be in flight."""
+        """Send the pending work to the device; no work may be in flight."""
         state = [*self._cache.arrays, *self._results.arrays]
         mx.async_eval(self._pending, state)  # type: ignore[no-untyped-call]
         self._flying, self._pending = self._pending[-1], []
@@ -212,7 +216,7 @@ class MlxExecutor:
 def _views(
     manifest: Manifest, attends: list[Attend], bits: int | None
 ) -> list[tuple[list[int | None], bool]]:
-    """By group the windows of what attends to its caches, and whether masks must be booleans."""
+    """For each group: the windows of its attention operations, and whether masks must be booleans."""
     out = []
     for group in range(len(manifest.groups)):
         own = [op for op in attends if manifest.caches[op.cache].group == group]
@@ -221,7 +225,7 @@ def _views(
 
 
 def _ropes(artifact: Artifact, context: int, dtype: mx.Dtype) -> dict[str, Rope]:
-    """The tables of rotations, for sequences of at most `context` positions."""
+    """The rotary tables, for sequences of at most `context` positions."""
     ropes, kernel = {}, mx.default_device() == mx.gpu
     for name, rope in artifact.manifest.ropes.items():
         frequencies = rope.frequencies(context)
@@ -235,7 +239,7 @@ def _ropes(artifact: Artifact, context: int, dtype: mx.Dtype) -> dict[str, Rope]
 
 
 def _host_buffers(artifact: Artifact) -> dict[str, Array]:
-    """Mirrors of the buffers that only the host writes: a graph is built from what is known then."""
+    """Host copies of the buffers that only the host writes: a graph is built from their current values."""
     tables = map(page_table, range(len(artifact.manifest.groups)))
     names = ["positions", "slots", *tables, "logit_rows"]
     if artifact.manifest.model.task == "generate":

@@ -1,8 +1,8 @@
-"""Reads the list of a model's step (nearfar.step.ops) as calls of MLX: no model is known here.
+"""Turns the list of a model's step (nearfar.step.ops) into calls of MLX; it knows no particular model.
 
-Two things are behind interfaces, so that one reading serves the paged cache of the runtime (paged.py) and the
-function that is exported to a file (nearfar.build.targets.mlx_function): where weights come from
-(reading.Weights), and what a step does with rows and cache (calls.Run).
+Two interfaces let it serve both the paged cache of the runtime (paged.py) and the function that is exported
+to a file (nearfar.build.targets.mlx_function): where weights come from (reading.Weights), and how a step
+handles rows and cache (calls.Run).
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from nearfar.step.shapes import CacheShape
 
 
 class Interpreter:
-    """The list, ready to be walked: weights are found, and what an operation asks for decided, once."""
+    """A list of operations, ready to run: weights are resolved, and choices of each operation
+    are made once.
+    """
 
     def __init__(
         self, ops: Sequence[Op], caches: Sequence[CacheShape], weights: Weights, arithmetic: Elementwise
     ) -> None:
-        """`ops` end with Logits or Embedding."""
+        """`ops` must end with Logits or Embedding."""
         if [op.ends for op in ops].count(True) != 1 or not ops[-1].ends:
             raise ValueError("the list of a step must end with logits or an embedding, and have them once")
         turned = {op.out for op in ops if isinstance(op, RopeAppend)}
@@ -48,11 +50,13 @@ class Interpreter:
             self._head, _ = reading.product(end.weight, end.bias)
 
     def step(self, run: Run) -> mx.array:
-        """What the logits are made of, for the wanted rows [..., R, width]. Cache appended to."""
+        """Run a step: returns the hidden states of the wanted rows [..., R, width], and appends
+        to the cache.
+        """
         made: Made = []
         for call in self._walk:
             made += call(made, run)
-        if self._live:  # past the last cache, only the rows matter that somebody asks for
+        if self._live:  # after the last cache only the wanted rows matter
             for at, chosen in zip(self._live, run.choose([made[at] for at in self._live]), strict=True):
                 made[at] = chosen
         for call in self._rest:
@@ -60,7 +64,9 @@ class Interpreter:
         return made[self._end]
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """float32 [..., R, vocab] of what `step` gave; of an Embedding that itself."""
+        """Logits, float32 [..., R, vocab], from the result of `step`; for an Embedding the result itself, in
+        float32.
+        """
         if self._head is None:
             return hidden.astype(mx.float32)
         out, softcap = whole(self._head(hidden)).astype(mx.float32), self._softcap

@@ -1,7 +1,7 @@
-"""The operations of a step as calls of MLX: one function each, and the table of them.
+"""The operations of a step as calls of MLX: one function for each, and the table of the functions.
 
-A function adds its calls to the reading and gives what the operation makes. Weights are found, and what an
-operation asks for is decided, when a model is loaded; the calls alone run at every step.
+A function adds its calls to the reading and returns the operation's value. Weights are resolved, and choices
+of each operation made, when a model is loaded; only the calls run at every step.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def linear(r: Reading, op: ops.Linear) -> Value:
 
 
 def rope_append(r: Reading, op: ops.RopeAppend) -> Value:
-    """Queries [..., L, heads, head_dim]; keys and values go to the cache."""
+    """Return queries [..., L, heads, head_dim]; append keys and values to the cache."""
     calls, shape = r.calls, r.caches[op.cache]
     keys, head_dim = (shape.kv_heads if op.append else 0), shape.head_dim
     x = tuple(map(r.narrow, r.values[op.x]))
@@ -95,7 +95,7 @@ def columns(r: Reading, op: ops.Columns) -> Value:
 
 
 def logits(r: Reading, op: ops.Logits) -> Value:
-    """What the logits are made of: the rows that somebody asks for are multiplied apart (Interpreter)."""
+    """The input of the last product: the Interpreter multiplies the wanted rows later."""
     return (r.narrow(r.whole(op.x)),)
 
 
@@ -133,7 +133,7 @@ def _append(r: Reading, op: ops.RopeAppend, keys: Value, values: Value) -> None:
 
 
 def _head_norms(r: Reading, op: ops.RopeAppend, keys: int, x: Value) -> Value:
-    """Queries, and so many heads of keys, normalized as the operation says."""
+    """Normalize the queries, and `keys` heads of keys, by the operation's norms."""
     if op.q_norm is None and op.k_norm is None:
         return x
     out: list[Part] = []
@@ -147,7 +147,7 @@ def _head_norms(r: Reading, op: ops.RopeAppend, keys: int, x: Value) -> Value:
 
 
 def _head_norm(op: ops.RopeAppend, weight: mx.array) -> Callable[[mx.array, Run], mx.array]:
-    """RMS norm of each head, or of all as one row."""
+    """RMS norm of each head, or of all heads as one row."""
     eps = op.eps
     if not op.norm_all:
         return lambda x, run: mx.fast.rms_norm(x, weight, eps)
@@ -157,7 +157,7 @@ def _head_norm(op: ops.RopeAppend, weight: mx.array) -> Callable[[mx.array, Run]
 
 
 def _grown(beta: float, original: float) -> Callable[[mx.array, Run], mx.array]:
-    """Queries times 1 + beta·ln(1 + ⌊position/original⌋)."""
+    """Multiply queries by 1 + beta·ln(1 + ⌊position/original⌋)."""
 
     def grown(x: mx.array, run: Run) -> mx.array:
         factor = 1 + beta * mx.log1p(mx.floor(run.positions() / original))
@@ -167,5 +167,5 @@ def _grown(beta: float, original: float) -> Callable[[mx.array, Run], mx.array]:
 
 
 def _by_groups(x: mx.array, groups: int, weight: mx.array, eps: float) -> mx.array:
-    """RMS norm of each of so many equal stretches of x [..., width]."""
+    """RMS norm of each of `groups` equal parts of x [..., width]."""
     return mx.flatten(mx.fast.rms_norm(mx.unflatten(x, -1, (groups, -1)), weight, eps), -2, -1)

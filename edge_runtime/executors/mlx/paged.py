@@ -1,4 +1,4 @@
-"""A step's rows over the paged cache: the runtime's side of the interpreter."""
+"""A step's rows over the paged cache, for the interpreter."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from nearfar.edge_runtime.executors.mlx.rows import Array, Rows
 from nearfar.step.ops import Attend
 
 LayOut = Callable[[Array | None], list[Rows]]
-"""Some of the live rows, None: all of them, as each group of caches has them."""
+"""Lays out some of the live rows (None: all of them) for each group of caches."""
 
 
 class PagedRun:
-    """See calls.Run: values are [M, width] or [M, heads, head_dim]."""
+    """See calls.Run. Values are [M, width] or [M, heads, head_dim]."""
 
     def __init__(
         self, tokens: mx.array, lay_out: LayOut, wanted: Array, cache: PagedCache, ropes: Mapping[str, Rope]
     ) -> None:
-        """`wanted`: which of the live rows logits are wanted of, each once."""
+        """`wanted`: the live rows whose logits are needed, each once."""
         self._tokens, self._lay_out, self._wanted = tokens, lay_out, wanted
         self._cache, self._ropes = cache, ropes
         self._rows: Sequence[Rows] = lay_out(None)
-        """By group."""
+        """The rows as each group of caches lays them out."""
         self._turns: dict[str, Turn] = {}
 
     @property

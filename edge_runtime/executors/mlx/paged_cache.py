@@ -19,31 +19,33 @@ Parts = list[mx.array]
 """[values], or [codes, scales, biases] of a quantized cache; each [kv_heads, cells, width]."""
 
 FIRST_PAGES = 64
-"""Pages to begin with: MLX has no memory that costs nothing until it is used."""
+"""The pages of a new cache: MLX has no memory that is free until its first use."""
 
 
 class Shape(Protocol):
-    """Geometry of one cache."""
+    """The geometry of one cache."""
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and values."""
+        """Heads of keys, and of values."""
         ...
 
     @property
     def head_dim(self) -> int:
-        """Values of a head."""
+        """Values of one head."""
         ...
 
     @property
     def group(self) -> int:
-        """Caches of a group have the same pages."""
+        """The group of the cache: caches of a group share pages."""
         ...
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Geometry of the caches. `pages`: by group. `bits` None: floats of `dtype`; else scales are `dtype`."""
+    """The geometry of all caches. `pages`: by group. `bits` None: floats of `dtype`; else `dtype` is that of
+    scales.
+    """
 
     caches: tuple[Shape, ...]
     page_size: int
@@ -52,15 +54,16 @@ class Layout:
     bits: int | None = None
 
     def quantum(self, cache: int) -> int:
-        """Values that share a scale, where a cache is quantized."""
+        """The number of values that share a scale in a quantized cache; 0 if it has floats."""
         return kv_group(self.caches[cache].head_dim, self.bits) if self.bits else 0
 
 
 class PagedCache:
-    """A page is page_size cells of every array of its group; who has which is the engine's affair.
+    """Keys and values in pages: a page is page_size cells in every array of its group. The engine assigns
+    pages.
 
-    Arrays are replaced, never changed: an append makes a new array in the memory of the old one, as long as
-    nothing else refers to the old one and no work in flight reads it. The executor sees to the second (see
+    Arrays are replaced, never changed: an append makes a new array in the memory of the old one, if nothing
+    else refers to the old one and no work in flight reads it. The executor makes sure of the latter (see
     MlxExecutor), so that no step copies the cache. The arrays grow as higher pages come into use.
     """
 
@@ -74,7 +77,7 @@ class PagedCache:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """All arrays as they are after the work queued so far."""
+        """All arrays, with the work queued so far included."""
         return [part for parts in self._arrays for part in parts]
 
     @property
@@ -86,23 +89,25 @@ class PagedCache:
         return self.layout.caches[cache].group
 
     def head_dim(self, cache: int) -> int:
-        """Values of a head of a cache."""
+        """Values of one head of a cache."""
         return self.layout.caches[cache].head_dim
 
     def hold(self, group: int, cell: int) -> None:
-        """Make room for a cell. At least doubles, so that growing costs a copy of each cell on average."""
+        """Make room for a cell. The arrays at least double, so that growing copies each cell
+        once on average.
+        """
         page = cell // self.layout.page_size
         if page >= self._pages[group]:
             self._grow(group, min(self.layout.pages[group], max(page + 1, 2 * self._pages[group])))
 
     def append(self, cache: int, keys: mx.array, values: mx.array, cells: slice | mx.array) -> None:
-        """Store keys and values [kv_heads, rows, head_dim] of a layer in so many cells."""
+        """Store keys and values [kv_heads, rows, head_dim] of a layer in `cells`."""
         for index, rows in ((2 * cache, keys), (2 * cache + 1, values)):
             for part, new in zip(self._arrays[index], self._encode(cache, rows), strict=True):
-                part[:, cells] = new  # replaces what the array stands for, also in the list
+                part[:, cells] = new  # replaces the array, also in the list
 
     def attend(self, op: Attend, queries: mx.array, reach: Reach, sinks: mx.array | None) -> mx.array:
-        """Attention of rows that see one reach: queries [heads, rows, head_dim] in, [rows, width] out."""
+        """Attention of rows with the same reach: queries [heads, rows, head_dim] in, [rows, width] out."""
         index, size = 2 * op.cache, self.layout.page_size
         keys, values = ([_view(part, reach, size) for part in self._arrays[index + i]] for i in (0, 1))
         if fused(op, self.layout.bits):
@@ -114,7 +119,9 @@ class PagedCache:
         return mx.flatten(out.swapaxes(0, 1), -2, -1)
 
     def read(self, group: int, pages: Sequence[int]) -> dict[str, mx.array]:
-        """Whole pages, by Executor.read_pages' names: [pages, kv_heads, page_size, width]. Not evaluated."""
+        """Whole pages by Executor.read_pages' names: [pages, kv_heads, page_size, width], not
+        evaluated yet.
+        """
         cells, size = self._cells(group, pages), self.layout.page_size
         return {
             name: part[:, cells].reshape(part.shape[0], len(pages), size, part.shape[2]).swapaxes(0, 1)
@@ -122,14 +129,14 @@ class PagedCache:
         }
 
     def write(self, group: int, pages: Sequence[int], content: Mapping[str, Array]) -> None:
-        """The reverse of `read`."""
+        """Overwrite whole pages with arrays as `read` returns them."""
         cells = self._cells(group, pages)
         for name, part in self._named(group):
             data = mx.array(content[name]).swapaxes(0, 1)
             part[:, cells] = data.reshape(part.shape[0], -1, part.shape[2])
 
     def shapes(self, group: int, pages: int) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-        """Shape and dtype of each array that `read` gives for so many pages."""
+        """The shape and dtype of each array that `read` returns for `pages` pages."""
         size = self.layout.page_size
         kinds: dict[Any, np.dtype[Any]] = {
             mx.uint32: np.dtype("uint32"), mx.float16: np.dtype("float16"), mx.float32: np.dtype("float32"),
@@ -149,7 +156,7 @@ class PagedCache:
         ]
 
     def _cells(self, group: int, pages: Sequence[int]) -> slice | mx.array:
-        """The cells of whole pages, as one stretch where they are one: several times as fast as a gather."""
+        """The cells of whole pages, as a slice if they are contiguous: several times as fast as a gather."""
         size, index = self.layout.page_size, np.asarray(pages, np.int32)
         self.hold(group, (int(index.max()) + 1) * size - 1)
         if (np.diff(index) == 1).all():
@@ -192,7 +199,7 @@ class PagedCache:
         mask: str | mx.array | None,
         sinks: mx.array | None,
     ) -> mx.array:
-        """Attention by two products; the heads that share keys are rows of one."""
+        """Attention by two products; query heads with the same keys are rows of one product."""
         heads, rows, head_dim = queries.shape
         kv_heads = keys[0].shape[0]
         shared = (kv_heads, heads // kv_heads, rows, -1)
@@ -212,12 +219,12 @@ class PagedCache:
 
 
 def fused(op: Attend, bits: int | None) -> bool:
-    """Whether MLX's kernel computes this attention, over a cache of so many bits."""
+    """Whether MLX's kernel computes this attention over a cache of `bits` bits (None: floats)."""
     return bits is None and op.softcap is None
 
 
 def _view(part: mx.array, reach: Reach, page_size: int) -> mx.array:
-    """The cells of a reach, [kv_heads, count, width]: without a copy where they lie together."""
+    """The cells of a reach, [kv_heads, count, width]; not copied if they are contiguous."""
     if reach.pages is not None:
         pages = part.reshape(part.shape[0], -1, page_size, part.shape[2])[:, reach.pages]
         return pages.reshape(part.shape[0], -1, part.shape[2])[:, reach.skip : reach.skip + reach.count]

@@ -1,4 +1,4 @@
-"""The list of a step on its way to calls of MLX: weights, values, and what operations are made of."""
+"""State for turning a model's list into calls of MLX: weights, values, and common steps of operations."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Matrix(Protocol):
 
     @property
     def widths(self) -> Sequence[int]:
-        """Columns of what a call gives, array by array: N in all."""
+        """Columns of each array that a call returns: N in all."""
         ...
 
     def __call__(self, x: mx.array) -> Arrays:
-        """Products with x [..., K]."""
+        """Multiply with x [..., K]."""
         ...
 
     def rows(self, index: mx.array) -> mx.array:
-        """Rows, as floats: index's shape and K."""
+        """Rows of the matrix as floats, in the shape of `index` followed by K."""
         ...
 
 
@@ -42,14 +42,12 @@ class Weights(Protocol):
     def matrix(self, name: str) -> Matrix: ...
 
     def vector(self, name: str, dtype: mx.Dtype) -> Arrays:
-        """A vector, in pieces that stand side by side."""
+        """A vector, in parts that are concatenated."""
         ...
 
 
 class Reading:
-    """`calls`: the calls so far; `values`: what each operation so far makes; `do`: arithmetic in the dtypes
-    of the program.
-    """
+    """The calls so far, the value of each operation so far, and (`do`) arithmetic in the program's dtypes."""
 
     def __init__(self, caches: Sequence[CacheShape], weights: Weights, arithmetic: Elementwise) -> None:
         self.caches, self.weights, self.do = caches, weights, arithmetic
@@ -57,28 +55,28 @@ class Reading:
         self.values: dict[str, Value] = {}
 
     def whole(self, name: str) -> Part:
-        """A value as one array, for all who read it from here on."""
+        """Make a value one array, for all operations from here on."""
         part = self.calls.whole(self.values[name])
         self.values[name] = (part,)
         return part
 
     def narrow(self, part: Part) -> Part:
-        """As products read it."""
+        """Convert a part for products: float16 in a float16 program."""
         narrow = self.do.narrow
         return part if narrow is None else self.calls.each((part,), lambda x, run: narrow(x))[0]
 
     def wide(self, part: Part) -> Part:
-        """As norms read it."""
+        """Convert a part for norms: float32."""
         wide = self.do.wide
         return part if wide is None else self.calls.each((part,), lambda x, run: wide(x))[0]
 
     def both(self, function: Binary, a: Part, b: Part) -> Value:
-        """A function of two arrays, as wide as the first."""
+        """Call a function of two arrays; the result is as wide as the first one."""
         first, second = a.at, b.at
         return self.calls.add(lambda made, run: (function(made[first], made[second]),), a.width)
 
     def product(self, weight: str, bias: str | None) -> tuple[Product, Sequence[int]]:
-        """Products with a matrix, and the widths of the arrays that they give."""
+        """The product with a matrix and its bias, and the widths of the resulting arrays."""
         matrix = self.weights.matrix(weight)
         if bias is None:
             return matrix, matrix.widths

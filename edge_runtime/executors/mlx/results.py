@@ -1,4 +1,4 @@
-"""What stays on the device between steps beside the cache: logits, sampled tokens, counts."""
+"""Device state between steps in addition to the cache: logits, sampled tokens, counts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from nearfar.format.sampler import SampleF32, SampleI32
 class Results:
     """The buffers of docs/artifact.md that the device writes.
 
-    Logits are computed when somebody asks for them and only the rows asked for: of the 16 rows that a step
-    may give, a prompt needs one or none, and a row costs a pass over the largest matrix.
+    Logits are computed on request, and only the requested rows: of the 16 rows that a step may return, a
+    prompt needs one or none, and a row costs a pass over the largest matrix.
     """
 
     def __init__(self, manifest: Manifest, head: Callable[[mx.array], mx.array]) -> None:
-        """`head` makes logits float32 [M, vocab_size] of hidden states [M, hidden_size], or embeddings."""
+        """`head` maps hidden states [M, hidden_size] to logits float32 [M, vocab_size], or to embeddings."""
         self._head = head
         self._end = "embedding" if manifest.model.task == "embed" else "logits"
         vocab, slots = manifest.model.vocab_size, manifest.cache.slots
@@ -33,7 +33,7 @@ class Results:
             for name in ("tokens", "sampled", "logprob", "top_ids", "top_logprobs")
             if name in shapes
         }
-        # An array a slot: a step that reads and changes one does not copy the others.
+        # One array for each slot: a step that reads and changes one does not copy the others.
         self._counts = [mx.zeros(vocab, mx.int32) for _ in range(slots if "counts" in shapes else 0)]
         self._logits = mx.zeros((1, int(shapes[self._end].shape[1])))
         self._hidden: mx.array | None = None
@@ -43,7 +43,7 @@ class Results:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """All arrays as they are after the work queued so far."""
+        """All arrays, with the work queued so far included."""
         kept = [*self._buffers.values(), *self._counts]
         return [*kept, self._logits] if self._hidden is None else [*kept, self._hidden]
 
@@ -53,7 +53,7 @@ class Results:
         return sum(array.nbytes for array in self.arrays)
 
     def tokens(self, rows: Array) -> mx.array:
-        """Token ids of so many rows of the step to come."""
+        """Token ids of `rows` of the next step."""
         tokens = self._buffers["tokens"]
         together = rows[-1] - rows[0] + 1 == len(rows)
         return (
@@ -61,7 +61,9 @@ class Results:
         )
 
     def hidden(self, states: mx.array, order: Array) -> None:
-        """The last step's hidden states [n, hidden_size]; logits row r is made of states[order[r]]."""
+        """Set the last step's hidden states [n, hidden_size]; row r of the logits is made of
+        states[order[r]].
+        """
         self._hidden, self._order = states, order
         self._logits = mx.zeros((0, self._logits.shape[1]))
         self._sampled_rows = 0
@@ -85,7 +87,7 @@ class Results:
             raise ValueError(f"{data.dtype}{list(data.shape)} at row {row} does not fit {buffer}")
 
     def current(self, buffer: str, rows: int) -> mx.array:
-        """The first rows of a buffer as they will be after the work queued so far; always a new array."""
+        """The first rows of a buffer after the work queued so far; always a new array."""
         if buffer == self._end:
             return self._rows(rows)[:rows] + 0
         if buffer == "counts":
@@ -95,7 +97,9 @@ class Results:
         return self._buffers[buffer][:rows] + 0
 
     def run(self, function: str, size: int, host: Mapping[str, Array]) -> None:
-        """Greedy, sample or logprobs over `size` rows; `host` has the buffers that the host writes."""
+        """Run "greedy", "sample" or "logprobs" over `size` rows; `host` has the buffers that
+        the host writes.
+        """
         if function == "logprobs":
             rows = min(size, self._sampled_rows) or size
             made = logprobs(self._rows(rows)[:rows], self._buffers["sampled"][:rows])
@@ -122,7 +126,7 @@ class Results:
             _put(self._buffers["tokens"], feed[fed], mx.maximum(chosen, 0))
 
     def _rows(self, count: int) -> mx.array:
-        """At least so many rows of logits."""
+        """At least `count` rows of logits."""
         if self._hidden is not None and len(self._logits) < count:
             order = self._order[:count]
             states = self._hidden
@@ -149,7 +153,7 @@ class Results:
 
 
 def _put(target: mx.array, index: Array, values: mx.array) -> None:
-    """target[index] = values, as one stretch where it is one."""
+    """Assign target[index] = values, as a slice if the index is contiguous."""
     first = int(index[0])
     if (np.diff(index) == 1).all():
         target[first : first + len(index)] = values

@@ -1,4 +1,4 @@
-"""Rotary position embedding of rows that lie anywhere in their sequences."""
+"""Rotary position embedding of rows at any positions of their sequences."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ Turn = Callable[[mx.array], mx.array]
 
 
 class Rope:
-    """Rotates pairs (i, i + head_dim/2) by position · inv_freq[i], times a scale. Frequency 0: neither."""
+    """Rotates pairs (i, i + head_dim/2) by position · inv_freq[i] and scales them. Pairs with frequency 0
+    stay as they are.
+    """
 
     def __init__(self, inv_freq: Sequence[float], scale: float, dtype: mx.Dtype, fused: bool) -> None:
-        """`fused`: by MLX's kernel, one launch on a GPU.
+        """`fused`: rotate with MLX's kernel, one launch on a GPU.
 
-        On a CPU that is a dozen operations each time, so there rows are rotated by cosines made once a step,
+        On a CPU that kernel is a dozen operations each time. So there, the cosines are computed once a step
         for all layers, in float64 as for the other targets.
         """
         self._inv_freq = np.array(inv_freq, np.float64)
@@ -27,7 +29,7 @@ class Rope:
         periods = np.divide(1, self._inv_freq, out=np.full(len(turning), np.inf), where=turning)
         self._periods = mx.array(periods.astype(np.float32))
         self._scales = np.where(turning, scale, 1.0)
-        """By pair."""
+        """The scale of each pair."""
         self._factors = (
             None if (self._scales == 1).all() else mx.array(np.tile(self._scales, 2)).astype(dtype)
         )

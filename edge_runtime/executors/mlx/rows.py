@@ -1,4 +1,4 @@
-"""The rows of a step as MLX computes them: without padding, consecutive positions taken together."""
+"""The rows of a step as MLX computes them: without padding, with consecutive positions as one span."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ from nearfar.format.sizes import pages_for
 Array = npt.NDArray[Any]
 
 MAX_RUNS = 16
-"""Stretches of the cache that are joined one by one; above, whole pages are gathered. Measured on a CPU, 512
-positions: 32 stretches cost 0.13 ms, a gather 0.34 ms, but each stretch costs the host 1 µs a layer."""
+"""The most ranges of cells that are joined one by one; with more, whole pages are gathered.
+
+Measured on a CPU with 512 positions: 32 ranges cost 0.13 ms, a gather 0.34 ms, but each range costs the host
+1 µs a layer.
+"""
 
 
 @dataclass(frozen=True)
 class Reach:
-    """The part of the cache that a span attends to: cells by position, and who of the span sees which."""
+    """The part of the cache that a span attends to: cells by position, and the mask of the span's rows."""
 
     runs: tuple[tuple[int, int], ...]
     """Half-open ranges of cells; empty if `pages` are gathered instead."""
@@ -31,18 +34,18 @@ class Reach:
     """Cells of the first gathered page that are not attended to."""
     count: int
     mask: str | mx.array | None
-    """What scaled_dot_product_attention takes: None, "causal" or booleans [rows, count]."""
+    """The mask of scaled_dot_product_attention: None, "causal" or booleans [rows, count]."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Consecutive rows that are consecutive positions of one sequence."""
+    """Consecutive rows at consecutive positions of one sequence."""
 
     row: int
     count: int
     start: int
     reach: dict[int | None, Reach]
-    """By window: None where a layer sees every position."""
+    """The reach for each window; None is the window of layers that see every position."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +53,10 @@ class Rows:
     """The live rows of a step. A cell is a token's place in the cache: page · page_size + offset."""
 
     live: Array
-    """Which of the step's rows they are, int [n]."""
+    """Indices of the live rows in the step, int [n]."""
     positions: Array
     cells: slice | mx.array
-    """Where the rows' keys and values go: one stretch, or an index a row."""
+    """The cells of the rows' keys and values: a slice, or an index for each row."""
     spans: tuple[Span, ...]
     last_cell: int
 
@@ -71,7 +74,7 @@ def lay_out(
 ) -> Rows:
     """Lay out a step from its `positions` [M], `slots` [M] and a `page_table`; −1 marks a padding row.
 
-    `exact`: give every mask as booleans (quantized caches have no causal kernel).
+    `exact`: make every mask an array of booleans (there is no causal kernel for quantized caches).
     """
     live = np.flatnonzero(positions >= 0)
     at, slot = positions[live].astype(np.int64), slots[live].astype(np.int64)
@@ -104,7 +107,7 @@ def _reach(start: int, count: int, pages: Array, size: int, window: int | None, 
 
 
 def _mask(start: int, count: int, first: int, window: int | None, exact: bool) -> str | mx.array | None:
-    """None where every row sees every cell of the reach."""
+    """The mask of a span; None if every row sees every cell of the reach."""
     if count == 1:
         return None
     if not exact and (window is None or start + count <= window):

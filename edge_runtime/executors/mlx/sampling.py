@@ -1,4 +1,4 @@
-"""The sampler of docs/artifact.md in MLX operations. Only what the rows at hand ask for is computed."""
+"""The sampler of docs/artifact.md in MLX operations. It computes only what the present rows request."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ PENALTIES = (SampleF32.REPETITION_PENALTY, SampleF32.PRESENCE_PENALTY, SampleF32
 
 @dataclass(frozen=True)
 class Choice:
-    """What the sampler reads beside logits, a row each.
+    """The inputs of the sampler in addition to logits, one row for each row of logits.
 
-    `sample_f32` and `sample_i32` [R, 8], and what some row needs of `logit_bias` (float32 [R, V]), `allowed`
-    (bool [R, V]) and `counts` (int32 [R, V]).
+    `sample_f32` and `sample_i32` [R, 8]; `bias` (float32 [R, V]), `allowed` (bool [R, V]) and `counts` (int32
+    [R, V]) are None if no row needs them.
     """
 
     floats: Array
@@ -49,9 +49,9 @@ def sample(logits: mx.array, choice: Choice) -> mx.array:
 
 
 def gumbel(seeds: Array, vocab: int) -> mx.array:
-    """The noise of each token, float32 [R, vocab], for seeds uint32 [R, 3] (low, high, counter).
+    """Gumbel noise of each token, float32 [R, vocab], for seeds uint32 [R, 3] (low, high, counter).
 
-    By pcg4d (Jarzynski & Olano, JCGT 2020), as docs/artifact.md fixes it.
+    It is made with pcg4d (Jarzynski & Olano, JCGT 2020), as docs/artifact.md specifies.
     """
     words = [_column(seeds[:, i]) for i in range(3)]
     token = mx.arange(vocab, dtype=mx.uint32)[None]
@@ -69,7 +69,9 @@ def gumbel(seeds: Array, vocab: int) -> mx.array:
 
 
 def logprobs(logits: mx.array, sampled: mx.array) -> tuple[mx.array, mx.array, mx.array]:
-    """Log-softmax of logits [R, V] at `sampled` [R]; then the ids and values of the likeliest, best first."""
+    """Log-softmax of logits [R, V] at `sampled` [R], and the ids and values of the likeliest tokens, best
+    first.
+    """
     values = logits - mx.logsumexp(logits, axis=-1, keepdims=True)
     order = mx.argsort(-logits, axis=-1)[:, :TOP_LOGPROBS].astype(mx.int32)
     chosen = mx.take_along_axis(values, mx.maximum(sampled, 0)[:, None], axis=-1)[:, 0]
@@ -87,7 +89,7 @@ def _best(score: mx.array) -> mx.array:
 
 
 def _penalized(logits: mx.array, choice: Choice) -> mx.array:
-    """Steps 1 to 4: bias, allowed tokens, penalties."""
+    """Steps 1 to 4 of "sample": bias, allowed tokens, penalties."""
     score = logits
     if choice.bias is not None:
         score = score + mx.array(choice.bias)
@@ -103,7 +105,7 @@ def _penalized(logits: mx.array, choice: Choice) -> mx.array:
 
 
 def _kept(score: mx.array, choice: Choice) -> mx.array:
-    """Steps 6 to 8, bool [R, V]: top-k, top-p, min-p."""
+    """Steps 6 to 8 of "sample", as a mask bool [R, V]: top-k, top-p, min-p."""
     vocab, top_k = score.shape[1], choice.ints[:, SampleI32.TOP_K]
     top_p, min_p = choice.floats[:, SampleF32.TOP_P], choice.floats[:, SampleF32.MIN_P]
     top = mx.max(score, axis=-1, keepdims=True)

@@ -1,7 +1,9 @@
-"""Weights of an MLX artifact: files as mlx-lm writes them; what the step's parameters fold in is applied.
+"""Loads the weights of an MLX artifact from files in mlx-lm's format, and applies each
+parameter's factors.
 
-The files hold the checkpoint's own tensors. A parameter is made of rows of them: brought into its order, rows
-of matrices that are quantized alike joined to one, offset and scale of a vector applied.
+The files hold the checkpoint's own tensors. A parameter is made of rows of them: rows are put in the
+parameter's order, matrices with the same quantization are joined to one, and the offset and the scale of a
+vector are applied.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from nearfar.errors import ArtifactError
 from nearfar.step.params import Param, Piece
 
 AFFINE = ("scales", "biases")
-"""What stands beside the codes of a quantized matrix."""
+"""Names of the tensors that belong to the codes of a quantized matrix."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix [N, K]: dense, or codes (uint32 [N, K·bits/32]) with scale and bias for each group of a
+    """A matrix [N, K]: floats, or codes (uint32 [N, K·bits/32]) with a scale and a bias for each group of a
     row.
     """
 
@@ -36,8 +38,9 @@ class Matrix:
 
     @staticmethod
     def of(parts: Mapping[str, mx.array], k: int) -> Matrix:
-        """A matrix of `k` columns from its weight and, where it is quantized, its scales and biases. Shapes
-        tell the rest.
+        """Make a matrix of `k` columns from its weight and, if it is quantized, its scales and biases.
+
+        Bits and group size follow from the shapes.
         """
         weight = parts["weight"]
         if "scales" not in parts:
@@ -47,7 +50,7 @@ class Matrix:
         )
 
     def __call__(self, x: mx.array) -> mx.array:
-        """The product with x [..., K], an output a row of the matrix: [..., N]."""
+        """Multiply with x [..., K]: the result is [..., N]."""
         if self.scales is None:
             return x @ self.weight.T
         return mx.quantized_matmul(
@@ -75,13 +78,13 @@ class Matrix:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """What it holds."""
+        """The arrays of the matrix."""
         return [part for part in (self.weight, self.scales, self.biases) if part is not None]
 
 
 @dataclass(frozen=True)
 class Joined:
-    """Matrices that share an input: their products side by side."""
+    """Matrices with the same input: they give their products as separate arrays."""
 
     matrices: tuple[Matrix, ...]
 
@@ -96,22 +99,22 @@ class Joined:
         return [len(matrix.weight) for matrix in self.matrices]
 
     def __call__(self, x: mx.array) -> Arrays:
-        """The products with x."""
+        """Multiply each matrix with x [..., K]."""
         return [matrix(x) for matrix in self.matrices]
 
     def rows(self, index: mx.array) -> mx.array:
-        """Rows, where all have one kind."""
+        """Rows of the only matrix, dequantized: [len(index), K]."""
         (matrix,) = self.matrices
         return matrix.rows(index)
 
     @property
     def arrays(self) -> list[mx.array]:
-        """What they hold."""
+        """The arrays of all matrices."""
         return [array for matrix in self.matrices for array in matrix.arrays]
 
 
 def join(matrices: Sequence[Matrix]) -> Joined:
-    """The rows of all; neighbours that are quantized alike are one matrix: one launch, not several."""
+    """Join matrices by rows: neighbours with the same quantization become one matrix, so one launch."""
     runs: list[list[Matrix]] = []
     for matrix in matrices:
         if runs and (runs[-1][0].bits, runs[-1][0].group_size) == (matrix.bits, matrix.group_size):
@@ -133,10 +136,10 @@ def _stacked(matrices: list[Matrix]) -> Matrix:
 
 
 class LoadedWeights:
-    """The parameters of a step, on the device. See reading.Weights."""
+    """The parameters of a step on the device. See reading.Weights."""
 
     def __init__(self, root: Path, files: Sequence[str], params: Sequence[Param], dtype: mx.Dtype) -> None:
-        """Read the files. `dtype`: of everything that is not a code or a vector."""
+        """Read the files. `dtype`: the type of all arrays except codes and vectors."""
         self._root, self._dtype = root, dtype
         self._tensors: dict[str, mx.array] = {}
         for file in files:
@@ -173,14 +176,14 @@ class LoadedWeights:
         return self._matrices[name]
 
     def vector(self, name: str, dtype: mx.Dtype) -> Arrays:
-        """See reading.Weights; cast once."""
+        """See reading.Weights; each dtype is cast once."""
         key = (name, dtype)
         if key not in self._cast:
             self._cast[key] = (self._vectors[name].astype(dtype),)
         return self._cast[key]
 
     def _load(self, param: Param, piece: Piece) -> dict[str, mx.array]:
-        """A piece's rows of its tensor, and of the tensor's scales and biases."""
+        """The rows of a piece in its tensor, and in the tensor's scales and biases."""
         base = piece.tensor.removesuffix(".weight")
         names = {"weight": piece.tensor}
         if param.is_matrix and f"{base}.{AFFINE[0]}" in self._tensors:
@@ -201,7 +204,7 @@ class LoadedWeights:
         return rows if wide or rows.dtype == mx.uint32 else rows.astype(self._dtype)
 
     def _release(self, param: Param) -> None:
-        """Let go of tensors that no parameter to come is made of."""
+        """Free tensors that no later parameter is made of."""
         for tensor in param.tensors:
             self._uses[tensor] -= 1
             if not self._uses[tensor]:

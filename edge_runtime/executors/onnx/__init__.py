@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU: the graph of an onnx artifact, a batch of sequences a run."""
+"""ONNX Runtime on the CPU: each run of an onnx artifact's graph computes a batch of sequences."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _installed() -> bool:
 
 
 def _preferred() -> int:
-    """After our own kernels for the CPU, no later than GPUs that a CPU plays."""
+    """After our own CPU kernels, but not after software GPUs."""
     return -1 if _installed() else -4
 
 

@@ -1,4 +1,4 @@
-"""Runs an onnx artifact: its graph in a session of ONNX Runtime; sampling in NumPy."""
+"""Runs an onnx artifact: its graph in a session of ONNX Runtime, and sampling in NumPy."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from nearfar.format.sampler import SampleI32
 
 Array = npt.NDArray[Any]
 ERRORS_ONLY = 3
-"""Severity: ONNX Runtime warns of an input with a default, which is meant so."""
+"""Log severity: ONNX Runtime warns of an input with a default, which is intended here."""
 
 
 class OnnxExecutor:
-    """See Executor.
+    """See Executor. The results of `run` are complete when it returns.
 
-    A step is one run of the graph for the sequences that go on by a token, whatever their lengths, and one
-    for each stretch of a prompt (spans.py); what `run` computes is there when it returns.
+    A step runs the graph once for all sequences that continue by one token, whatever their lengths, and once
+    for each stretch of a prompt (spans.py).
     """
 
     name = "onnx"
 
     def __init__(self, artifact: Artifact, program: Program, settings: Settings) -> None:
-        """Open a session, make the pages of the cache."""
+        """Open a session and allocate the pages of the cache."""
         manifest = artifact.manifest
         if manifest.function is None:
             raise ArtifactError(f"{artifact.path} lists no graph (function). Build the artifact again")
@@ -64,13 +64,13 @@ class OnnxExecutor:
             self._buffers["allowed"][...] = 0xFFFFFFFF
 
     def write(self, buffer: str, data: Array, row: int = 0, column: int = 0) -> None:
-        """See Executor.write. The cache's pages are written by write_pages."""
+        """See Executor.write. Only write_pages writes the cache's pages."""
         target = self._buffer(buffer)
         start = place(buffer, target.shape, target.dtype, data, row, column)
         target.reshape(-1)[start : start + data.size] = data.reshape(-1)
 
     def prepare(self, function: str, size: int, later: bool = False) -> Sequence[Future[Any]]:
-        """See Executor.prepare. ONNX Runtime has made its kernels when the session opens."""
+        """See Executor.prepare. ONNX Runtime makes its kernels when the session is opened."""
         return ()
 
     def run(self, function: str, size: int) -> None:
@@ -138,7 +138,9 @@ class OnnxExecutor:
                     buffers["logits"][index] = place_of[row]
 
     def _run(self, batch: Batch, laid_out: LaidOut) -> Array:
-        """Logits float32 [B, keep, vocab]; keys and values are appended where the sequences lie."""
+        """Run a batch: returns logits float32 [B, keep, vocab], and appends keys and values to the laid-out
+        sequences.
+        """
         mask = np.arange(batch.total) < (batch.starts + batch.count)[:, None]
         given = {
             "input_ids": self._buffers["tokens"][batch.rows].astype(np.int64),
@@ -147,7 +149,7 @@ class OnnxExecutor:
         }
         binding = self._session.io_binding()
         for name, array in given.items():
-            # bind_cpu_input does not know inputs that have a default
+            # bind_cpu_input rejects inputs that have a default
             binding.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array))
         binding.bind_output("logits", "cpu")
         for cache, pair in enumerate(laid_out.arrays):
@@ -159,7 +161,7 @@ class OnnxExecutor:
         return np.asarray(binding.get_outputs()[0].numpy())
 
     def _take(self, size: int, function: str) -> None:
-        """Greedy and sample."""
+        """Run "greedy" or "sample": write the sampled token of each row."""
         buffers = self._buffers
         for row in np.flatnonzero(buffers["sample_i32"][:size, SampleI32.SLOT] >= 0).tolist():
             ints, logits = buffers["sample_i32"][row], buffers["logits"][row]
@@ -182,7 +184,7 @@ class OnnxExecutor:
 
     @contextmanager
     def _guard(self, what: str) -> Iterator[None]:
-        """What ONNX Runtime raises as a DeviceError; its errors have no common class but Exception's."""
+        """Turn ONNX Runtime's errors into DeviceError; they have no common class but Exception."""
         try:
             yield
         except (ArtifactError, DeviceError):

@@ -1,8 +1,9 @@
-"""Keys and values: pages, which the engine's bookkeeping knows, and what the graph reads, sequences in a row.
+"""Keys and values in two forms: pages, as the engine's bookkeeping has them, and contiguous sequences for the
+graph.
 
-GroupQueryAttention reads a sequence's past as one stretch and, given one array as past and present, appends
-to it in place. So the sequences of the last batch stay laid out; while the next step goes on with the same
-ones, nothing is copied but the new positions, to their pages. Everything else is gathered from the pages.
+GroupQueryAttention reads a sequence's past as one array. Given one array as both past and present, it appends
+in place. So the sequences of the last batch stay laid out: while the next step continues the same ones, only
+the new positions are copied to their pages. Other sequences are gathered from the pages.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from nearfar.format.sizes import pages_for
 
 Array = npt.NDArray[Any]
 ROOM = 256
-"""Positions by which laid out sequences grow."""
+"""Positions by which laid-out sequences grow."""
 
 
 @dataclass
 class LaidOut:
-    """Sequences in a row: of each cache keys and values [B, kv_heads, room, head_dim].
+    """Contiguous sequences: for each cache keys and values [B, kv_heads, room, head_dim].
 
-    `slots`, `lengths` [B], and by group the pages [B, columns] that hold the same.
+    `slots`, `lengths` [B]; `tables`: for each group the pages [B, columns] with the same content.
     """
 
     arrays: list[tuple[Array, Array]]
@@ -37,11 +38,11 @@ class LaidOut:
 
     @property
     def room(self) -> int:
-        """Positions that there is room for."""
+        """Positions that the arrays have room for."""
         return int(self.arrays[0][0].shape[2])
 
     def continues(self, batch: Batch, tables: Sequence[Array], page_size: int) -> bool:
-        """Whether the batch goes on with these sequences, in the pages that they were in."""
+        """Whether the batch continues these sequences, in the same pages."""
         if not np.array_equal(self.slots, batch.slots) or not np.array_equal(self.lengths, batch.starts):
             return False
         if self.room < batch.total:
@@ -54,7 +55,9 @@ class LaidOut:
 
 
 class PagedPast:
-    """The pages of every cache, and the sequences laid out last: of single tokens, and of several."""
+    """The pages of every cache, and the sequences laid out last: one set for single tokens, one
+    for several.
+    """
 
     def __init__(
         self, cache: Cache, groups: Sequence[Group], caches: Sequence[KvCache], pages: Sequence[int]
@@ -69,12 +72,14 @@ class PagedPast:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the pages and of what is laid out."""
+        """Bytes of the pages and of the laid-out sequences."""
         laid_out = (pair for each in self._laid_out.values() for pair in each.arrays)
         return sum(array.nbytes for pair in (*self.pages, *laid_out) for array in pair)
 
     def lay_out(self, batch: Batch, tables: Sequence[Array]) -> LaidOut:
-        """The sequences of a batch, with room for what it adds. `tables`: the page table of each group."""
+        """Lay out the sequences of a batch, with room for its new positions. `tables`: the page table of each
+        group.
+        """
         found = self._laid_out.get(batch.single)
         if found is not None and found.continues(batch, tables, self._size):
             return found
@@ -105,7 +110,7 @@ class PagedPast:
         self._forget({group: np.unique(pages) for group, pages in enumerate(written)}, but=batch.single)
 
     def read(self, group: int, pages: Sequence[int]) -> dict[int, tuple[Array, ...]]:
-        """Copies of pages of a group, by cache."""
+        """Copies of pages of a group: keys and values by cache."""
         own = (i for i, cache in enumerate(self._caches) if cache.group == group)
         return {i: tuple(array[list(pages)] for array in self.pages[i]) for i in own}
 
@@ -123,9 +128,10 @@ class PagedPast:
         return [(empty(cache), empty(cache)) for cache in self._caches]
 
     def _gather(self, index: int, table: Array, start: int, targets: Sequence[Array]) -> None:
-        """Positions of a sequence [kv_heads, room, head_dim] that are still attended to, from its pages.
+        """Copy the positions of a sequence that are still attended to from its pages into `targets`.
 
-        The others may have given their pages back; 0 stands there, which is masked like any number.
+        `targets` are [kv_heads, room, head_dim]. Earlier pages may have been released; their positions become
+        0, and are masked.
         """
         window = self._groups[self._caches[index].group].window
         first = 0 if window is None else max(0, start - window + 1) // self._size
@@ -139,7 +145,7 @@ class PagedPast:
             target[:, begin:start] = stretch[:, : start - begin]
 
     def _forget(self, written: Mapping[int, Array], but: bool | None = None) -> None:
-        """Let go of what is laid out of pages that were written since."""
+        """Drop laid-out sequences whose pages have been written since."""
         for key, laid_out in list(self._laid_out.items()):
             if key != but and any(np.isin(laid_out.tables[g], pages).any() for g, pages in written.items()):
                 del self._laid_out[key]

@@ -1,4 +1,4 @@
-"""The sampler of docs/artifact.md in NumPy. Only what the rows at hand ask for is computed."""
+"""The sampler of docs/artifact.md in NumPy. It computes only what the present rows request."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ NOTHING = np.float32(-np.inf)
 
 @dataclass(frozen=True)
 class Choice:
-    """What the sampler reads of a row beside its logits [vocab].
+    """The inputs of the sampler for one row in addition to its logits [vocab].
 
-    `floats`, `ints` [8]: its rows of `sample_f32` and `sample_i32`; of its slot `bias` float32 and `counts`
-    int32 [vocab], and `allowed`, uint32 words.
+    `floats`, `ints` [8]: the row in `sample_f32` and `sample_i32`. From the row's slot: `bias` float32
+    [vocab], `counts` int32 [vocab], and `allowed`, uint32 words.
     """
 
     floats: Floats
@@ -37,7 +37,7 @@ def greedy(logits: Floats) -> int:
 
 
 def sample(logits: Floats, choice: Choice) -> int:
-    """Steps 1 to 9 of "sample" in docs/artifact.md for one row: a token, or −1."""
+    """Steps 1 to 9 of "sample" in docs/artifact.md for one row: returns a token, or −1."""
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         score = _finite(_penalized(logits, choice))
         temperature = choice.floats[SampleF32.TEMPERATURE]
@@ -50,9 +50,9 @@ def sample(logits: Floats, choice: Choice) -> int:
 
 
 def gumbel(seeds: Array, vocab: int) -> Floats:
-    """The noise of each token, float32 [vocab], for seeds uint32 [3] (low, high, counter).
+    """Gumbel noise of each token, float32 [vocab], for seeds uint32 [3] (low, high, counter).
 
-    By pcg4d (Jarzynski & Olano, JCGT 2020), as docs/artifact.md fixes it.
+    It is made with pcg4d (Jarzynski & Olano, JCGT 2020), as docs/artifact.md specifies.
     """
     token = np.arange(vocab, dtype=np.uint32)
     words = [np.full(vocab, word, np.uint32) for word in seeds] + [token]
@@ -68,7 +68,9 @@ def gumbel(seeds: Array, vocab: int) -> Floats:
 
 
 def logprobs(logits: Floats, sampled: Array) -> tuple[Array, Array, Array]:
-    """Log-softmax of logits [R, vocab] at `sampled` [R]; ids and values of the likeliest, best first."""
+    """Log-softmax of logits [R, vocab] at `sampled` [R], and the ids and values of the likeliest tokens, best
+    first.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
         top = logits.max(axis=-1, keepdims=True)
         values = logits - (top + np.log(np.exp(logits - top).sum(axis=-1, keepdims=True)))
@@ -87,7 +89,7 @@ def _best(score: Floats) -> int:
 
 
 def _penalized(logits: Floats, choice: Choice) -> Floats:
-    """Steps 1 to 4: bias, allowed tokens, penalties."""
+    """Steps 1 to 4 of "sample": bias, allowed tokens, penalties."""
     score = logits + choice.bias
     if not (choice.allowed == np.uint32(0xFFFFFFFF)).all():
         bits = np.unpackbits(choice.allowed.view(np.uint8), bitorder="little")[: len(score)]
@@ -109,7 +111,7 @@ def _penalized(logits: Floats, choice: Choice) -> Floats:
 
 
 def _kept(score: Floats, choice: Choice) -> Array:
-    """Steps 6 to 8, bool [vocab]: top-k, top-p, min-p."""
+    """Steps 6 to 8 of "sample", as a mask bool [vocab]: top-k, top-p, min-p."""
     top_k, top_p = int(choice.ints[SampleI32.TOP_K]), choice.floats[SampleF32.TOP_P]
     min_p, top = choice.floats[SampleF32.MIN_P], score.max()
     kept = score > NOTHING

@@ -1,4 +1,4 @@
-"""The rows of a step as the graph takes them: sequences of equally many consecutive tokens, a batch a run."""
+"""The rows of a step as the graph takes them: batches of sequences with equally many consecutive tokens."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences that are computed together, each with `count` tokens more.
+    """Sequences that are computed together, each with `count` new tokens.
 
-    `rows` int [B, count]: the step's rows; `slots`, `starts` int [B]: whose, and how many positions each has
-    behind it; `keep`: of so many last tokens logits are wanted, at least one.
+    `rows` int [B, count]: the step's rows. `slots`, `starts` int [B]: the slot of each sequence, and its
+    positions so far. `keep`: the number of last tokens whose logits are needed, at least one.
     """
 
     rows: Array
@@ -27,25 +27,26 @@ class Batch:
 
     @property
     def count(self) -> int:
-        """Tokens of each sequence."""
+        """New tokens of each sequence."""
         return int(self.rows.shape[1])
 
     @property
     def total(self) -> int:
-        """Positions of the longest sequence, with the new ones."""
+        """Positions of the longest sequence, including the new ones."""
         return int(self.starts.max()) + self.count
 
     @property
     def single(self) -> bool:
-        """Whether it is one token of each sequence."""
+        """Whether the batch has one token for each sequence."""
         return self.count == 1
 
 
 def batches(positions: Array, slots: Array, wanted: Sequence[int]) -> list[Batch]:
-    """The batches of a step with `positions` and `slots` [M], −1 marks padding; `wanted`: rows with logits.
+    """Divide a step with `positions` and `slots` [M] (−1 marks padding) into batches; `wanted`: rows with
+    logits.
 
-    One token of each sequence is one batch, whatever their lengths. Several tokens behind a past, which
-    ONNX Runtime computes for one sequence alone, are one each.
+    Sequences with one token share a batch, whatever their lengths. Sequences with several tokens after a past
+    are a batch each: ONNX Runtime computes these for one sequence at a time.
     """
     live = np.flatnonzero(positions >= 0)
     if not len(live):
