@@ -1,4 +1,4 @@
-"""What a device offers, as its probe finds it and an artifact's programs need it."""
+"""The features of a device, as its probe finds them and programs require them."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from nearfar.format.adapters import Adapter
 
 @dataclass(frozen=True)
 class Found:
-    """What a device offers. `memory`: bytes that may be taken, where it is not simply the host's."""
+    """The features of a device. `memory`: bytes that may be taken, None for the host's memory."""
 
     features: frozenset[str]
     limits: Mapping[str, int] = field(default_factory=dict)
     memory: int | None = None
     adapter: Adapter | None = None
-    """What kind of GPU it is; None on devices without programs for classes of them."""
+    """The GPU's adapter; None for devices whose programs have no device classes."""
     arch: str | None = None
     system: str | None = None
-    """Whose native code it runs: an architecture and an operating system; None on devices that run none."""
+    """The system whose native code it runs; with `arch` its platform. None for devices that run no native
+    code.
+    """
     advice: str = ""
-    """What to do where it can run no program of an artifact."""
+    """Advice for users if the device can run no program of an artifact."""
 
     def largest_buffer(self) -> int | None:
-        """Bytes of the largest buffer that kernels of the device reach.
-
-        None where buffers have no limit of their own.
+        """Bytes of the largest buffer that kernels of the device can use; None if buffers have no limit of
+        their own.
         """
         names = ("maxStorageBufferBindingSize", "maxBufferSize", "maxStorageBufferRange")
         return min((self.limits[name] for name in names if name in self.limits), default=None)

@@ -1,4 +1,4 @@
-"""How far a wait is, for who waits: while a model is loaded, kernels are compiled, a prompt is read."""
+"""Progress of waits: while a model is loaded, kernels are compiled, or a prompt is read."""
 
 from __future__ import annotations
 
@@ -25,36 +25,36 @@ WORDS: dict[Phase, str] = {
 }
 
 Ready = Literal["all", "decode", "no"]
-"""What is compiled when a load is done: see LoadOptions.ready."""
+"""The kernels that are compiled when a load returns: see LoadOptions.ready."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What is waited for, and how far it is.
+    """The phase of a wait, and how far it is.
 
-    A load tells "checking" (`done` of `total` bytes), "loading", "trying" (of several programs for a GPU, at
-    the first load), "kernels", "warming" (plans that have run once) and, at the end, "ready"; each where
-    there is something to wait for. After that come "kernels", where an answer waits for some after all, and
-    "prompt": tokens read of those of all requests that wait for their first token, from the cache included.
-    The last event of either has `done` equal to `total`. "downloading" (bytes) and "starting" are of
-    servers (`nearfar serve`).
+    A load reports "checking" (`done` of `total` bytes), "loading", "trying" (timing several programs on a
+    GPU, at the first load), "kernels", "warming" (plans that have run once) and, at the end, "ready"; each
+    only if there is something to wait for. Later come "kernels", if an answer waits for some after all, and
+    "prompt": tokens read of the prompts of all requests that wait for their first token, including cached
+    tokens. The last event of either has `done` equal to `total`. "downloading" (bytes) and "starting" come
+    from servers (`nearfar serve`).
     """
 
     phase: Phase
     done: int = 0
     total: int = 0
-    """In what the phase counts; 0 where nobody knows."""
+    """The total in the phase's unit; 0 if unknown."""
 
     @property
     def over(self) -> bool:
-        """Whether nobody waits any more. What a load is at goes over into its next phase, and "ready"."""
+        """Whether the wait is over. A phase of a load is followed by the next one, and at last by "ready"."""
         counted = self.phase in ("kernels", "prompt") and self.total > 0
         return self.phase == "ready" or (counted and self.done >= self.total)
 
     def __str__(self) -> str:
-        """As a line of a terminal or a log."""
+        """The progress as a line for a terminal or a log."""
         words = WORDS[self.phase]
         if not self.total:
             return words
@@ -64,18 +64,20 @@ class Progress:
 
 
 Tell = Callable[[Progress], None]
-"""Is told of progress, from any thread, one call at a time; it is to return at once."""
+"""A callback for progress: called from any thread, one call at a time; it must return at once."""
 
 
 class Teller:
-    """Calls a Tell. One that raises is not called again: what it shows is no reason to fail a request."""
+    """Calls a Tell. After an exception it is not called again: a broken display is no reason to fail a
+    request.
+    """
 
     def __init__(self, tell: Tell | None) -> None:
         self._tell = tell
         self._lock = threading.Lock()
 
     def __call__(self, phase: Phase, done: int = 0, total: int = 0) -> None:
-        """Tell, where somebody listens."""
+        """Report progress if there is a callback."""
         with self._lock:
             if self._tell is None:
                 return

@@ -1,8 +1,8 @@
-"""Long work in small steps, in one background thread that all such work shares turn by turn.
+"""Runs long work in small steps, in one background thread that all such work shares in turns.
 
-A thread alone does not keep an event loop free: a thread that computes holds the interpreter's lock for 5 ms
-or more whenever the loop wants to go on. Here no work holds it for longer than a step, and short work does
-not wait until long work has ended.
+A thread alone does not keep an event loop free: a computing thread holds the interpreter's lock for 5 ms or
+more whenever the loop wants to continue. Here no work holds it for longer than a step, and short work does
+not wait for long work to end.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _work_always(line: queue.SimpleQueue[tuple[Steps[Any], Future[Any]]]) -> Non
             work.close()
         elif _goes_on(work, future):
             line.put((work, future))
-        del work, future  # or the last result would lie here until there is another work
+        del work, future  # else the last result would be kept until the next work arrives
         time.sleep(REST)
 
 

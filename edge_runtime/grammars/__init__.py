@@ -1,4 +1,4 @@
-"""What answers must match: JSON schemas as grammars keep to them, and grammars followed token by token.
+"""Constraints on answers: JSON schemas as grammars enforce them, and grammars followed token by token.
 
 Importing this imports no grammar library: llguidance is loaded by the first request that needs it.
 """

@@ -1,7 +1,7 @@
-"""Which part of a JSON schema a grammar library does not take, told by its place and keywords.
+"""Finds the part of a JSON schema that a grammar library rejects, and names its place and keywords.
 
-What `narrowed` lets through should compile; where a library still refuses it, its own words (a place in its
-source, a regular expression that it made) say nothing to who wrote the schema.
+A schema that `narrowed` returns should compile. If a library still rejects it, the library's message (a place
+in its source, a regular expression that it made) does not help the author of the schema.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ from typing import Any
 from nearfar.edge_runtime.grammars.typed import Schema
 
 MOST = 64
-"""Compilations that a search may cost."""
+"""The most compilations in one search."""
 DEFINED = "#/$defs/"
 NOTHING: Schema = {"type": "null"}
-"""A schema that every library takes."""
+"""A schema that every library accepts."""
 
 
 def blamed(schema: Schema, compiles: Callable[[Schema], bool]) -> str:
-    """What to say of a narrowed schema that does not compile: its smallest part that does not either."""
+    """The error for a narrowed schema that does not compile: it names the place and keywords of its smallest
+    such part.
+    """
     definitions: dict[str, Schema] = dict(schema.get("$defs", {}))
     left, place, part = MOST, "#", schema
     while True:
@@ -31,7 +33,7 @@ def blamed(schema: Schema, compiles: Callable[[Schema], bool]) -> str:
             break
         else:
             break
-        # What refers back to a definition that is looked into is at fault only because that is.
+        # A part that refers back to the definition being searched fails only because of that definition.
         definitions |= {name: NOTHING for name in definitions if place == f"{DEFINED}{name}"}
     keywords = " and ".join(repr(key) for key in part if key not in ("type", "$defs")) or "'type'"
     return (
@@ -41,7 +43,7 @@ def blamed(schema: Schema, compiles: Callable[[Schema], bool]) -> str:
 
 
 def _children(schema: Schema, place: str, definitions: dict[str, Schema]) -> Iterator[tuple[str, Schema]]:
-    """The parts of a schema with their places; the definition that it refers to is one of them."""
+    """The parts of a schema with their places, and the definition that it refers to."""
     name = str(schema.get("$ref")).removeprefix(DEFINED)
     if name in definitions:
         yield f"{DEFINED}{name}", definitions[name]
@@ -55,7 +57,7 @@ def _children(schema: Schema, place: str, definitions: dict[str, Schema]) -> Ite
 
 
 def schema_tags(tag: Any) -> Iterator[dict[str, Any]]:
-    """The tags of JSON schemas in a structural tag."""
+    """The tags of JSON schemas in a structural tag, at any depth."""
     if isinstance(tag, list):
         for one in tag:
             yield from schema_tags(one)

@@ -1,4 +1,4 @@
-"""Grammars compiled by llguidance, in this process: it bounds its own time and memory."""
+"""Compiles grammars with llguidance, in this process: the library bounds its own time and memory."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.errors import RequestError
 
 BLANKS = r"[\x20\x0A\x0D\x09]{0,16}"
-"""Between the parts of JSON. Small models would go on with blanks for ever."""
+"""Blanks between the parts of JSON: a small model might otherwise write blanks without end."""
 CALL_BLANKS = r"[\x20\x0A\x0D\x09]?"
-"""Blanks between the parts of a tool's arguments, which nobody reads."""
+"""Blanks between the parts of a tool's arguments, which users do not read."""
 LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
@@ -32,21 +32,23 @@ LIMITS: dict[str, Any] = {
     "max_lexer_states": 20_000,
     "max_grammar_size": 200_000,
 }
-"""llguidance's units. About 20 ms to begin, 15 ms a token, and 40 MB of states in each answer under way."""
+"""Bounds in llguidance's units: about 20 ms to begin, 15 ms a token, and 40 MB of states in each running
+answer.
+"""
 MOST_RULES = 500
-"""Rules of an EBNF grammar: the time to read them grows with their square, 0.4 s for 500."""
+"""The most rules of an EBNF grammar: parsing takes time in their square, 0.4 s for 500."""
 KEPT = 16
-"""Compiled grammars that are kept."""
+"""The number of compiled grammars that are cached."""
 MISSING = "llguidance, which is not installed: pip install 'nearfar[edge,grammars]'"
 
 
 def available() -> bool:
-    """Whether grammars can be followed here."""
+    """Whether llguidance is installed."""
     return find_spec("llguidance") is not None
 
 
 class Grammars:
-    """The grammars of one vocabulary. Methods with an underscore run in the thread that compiles."""
+    """The compiled grammars of one vocabulary. Methods with an underscore run in the compile thread."""
 
     def __init__(self, codec: TextCodec, vocab_size: int, eos: Sequence[int]) -> None:
         self._codec, self._vocab_size, self._eos = codec, vocab_size, list(eos)
@@ -57,8 +59,10 @@ class Grammars:
     async def constraints(
         self, grammar: Grammar, count: int, *, ignore_eos: bool = False
     ) -> list[GrammarConstraint]:
-        """`count` constraints at the start of a grammar. RequestError says what is wrong with the grammar, or
-        what to install. `ignore_eos`: constraints end only where nothing else is allowed.
+        """Return `count` constraints at the start of a grammar.
+
+        RequestError says what is wrong with the grammar, or what to install. `ignore_eos`: an answer may end
+        only where the grammar allows nothing else.
         """
         if not available():
             raise RequestError(f"{grammar.param} needs {MISSING}", grammar.param)
@@ -68,7 +72,7 @@ class Grammars:
         return await loop.run_in_executor(self._pool, self._constraints, grammar, count, ignore_eos)
 
     def close(self) -> None:
-        """End the thread, once it has nothing to do."""
+        """End the thread once its work is done."""
         if self._pool is not None:
             self._pool.shutdown(wait=False)
 
@@ -87,7 +91,7 @@ class Grammars:
         ]
 
     def _compile(self, grammar: Grammar) -> Any:
-        """A llguidance.LLMatcher whose first mask is known to come."""
+        """A llguidance.LLMatcher that has already computed its first mask."""
         import llguidance
 
         kind = grammar.kind.replace("_", " ")
@@ -103,7 +107,7 @@ class Grammars:
             raise
         except RecursionError as error:
             raise RequestError(f"the {kind} is nested too deeply; make it flatter", grammar.param) from error
-        except Exception as error:  # the reader of EBNF raises plain Exceptions, the library what it likes
+        except Exception as error:  # the EBNF reader raises plain Exceptions, the library any kind
             raise _refusal(grammar, str(error)) from error
         if first.is_error():
             for schema in _schemas(grammar):
@@ -113,7 +117,7 @@ class Grammars:
         return matcher
 
     def _compiles(self, schema: Schema) -> bool:
-        """Whether the library takes a narrowed schema."""
+        """Whether the library accepts a narrowed schema."""
         import llguidance
 
         try:
@@ -123,12 +127,12 @@ class Grammars:
             if not matcher.is_error():
                 matcher.compute_bitmask()
             return not matcher.is_error()
-        except Exception:  # whatever it raises
+        except Exception:  # any error means that it does not
             return False
 
 
 def tokenizer(codec: TextCodec, vocab_size: int, eos: Sequence[int]) -> Any:
-    """Llguidance's view of a tokenizer: the bytes of its tokens, and how it would write a text."""
+    """A tokenizer for llguidance: the bytes of its tokens, and how it tokenizes a text."""
     import llguidance
 
     ends = ends_of(codec, vocab_size, eos)
@@ -139,15 +143,17 @@ def tokenizer(codec: TextCodec, vocab_size: int, eos: Sequence[int]) -> Any:
 
 
 def ends_of(codec: TextCodec, vocab_size: int, eos: Sequence[int]) -> list[int]:
-    """The tokens that end the text of a grammar. For a model without end tokens a token that has no text
-    stands for the end: without one, a grammar that may be empty would be at its end before the first token.
+    """The tokens that end the text of a grammar.
+
+    For a model without end tokens, a token without text stands for the end: otherwise a grammar that may be
+    empty would end before the first token.
     """
     silent = (token for token in codec.silent if token < vocab_size)
     return list(eos) or [min(silent, default=vocab_size - 1)]
 
 
 class _Words:
-    """What llguidance asks of a tokenizer."""
+    """The tokenizer interface that llguidance expects."""
 
     bos_token_id = None
 
@@ -159,8 +165,10 @@ class _Words:
         self.greedy: Any = None
 
     def __call__(self, text: str | bytes) -> list[int]:
-        """The tokens of what a grammar leaves no choice about, as the model would write them; some
-        tokenizers put a blank before a text, then each the longest that fits.
+        """Tokenize text that a grammar prescribes as the model would.
+
+        If the tokenizer changes the text (some put a blank before it), use the longest token that fits,
+        repeatedly.
         """
         data = text.encode() if isinstance(text, str) else text
         tokens = self._codec.encode_raw(data.decode(errors="replace"))
@@ -170,7 +178,7 @@ class _Words:
 
 
 def _text(grammar: Grammar) -> str:
-    """A grammar in llguidance's words."""
+    """Translate a grammar into llguidance's form."""
     from llguidance import LLMatcher
 
     match grammar.kind:
@@ -193,7 +201,7 @@ def _text(grammar: Grammar) -> str:
 
 
 def _schemas(grammar: Grammar) -> list[Schema]:
-    """The narrowed JSON schemas of a grammar."""
+    """The narrowed JSON schemas in a grammar."""
     if grammar.kind == "json_schema":
         return [narrowed(json.loads(grammar.text), strict=True, param="response_format")]
     if grammar.kind != "structural_tag":

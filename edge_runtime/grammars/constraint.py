@@ -1,4 +1,4 @@
-"""A grammar while an answer is sampled."""
+"""Follows a grammar while an answer is sampled."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy.typing as npt
 from nearfar.errors import RequestError
 
 STEP_SECONDS = 0.1
-"""Seconds of processor time that a token may take: whatever a grammar does, other requests' steps wait for
-it.
-"""
+"""The most seconds of processor time for one token: meanwhile the steps of other requests wait."""
 
 
 class GrammarConstraint:
-    """Which tokens an answer may take; see engine.requests.Constraint. It raises what ends its request."""
+    """Masks the tokens of one answer by a grammar; see engine.requests.Constraint. An error
+    ends its request.
+    """
 
     def __init__(
         self,
@@ -29,9 +29,10 @@ class GrammarConstraint:
         *,
         ignore_eos: bool = False,
     ) -> None:
-        """`matcher`: a llguidance.LLMatcher at the start of its grammar, this one's alone. `param`: of the
-        request, that asks for it. `ends`: the tokens that end the text; with `ignore_eos` they may come only
-        where the grammar allows nothing else.
+        """`matcher`: a llguidance.LLMatcher at the start of its grammar, used by this constraint alone.
+
+        `param`: the request's parameter with the grammar, for errors. `ends`: the tokens that end the text;
+        with `ignore_eos` they are allowed only where the grammar allows nothing else.
         """
         self._matcher, self._param = matcher, param
         self.ends = frozenset(ends)
@@ -39,21 +40,21 @@ class GrammarConstraint:
         self._words = (vocab_size + 31) // 32
         self._count = 0
         self.complete_at: int | None = None
-        """How many tokens had come when the grammar was at its end; it takes no more."""
+        """The number of tokens when the grammar was complete, None before; later tokens are ignored."""
 
     def allowed(self) -> npt.NDArray[Any]:
-        """uint32 [(vocab_size+31)//32]."""
+        """The mask of the next token, uint32 [(vocab_size+31)//32]."""
         start = time.thread_time()
-        # The library has room for one token more.
+        # The library's mask has room for one token more.
         words = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)[: self._words]
         self._check(start)
         return without(words, self._held)
 
     def accept(self, token: int) -> bool:
-        """Move on by a token."""
+        """Advance by a token; False if the grammar does not allow it."""
         start = time.thread_time()
         self._count += 1
-        if self.complete_at is not None:  # a step that was under way when the grammar ended
+        if self.complete_at is not None:  # a step that was in flight when the grammar ended
             return True
         taken = bool(self._matcher.consume_token(token))
         self._check(start)
@@ -72,7 +73,7 @@ class GrammarConstraint:
 
 
 def without(allowed: npt.NDArray[np.uint32], tokens: Sequence[int]) -> npt.NDArray[np.uint32]:
-    """A mask of allowed tokens without some of them; as it is where it allows no others."""
+    """A mask without some tokens; the same mask if it allows no others."""
     left = allowed.copy()
     for token in tokens:
         left[token // 32] &= np.uint32(0xFFFFFFFF ^ (1 << token % 32))
@@ -83,8 +84,9 @@ _REASON = "error: "
 
 
 def why(message: str) -> str:
-    """The first line of what the library says, at most 300 characters. A regex parser draws the pattern below
-    that line, and gives its reason last: the reason is added.
+    """The first line of a library's error message, at most 300 characters.
+
+    A regex parser prints the pattern below that line, and the reason last: the reason is added.
     """
     lines = [line.strip() for line in message.splitlines() if line.strip() and not line.startswith("<")]
     said = lines[0] if lines else "no reason is known"

@@ -1,4 +1,4 @@
-"""A grammar as a request asks for it."""
+"""The grammar of a request."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 MAX_GRAMMAR_BYTES = 64 << 10
-"""Bytes that the text of a grammar may have."""
+"""The most bytes of a grammar's text."""
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """What the answer must match: kind and its text (a JSON schema, a regular expression, an EBNF grammar).
+    """A constraint on an answer: the kind, and its text (a JSON schema, a regular expression, an EBNF
+    grammar).
 
-    "json_object" has an empty text. "structural_tag" (xgrammar's JSON) is what both sides make where tools
-    or reasoning stand in an answer: edge_runtime.tools.asking.
+    "json_object" has an empty text. "structural_tag" (xgrammar's JSON) is made by both runtimes for answers
+    with tools or reasoning: edge_runtime.tools.asking.
     """
 
     kind: Literal["json_schema", "json_object", "regex", "ebnf", "structural_tag"]
@@ -22,6 +23,6 @@ class Grammar:
 
     @property
     def param(self) -> Literal["tools", "response_format"]:
-        """The parameter of a request that asks for it."""
+        """The parameter of the request that has the grammar."""
         of_tools = self.kind == "structural_tag" and '"param": "tools"' in self.text
         return "tools" if of_tools else "response_format"

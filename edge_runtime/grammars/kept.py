@@ -1,4 +1,4 @@
-"""What was made lately is kept, up to so many bytes."""
+"""A cache of values with a limit in bytes; the least recently used values are dropped."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ V = TypeVar("V")
 
 
 def key_of(grammar: Grammar) -> str:
-    """A name for a grammar that is short and is no other's."""
+    """A short key that identifies a grammar: the SHA-256 of its kind and text."""
     return hashlib.sha256(f"{grammar.kind}\n{grammar.text}".encode(errors="surrogatepass")).hexdigest()
 
 
 class Kept(Generic[K, V]):
-    """Values with their sizes in bytes; beyond `most` bytes those not asked for longest go. The newest
-    always stays.
+    """A cache of values with their sizes; beyond `most` bytes the least recently used are dropped, never the
+    newest.
     """
 
     def __init__(self, most: int) -> None:
@@ -31,17 +31,17 @@ class Kept(Generic[K, V]):
         return len(self._values)
 
     def has(self, key: K) -> bool:
-        """Whether it is kept; then it counts as used now."""
+        """Whether a value is cached; if it is, it counts as used now."""
         if key in self._values:
             self._values.move_to_end(key)
         return key in self._values
 
     def get(self, key: K) -> V | None:
-        """The value, if it is kept; it counts as used now."""
+        """The value, or None; a cached value counts as used now."""
         return self._values[key][0] if self.has(key) else None
 
     def put(self, key: K, value: V, size: int) -> list[K]:
-        """Keep a value of `size` bytes; gives the keys of those that had to go."""
+        """Cache a value of `size` bytes; return the keys of dropped values."""
         self.drop(key)
         self._values[key] = value, size
         self.bytes += size
@@ -52,11 +52,11 @@ class Kept(Generic[K, V]):
         return gone
 
     def drop(self, key: K) -> None:
-        """Keep it no longer."""
+        """Remove a value, if it is cached."""
         _, size = self._values.pop(key, (None, 0))
         self.bytes -= size
 
     def clear(self) -> None:
-        """Keep nothing."""
+        """Remove all values."""
         self._values.clear()
         self.bytes = 0

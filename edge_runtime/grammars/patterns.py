@@ -1,4 +1,4 @@
-"""Which regular expressions in a JSON schema the grammars keep to."""
+"""Decides which regular expressions in a JSON schema grammars can enforce."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ PLAIN = (codes.ANY, codes.NOT_LITERAL)
 
 
 def why_not(pattern: Any) -> str | None:
-    """Why a pattern cannot be enforced; None: it can.
+    """The reason why a pattern cannot be enforced; None if it can.
 
-    xgrammar matches it with the whole string and passes over what looks around. Its characters are written as
-    they are, so those that JSON escapes would end the string. The text of the pattern must mean the same to
+    xgrammar matches a pattern against the whole string and ignores lookarounds. It writes characters as they
+    are, so a character that JSON escapes would end the string. The text of the pattern must mean the same to
     Python's parser.
     """
     if not isinstance(pattern, str):
@@ -32,14 +32,17 @@ def why_not(pattern: Any) -> str | None:
 
 
 def slow(pattern: str) -> str | None:
-    """Why it may take Python's backtracking long to search for a pattern that `why_not` has nothing against;
-    None: it will not.
+    """The reason why Python's backtracking may take long with a pattern; None if it does not.
+
+    The pattern must be one that `why_not` accepts.
     """
     return None if _repeats(parser.parse(pattern)) <= 2 else "beside properties it has too many repeats"
 
 
 def _repeats(nodes: Iterable[Any]) -> float:
-    """How many follow each other. One that repeats more than a single character may take for ever."""
+    """The number of repeats in sequence; infinite for a repeat of more than a single character, which may
+    never end.
+    """
     count = 0.0
     for code, value in nodes:
         if code in (codes.MAX_REPEAT, codes.MIN_REPEAT):
@@ -53,7 +56,9 @@ def _repeats(nodes: Iterable[Any]) -> float:
 
 
 def _top(nodes: list[Any]) -> str | None:
-    """At the ends of the whole pattern, or of each of its alternatives, stand the only anchors."""
+    """Check that anchors are only at the ends of the whole pattern, or of each of its alternatives; return
+    the reason if not.
+    """
     if nodes and nodes[0] == (codes.AT, codes.AT_BEGINNING):
         nodes = nodes[1:]
     if nodes and nodes[-1] == (codes.AT, codes.AT_END):
@@ -100,11 +105,14 @@ _NOT_REGULAR = {
     codes.GROUPREF: "a reference back to a group cannot be enforced",
     codes.GROUPREF_EXISTS: "a condition on a group cannot be enforced",
 }
-"""What no regular language has, in words for who wrote the pattern."""
+"""Constructs that no regular language has, in words for the author of the pattern."""
 
 
 def _class(items: Sequence[Any]) -> str | None:
-    """Quotes and backslashes are left out of classes, which is narrower; control characters are not."""
+    """Check a character class; return the reason if it has a control character.
+
+    Quotes and backslashes are left out of classes, which makes them narrower.
+    """
     if items[0][0] is codes.NEGATE:
         return None
     for code, value in items:

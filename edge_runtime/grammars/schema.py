@@ -1,10 +1,10 @@
-"""JSON schemas as a grammar keeps to them: what a grammar library would pass over in silence is refused
-here, by its name and place.
+"""JSON schemas as grammars enforce them: keywords that a grammar library would ignore are refused by name and
+place.
 
-Measured against the JSON Schema test suite (tests/unit/test_json_schemas.py): what `narrowed` lets through,
-neither library follows to a value that the schema forbids. A schema may be followed more narrowly than it
-says: properties come in the order of the schema and without others unless `additionalProperties` allows them,
-a pattern may have to cover the whole string.
+Measured against the JSON Schema test suite (tests/unit/test_json_schemas.py): with a schema that `narrowed`
+returns, neither library produces a value that the original schema forbids. A schema may be enforced more
+narrowly than it says: properties come in the order of the schema, and without others unless
+`additionalProperties` allows them; a pattern may have to match the whole string.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _PLAIN = re.compile(r"\w{1,64}", re.ASCII)
 
 
 def narrowed(schema: Any, *, strict: bool, param: str) -> Schema:
-    """The schema as a grammar can keep to it.
+    """Narrow a schema to what a grammar can enforce.
 
-    RequestError (with `param`) names a keyword that cannot be enforced and its place. Not `strict`: such
+    RequestError (with `param`) names a keyword that cannot be enforced, and its place. If not `strict`, such
     keywords are left out, and the text need not follow them.
     """
     return _Narrowing(schema, strict, param).made()
 
 
 class _Narrowing(TypedKeywords):
-    """One schema on its way."""
+    """Narrows one schema."""
 
     def __init__(self, schema: Any, strict: bool, param: str) -> None:
         self._root, self._strict, self._param = schema, strict, param
@@ -51,8 +51,9 @@ class _Narrowing(TypedKeywords):
         self._compared = 0
 
     def made(self) -> Schema:
-        """With what references lead to, wherever that stands, among the definitions of the root: not every
-        library follows a reference into a list, or with escapes.
+        """The narrowed schema, with the targets of references among the definitions of the root.
+
+        Not every library follows a reference into a list, or with escapes.
         """
         made = self._schema(self._root, "#")
         for target, place in self._refs.items():
@@ -67,7 +68,7 @@ class _Narrowing(TypedKeywords):
         )
 
     def _drop(self, place: str, keyword: str, why: str = "no grammar can enforce it") -> None:
-        """The keyword is refused, or left out."""
+        """Refuse a keyword if the schema is strict; otherwise it is left out."""
         if self._strict:
             raise self._error(place, f"{keyword!r}: {why}. Leave it out, and check the answer yourself")
 
@@ -136,7 +137,7 @@ class _Narrowing(TypedKeywords):
         return {"$ref": "#" if target == "#" else f"#/$defs/{self._name(target)}"}
 
     def _name(self, target: str) -> str:
-        """What a schema that is referred to is called among the definitions: as it was, if that is plain."""
+        """The name of a referenced schema among the definitions: its own name if that is plain."""
         if target not in self._names:
             own = target.removeprefix("#/$defs/")
             plain = _PLAIN.fullmatch(own) and own not in self._names.values()
@@ -144,7 +145,7 @@ class _Narrowing(TypedKeywords):
         return self._names[target]
 
     def _at(self, pointer: str) -> Any:
-        """What a pointer leads to; None if nothing."""
+        """The value at a JSON pointer; None if there is none."""
         at = self._root
         for part in pointer.split("/")[1:]:
             if isinstance(at, list) and part.isdecimal() and len(part) < 6:
@@ -189,7 +190,9 @@ class _Narrowing(TypedKeywords):
         return {"anyOf": made}
 
     def _apart(self, first: Any, second: Any) -> bool:
-        """Whether it is certain that nothing fits both: by their types, values, or a required property's."""
+        """Whether certainly no value matches both schemas: by their types, values, or a required property's
+        schema.
+        """
         self._compared += 1
         if self._compared > MOST_COMPARED:
             raise self._error("#", "its oneOf take too long to tell apart; use anyOf")
@@ -231,7 +234,7 @@ def _is(value: Any, kind: str) -> bool:
 
 
 def _same(first: Any, second: Any) -> bool:
-    """Equality of JSON, where true is not 1."""
+    """Equality of JSON values, where true is not 1."""
     if isinstance(first, bool) != isinstance(second, bool):
         return False
     if isinstance(first, list | dict):
@@ -253,7 +256,7 @@ def _values(schema: Mapping[str, Any]) -> list[Any] | None:
 
 
 def _declared(schema: Mapping[str, Any]) -> set[str]:
-    """The types that a schema may have; none: not known."""
+    """The types that a schema allows; an empty set if they are not known."""
     values = _values(schema)
     if values is not None:
         return {kind for kind in TYPES for value in values if kind != "integer" and _is(value, kind)}

@@ -1,4 +1,4 @@
-"""A narrowed schema with what its words leave open spelled out, so that every library follows it alike."""
+"""Makes implicit rules of a narrowed schema explicit, so that every library enforces it in the same way."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from nearfar.edge_runtime.grammars.typed import Schema
 FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 )
-"""Formats of strings that are followed; others are annotations."""
+"""String formats that are enforced; others are annotations."""
 _EACH = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("prefixItems", "anyOf")
 _ONE = ("items", "additionalProperties")
 
 
 def spelled_out(schema: Schema) -> Schema:
-    """Objects that describe properties have no others, and tuples no further items."""
+    """Allow no additional properties in objects with properties, and no further items in tuples, unless the
+    schema says so.
+    """
     made = dict(schema)
     for key in made.keys() & set(_EACH):
         made[key] = {name: spelled_out(one) for name, one in made[key].items()}
@@ -34,7 +36,11 @@ def spelled_out(schema: Schema) -> Schema:
 
 
 def _counted(made: Schema) -> None:
-    """Llguidance counts properties where those that are described are all required, or no others may come."""
+    """Bring counts of properties into a form that llguidance enforces.
+
+    It counts only if all described properties are required, or if no others are allowed: so others are
+    forbidden here.
+    """
     described, required = made.get("properties", {}), set(made.get("required", ()))
     if made.get("minProperties", 0) <= len(required):
         made.pop("minProperties", None)

@@ -1,7 +1,7 @@
-"""Structural tags (xgrammar's form, see edge_runtime.tools.asking) in llguidance's Lark.
+"""Translates structural tags (xgrammar's form, see edge_runtime.tools.asking) into llguidance's Lark.
 
-A lexer that takes the longest text cannot look ahead, so text up to a mark is one lexeme, the mark included:
-what ends in the mark, and has it nowhere before.
+A lexer that takes the longest text cannot look ahead. So text up to a mark is one lexeme with the mark: a
+text that ends in the mark and does not have it earlier.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ _META = frozenset("\\.+*?()|[]{}^$/#&~-")
 
 
 def lark_of(tag: Tag, blanks: Callable[[str], str], side: Callable[[str], str]) -> str:
-    """A grammar in llguidance's form for a structural tag's `format`.
+    """The grammar in llguidance's form of a structural tag's `format`.
 
-    `blanks`: the regular expression of blanks in JSON that a parameter asks for. `side`: an EBNF as Lark.
+    `blanks`: returns the regular expression of blanks in the JSON of a parameter. `side`: translates an EBNF
+    into Lark.
     """
     made = _Lark(blanks, side)
     start = made.rule(tag)
@@ -40,11 +41,11 @@ class _Lark:
         self._names: dict[str, str] = {}
 
     def rule(self, tag: Tag) -> str:
-        """What stands for a tag in a rule."""
+        """The Lark expression of a tag."""
         return str(getattr(self, f"_{tag['type']}")(tag))
 
     def _define(self, body: str, prefix: str) -> str:
-        """A rule or (capital letters) a terminal; what is alike has one name."""
+        """The name of a rule, or (in capital letters) of a terminal; equal bodies share one."""
         key = f"{prefix} {body}"
         if key not in self._names:
             self._names[key] = f"{prefix}{len(self._names)}"
@@ -87,7 +88,7 @@ class _Lark:
         return self._after(tag["begin"], tag)
 
     def _after(self, begin: str, tag: Tag) -> str:
-        """A tag whose beginning is what is left of it."""
+        """A tag of whose beginning only `begin` is left to write."""
         content, end = tag["content"], tag["end"]
         lead = json.dumps(begin) + " " if begin else ""
         if content["type"] == "any_text":
@@ -95,7 +96,7 @@ class _Lark:
         return self._define(lead + self.rule(content) + (" " + json.dumps(end) if end else ""), "r")
 
     def _triggered_tags(self, tag: Tag) -> str:
-        """Free text and tags in it."""
+        """Free text with tags in it."""
         triggers: list[str] = tag["triggers"]
         parts = []
         for trigger in triggers:
@@ -121,7 +122,7 @@ class _Lark:
 
 
 def _until(ends: Sequence[str], marks: Sequence[str]) -> str:
-    """Text that ends in one of `ends` and has none of the marks before."""
+    """A terminal of text that ends in one of `ends` and has none of `marks` before."""
     return f"(/{ANY}*({_either(ends)})/ & ~/{ANY}*({_either(marks)}){ANY}+/)"
 
 

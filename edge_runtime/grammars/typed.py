@@ -1,4 +1,4 @@
-"""The keywords of a JSON schema that speak of one type, as a grammar keeps to them."""
+"""Narrows the keywords of a JSON schema that apply to one type."""
 
 from __future__ import annotations
 
@@ -13,22 +13,26 @@ from nearfar.format.keywords import OF_TYPE, TYPES
 
 Schema = dict[str, Any]
 MOST_WHOLE = 10**18
-"""Whole numbers up to here are followed by llguidance and xgrammar; at 2**63 each of them refuses some."""
+"""The largest whole number in bounds: both llguidance and xgrammar enforce it, and both reject some numbers
+at 2**63.
+"""
 MOST_NUMBER = 10**15
 LEAST_NUMBER = 1e-15
-"""Bounds that are not integers: llguidance refuses them from 1e18 on, and near 0 from 1e-300 on."""
+"""The least distance from 0 of bounds that are not integers; MOST_NUMBER is the largest. llguidance rejects
+them from 1e18 on, and near 0 from 1e-300 on.
+"""
 _LOWS = ("minimum", "exclusiveMinimum")
 
 
 class TypedKeywords(ABC):
-    """What a walk over a schema does with the keywords of one type; the walk itself is its subclass's."""
+    """Narrows the keywords of one type; the subclass walks over the schema."""
 
     @abstractmethod
     def _error(self, place: str, what: str) -> RequestError: ...
 
     @abstractmethod
     def _drop(self, place: str, keyword: str, why: str = "no grammar can enforce it") -> None:
-        """The keyword is refused, or left out."""
+        """Refuse a keyword if the schema is strict; otherwise it is left out."""
 
     @abstractmethod
     def _schema(self, schema: Any, place: str) -> Schema: ...
@@ -46,8 +50,9 @@ class TypedKeywords(ABC):
         return [kind for kind in types if not (kind == "integer" and "number" in types)]
 
     def _typed(self, known: Schema, place: str) -> Schema:
-        """A schema of one or several types, with their keywords. Without a type it has those that its
-        keywords speak of.
+        """Narrow a schema of one or several types with their keywords.
+
+        A schema without a type gets the types that its keywords apply to.
         """
         spoken = [kind for kind, keys in OF_TYPE.items() if any(key in known for key in keys)]
         if "type" not in known and not spoken:
@@ -77,7 +82,8 @@ class TypedKeywords(ABC):
                 self._drop(place, "pattern", why)
                 del own["pattern"]
         if own.keys() & {"minLength", "maxLength"}:
-            # As a pattern: by itself xgrammar lets control characters into strings of a bounded length.
+            # Written as a pattern: by itself xgrammar allows control characters in strings of a bounded
+            # length.
             low, high = own.pop("minLength", 0), own.pop("maxLength", None)
             if high is not None and high < low:
                 raise self._error(place, f"minLength {low} is greater than maxLength {high}")
@@ -99,7 +105,7 @@ class TypedKeywords(ABC):
                 raise self._error(place, f"{key} must be a number, not {value!r:.40}")
 
     def _within(self, own: Schema, most: int, place: str) -> None:
-        """Bounds that no library can count to are moved inwards, where that leaves anything."""
+        """Move bounds beyond ±`most` inwards; refuse a bound that leaves no value within."""
         for key in [key for key in own if abs(own[key]) > most]:
             low = key in _LOWS
             if (own[key] > 0) == low:
@@ -109,7 +115,7 @@ class TypedKeywords(ABC):
                 own[key] = -most if low else most
 
     def _integer(self, own: Schema, place: str) -> Schema:
-        """Bounds of whole numbers are whole numbers."""
+        """Round the bounds of whole numbers to whole numbers."""
         self._numbers(own, place)
         low = [math.ceil(own["minimum"])] if "minimum" in own else []
         low += [math.floor(own["exclusiveMinimum"]) + 1] if "exclusiveMinimum" in own else []
@@ -160,13 +166,15 @@ class TypedKeywords(ABC):
         if "required" in own:
             self._required(own, place)
         if own.get("minProperties", 0) > 1 and own.get("additionalProperties", False) is not False:
-            # The same name twice would count as two.
+            # The same name twice would count as two properties.
             self._drop(place, "minProperties", "beside additionalProperties it is only enforced up to 1")
             del own["minProperties"]
         return own
 
     def _unevaluated(self, own: Schema, keyword: str, others: str, place: str) -> None:
-        """false: nothing but what is described, as all that is described stands in the same schema."""
+        """Turn a false `keyword` (unevaluated…) into a false `others`: all that is described is in the same
+        schema.
+        """
         value = own.pop(keyword, True)
         if not isinstance(value, bool):
             self._drop(place, keyword, "only true and false are taken")
@@ -174,7 +182,7 @@ class TypedKeywords(ABC):
             own[others] = False
 
     def _required(self, own: Schema, place: str) -> None:
-        """Required properties that are not described are described: xgrammar asks for no others."""
+        """Describe required properties that have no schema: xgrammar requires only described ones."""
         names = own["required"]
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise self._error(place, "required must be a list of names")
@@ -195,8 +203,8 @@ class TypedKeywords(ABC):
         own["properties"] = {**own.get("properties", {}), **described}
 
     def _property_names(self, own: Schema, place: str) -> None:
-        """Rules for names become properties: of a list of names, or of a pattern. zod writes them of every
-        record.
+        """Turn rules for names into properties: of a list of names, or of a pattern. zod writes them for
+        every record.
         """
         names = own.pop("propertyNames")
         if names is True or not self._limits_names(made := self._schema(names, f"{place}/propertyNames")):
@@ -219,7 +227,7 @@ class TypedKeywords(ABC):
             self._drop(place, "propertyNames", "only names of a list, a pattern or a length can be enforced")
 
     def _limits_names(self, names: Schema) -> bool:
-        """Whether a narrowed schema forbids a name at all."""
+        """Whether a narrowed schema forbids any name at all."""
         return not names.keys() <= {"type"} or "string" not in _listed(names.get("type", "string"))
 
     def _pattern_properties(self, own: Schema, place: str) -> None:
@@ -244,7 +252,7 @@ class TypedKeywords(ABC):
             own["patternProperties"] = self._each(patterns, f"{place}/patternProperties")
 
     def _counts(self, own: Schema, keys: tuple[str, ...], place: str) -> Schema:
-        """Whole numbers, which JSON may write as 3.0."""
+        """Check that counts are whole numbers, which JSON may write as 3.0."""
         for key in keys:
             value = own.get(key, 0)
             if (

@@ -1,1 +1,1 @@
-"""OpenAI's interface to an engine: chat, completions, their parameters, records and streams."""
+"""OpenAI's interface to an engine: chat, completions, embeddings, their parameters, records and streams."""

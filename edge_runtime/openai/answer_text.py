@@ -1,4 +1,4 @@
-"""Tokens of an answer turned into pieces, for the engine here and for the engines behind a server."""
+"""Turns the tokens of an answer into pieces, for the engine here and for the engines of a server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from nearfar.edge_runtime.tools.parts import Part, PartReader
 
 
 class AnswerText:
-    """Tokens of one answer in, pieces out: detokenized, stopped, taken apart where there is a `reader`."""
+    """Takes the tokens of one answer and returns pieces: detokenized, stopped, and split by the `reader` if
+    there is one.
+    """
 
     def __init__(self, index: int, codec: TextCodec, stream: TextStream, reader: PartReader | None) -> None:
         self._index, self._codec, self._stream, self._reader = index, codec, stream, reader
@@ -24,8 +26,9 @@ class AnswerText:
         logprobs: tuple[TokenLogprob, ...] = (),
         before: int = 0,
     ) -> list[Piece]:
-        """A token of the text; with the last one, `finish`, all that was held back. `before`: characters of
-        the whole text before this answer's.
+        """Take a token of the text; with the last one, `finish`, return all text that was held back.
+
+        `before`: characters of the whole text before this answer's.
         """
         offsets = (before + self._stream.length,) if logprobs else ()
         text = self._stream.push(token)
@@ -34,11 +37,11 @@ class AnswerText:
         return self._taken_apart(text, Piece(self._index, logprobs=logprobs, finish=finish, offsets=offsets))
 
     def end(self, finish: FinishReason | None) -> list[Piece]:
-        """The answer ends without a token of its text: after its end token, for example."""
+        """End the answer without a token of its text, for example after its end token."""
         return self._taken_apart(self._stream.finish(), Piece(self._index, finish=finish))
 
     def logprob(self, token: int, value: float, top: Iterable[tuple[int, float]]) -> TokenLogprob:
-        """A token's log-probability, with those of the likeliest ones."""
+        """A token's log probability, with those of the likeliest tokens."""
         return TokenLogprob(
             *self._described(token, value), [TopLogprob(*self._described(*one)) for one in top]
         )
@@ -48,7 +51,7 @@ class AnswerText:
         return data.decode(errors="replace"), value, list(data)
 
     def _taken_apart(self, text: str, piece: Piece) -> list[Piece]:
-        """Text, reasoning and calls in pieces of their own, so that no piece has two parts of calls."""
+        """Split text into pieces of text, reasoning and calls, so that no piece has parts of two calls."""
         reader, finish = self._reader, "stop" if self._stream.stopped else piece.finish
         piece = replace(piece, tokens=1, finish=finish, stopped_by=self._stream.stopped_by)
         if reader is None:

@@ -1,4 +1,4 @@
-"""One answer on its way: tokens of a generation turned into text, stop strings and log-probabilities."""
+"""One running answer: turns the tokens of a generation into text, stop strings and log probabilities."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ P = TypeVar("P", covariant=True)
 
 
 class Answer:
-    """One choice of a response. `context` are the tokens that its text continues, `reader` takes its text
-    apart (chat).
+    """One choice of a response.
+
+    `context`: the tokens that its text continues. `reader`: splits its text (chat).
     """
 
     def __init__(
@@ -44,20 +45,20 @@ class Answer:
         self._alone = False
 
     def begins_with(self, prompt: str, *, alone: bool) -> None:
-        """Tell the prompt before the answer; `alone`: instead of it."""
+        """Begin the answer with the prompt's text; `alone`: return nothing else."""
         self._echo, self._alone = prompt, alone
 
     @property
     def stats(self) -> RequestStats:
-        """The figures so far."""
+        """The figures of the request so far."""
         return self._generation.stats
 
     async def aclose(self) -> None:
-        """Stop the request, whether its pieces were ever asked for or not."""
+        """Stop the request, even if its pieces were never requested."""
         await self._generation.aclose()
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """The answer piece by piece; leaving the iteration stops the request."""
+        """Yield the answer piece by piece; leaving the iteration stops the request."""
         try:
             if self._echo is not None:
                 yield Piece(self.index, self._echo, finish="length" if self._alone else None)
@@ -91,19 +92,19 @@ class Answer:
 
 
 class Source(Protocol[P]):
-    """What gives out pieces."""
+    """An object that yields pieces."""
 
     def pieces(self) -> AsyncGenerator[P, None]:
-        """Piece by piece; leaving the iteration stops the request."""
+        """Yield pieces; leaving the iteration stops the request."""
         ...
 
 
 BEHIND = 64
-"""Pieces that wait for the reader of several answers."""
+"""The most pieces that wait for the reader of several answers."""
 
 
 async def merge(answers: Seq[Source[P]]) -> AsyncGenerator[P, None]:
-    """The pieces of several answers as they come."""
+    """Yield the pieces of several answers as they arrive."""
     if len(answers) == 1:
         async with aclosing(answers[0].pieces()) as pieces:
             async for piece in pieces:

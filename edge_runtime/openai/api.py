@@ -1,4 +1,4 @@
-"""OpenAI's interface over the engine. Each of its doors has a module of its own."""
+"""OpenAI's interface over the engine. Each endpoint has a module of its own."""
 
 from __future__ import annotations
 
@@ -49,22 +49,20 @@ class AsyncEngine(Loaded):
         LoadOptions.
 
         `device`: a kind of device (`nearfar devices` lists them) or "auto"; "KIND:1" or "KIND:radeon" for one
-        of several. `kv_memory`: bytes for the KV cache, such as "512MB"; default half of what is free.
-        `context`: no more positions than these; default as many as the model and the memory allow.
-        `threads`: cpu threads, default one a core, within the quota of the container. `verify`: check the
-        SHA-256 of every file first. `kv_bits`: keep the KV cache in so many bits a value, where the device
-        can; default as the program computes. `precision`: "f16" or "f32"; default the best that the device
-        has. `program`: a program by its name. `debug`: check every call with the driver's validation layer,
-        where it has one (slow). `trust`: run the native code of an artifact that was not built here, now and
-        later (docs/artifact.md).
+        of several. `kv_memory`: bytes for the KV cache, for example "512MB"; the default is half of the free
+        memory. `context`: the most positions of a sequence; the default is as many as the model and the
+        memory allow. `threads`: CPU threads; the default is one for each core, within the container's quota.
+        `verify`: check the SHA-256 of every file first. `kv_bits`: bits of a value in the KV cache, if the
+        device supports it; the default is the program's dtype. `precision`: "f16" or "f32"; the default is
+        the device's best. `program`: the name of a program. `debug`: check every call with the driver's
+        validation layer, if it has one (slow). `trust`: run the native code of an artifact that was not built
+        here, now and later (docs/artifact.md).
 
-        `context_policy`: what becomes of conversations that do not fit the context: "error",
-        "truncate-oldest" (whole turns go, the oldest first; the system prompt stays), or a function that is
-        given an Overflow and gives the messages that are left.
-
-        `ready`: "all" (the default): no answer waits for a compiler; "decode", "no": the load is done sooner
-        (see LoadOptions.ready). `progress`: told of what the load is at, and later of what answers wait for,
-        from other threads (see Progress).
+        `context_policy`: the handling of conversations that do not fit the context: "error",
+        "truncate-oldest" (removes whole turns, oldest first, and keeps the system prompt), or a function that
+        takes an Overflow and returns the messages to keep. `ready`: "all" (the default): no answer waits for
+        a compiler; "decode", "no": the load returns sooner (see LoadOptions.ready). `progress`: called from
+        other threads with the phases of the load, and later with what answers wait for (see Progress).
         """
         check_policy(context_policy)
         if not isinstance(path, str | Path):
@@ -84,7 +82,7 @@ class AsyncEngine(Loaded):
         return made
 
     def generate(self, tokens: Seq[int], params: SamplingParams | None = None) -> Generation:
-        """Token ids in, token events out."""
+        """Generate token events from token ids."""
         return self.core.generate(tokens, params)
 
     async def save_cache(
@@ -97,23 +95,22 @@ class AsyncEngine(Loaded):
         force: bool = False,
         progress: Progress | None = None,
     ) -> Snapshot:
-        """Save the keys and values of a prompt's beginning, computed first if need be: docs/snapshots.md.
+        """Save the keys and values of a prompt's beginning, computed first if needed: docs/snapshots.md.
 
-        One of `messages` (the beginning of a conversation, such as its system prompt), `prompt` (the
-        beginning of a raw prompt), `tokens`. `force`: overwrite a file that is not a snapshot.
-        `progress(done, total)`: bytes written, from another thread. SnapshotError where the file cannot be
-        written, RequestError for a prompt too short (under a page) or too long.
+        Give one of `messages` (the beginning of a conversation, such as its system prompt), `prompt` (the
+        beginning of a raw prompt) and `tokens`. `force`: overwrite a file that is not a snapshot.
+        `progress(done, total)`: called from another thread with bytes written and bytes in all. SnapshotError
+        if the file cannot be written; RequestError for a prompt that is too short (under a page) or too long.
         """
         return await snapshots.save(
             self.core, self.codec, _path(path), messages, prompt, tokens, force, progress
         )
 
     async def load_cache(self, path: str | Path, *, progress: Progress | None = None) -> Snapshot:
-        """Put a snapshot into the cache, where prompts that begin with its tokens find it, as after a request
+        """Load a snapshot into the cache: prompts that begin with its tokens then find it, as after a request
         with them.
 
-        SnapshotError, and nothing has changed, where it is damaged, of another model, or does not fit the
-        cache.
+        SnapshotError if it is damaged, of another model, or does not fit the cache; nothing has changed then.
         """
         return await snapshots.load(self.core, _path(path), progress)
 

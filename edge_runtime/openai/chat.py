@@ -1,4 +1,4 @@
-"""`engine.chat`: conversations answered, whole or in chunks."""
+"""`engine.chat`: answers conversations, whole or in chunks."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class ChatCompletions:
         fitted = await fit_context(given, policy, (engine.context, sampling.max_tokens), encode, goes_on)
         opened, only = encode.reasoning_open, choice.required and bool(tools)
         grammar = answer_grammar(form, tools, choice, wanted, opened)
-        # A format that is wanted may look like a call.
+        # Text in a requested format may look like a call.
         loose = wanted is None and not only
 
         def reading() -> PartReader:

@@ -1,4 +1,4 @@
-"""`engine.completions`: texts continued, whole or in chunks."""
+"""`engine.completions`: continues texts, whole or in chunks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Completions:
     async def create(
         self, prompt: str | Seq[int], *, stream: bool = False, **params: Unpack[CompletionParams]
     ) -> Completion | AsyncStream[Completion]:
-        """Continue a text (an empty one: from BOS) or token ids, whole or in chunks."""
+        """Continue a text (an empty text: from BOS) or token ids, whole or in chunks."""
         chunks = streams(stream)
         sampling = completion_sampling(params, self._engine.manifest.sampling)
         n, usage = choices(params), include_usage(params)

@@ -1,4 +1,4 @@
-"""Conversations that outgrow the context: what is left out, by whole turns, as in the web engine
+"""Fits conversations into the context by leaving out whole turns, as the web engine does
 (tests/vectors/context).
 """
 
@@ -18,9 +18,9 @@ Message = Mapping[str, Any]
 M = TypeVar("M", bound=Message)
 
 _ANSWER_SHARE = 4
-"""The divisor of the context that gives the tokens of an answer whose request names no length."""
+"""The divisor of the context that gives the reserved answer tokens of a request without a length."""
 _MOST_SHARE = 2
-"""The divisor of the context that gives the most tokens of an answer."""
+"""The divisor of the context that gives the most reserved answer tokens."""
 
 
 @dataclass(frozen=True)
@@ -29,33 +29,33 @@ class Overflow:
 
     messages: Seq[Message]
     tokens: int
-    """As a prompt."""
+    """Tokens of the conversation as a prompt."""
     limit: int
-    """Tokens that the prompt may have."""
+    """The most tokens that the prompt may have."""
     context: int
     count: Callable[[Seq[Message]], int]
-    """How many tokens other messages would have."""
+    """Counts the tokens of other messages as a prompt."""
 
 
 ContextPolicy = (
     Literal["error", "truncate-oldest"] | Callable[[Overflow], Seq[Message] | Awaitable[Seq[Message]]]
 )
-"""What becomes of a conversation that does not fit: it is refused, loses its oldest turns, or what a function
-says.
+"""The handling of a conversation that does not fit: an error, dropping the oldest turns, or a function's
+choice.
 """
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """What of a conversation becomes the prompt."""
+    """The part of a conversation that becomes the prompt."""
 
     tokens: list[int]
     left_out: int | None
-    """Messages that are not in it; None: all are."""
+    """The number of messages left out; None if none is."""
 
 
 def check_policy(policy: object) -> None:
-    """Refuse what is no policy."""
+    """Raise RequestError for an unknown policy."""
     if policy not in ("error", "truncate-oldest") and not callable(policy):
         raise RequestError(
             f"context_policy must be 'error', 'truncate-oldest' or a function, not {policy!r:.80}",
@@ -64,16 +64,16 @@ def check_policy(policy: object) -> None:
 
 
 def prompt_limit(context: int, max_tokens: int | None) -> int:
-    """Tokens that a prompt may have so that an answer of `max_tokens` has room."""
+    """The most tokens of a prompt that leaves room for an answer of `max_tokens`."""
     wanted = -(-context // _ANSWER_SHARE) if max_tokens is None else max_tokens
     return context - min(wanted, max(context // _MOST_SHARE, 1))
 
 
 def turns_of(messages: Seq[Message]) -> list[int]:
-    """Where each turn begins: at a user's message that follows no other.
+    """The index at which each turn begins: a user's message that does not follow another one.
 
-    What comes before the first is the first turn's, but for the system prompt: the messages of role system or
-    developer at the beginning.
+    Messages before the first user's belong to the first turn, except the system prompt: the messages of role
+    system or developer at the beginning.
     """
     roles = [message["role"] for message in messages]
     first = next((at for at, role in enumerate(roles) if role not in ("system", "developer")), None)
@@ -84,7 +84,7 @@ def turns_of(messages: Seq[Message]) -> list[int]:
         for at in range(first, len(roles))
         if at == first or (roles[at] == "user" and roles[at - 1] != "user")
     ]
-    # A greeting before the first question goes with it.
+    # A greeting before the first question is dropped together with it.
     return begins if roles[first] == "user" else begins[:1] + begins[2:]
 
 
@@ -98,7 +98,7 @@ def without_turns(messages: Seq[M], count: int) -> list[M]:
 
 
 def turns_to_drop(messages: Seq[M], limit: int, count: Callable[[Seq[M]], int]) -> int:
-    """The fewest turns that must go for the rest to have at most `limit` tokens; all but the last at most."""
+    """The fewest turns to drop so that the rest has at most `limit` tokens; at most all but the last."""
     low, high = 1, max(len(turns_of(messages)) - 1, 0)
     while low < high:
         middle = (low + high) // 2
@@ -116,8 +116,10 @@ async def fit_context(
     encode: Callable[[Seq[Message]], list[int]],
     goes_on: bool,
 ) -> Fitted:
-    """The prompt of a conversation by the policy. `room`: tokens of the context, and of the answer where the
-    request says. `encode` gives messages as a prompt; `goes_on`: the answer goes on with the last of them.
+    """Make the prompt of a conversation under the policy.
+
+    `room`: tokens of the context, and of the answer if the request says. `encode`: turns messages into a
+    prompt. `goes_on`: the answer continues the last message.
     """
     tokens = await beside(lambda: encode(messages), characters(messages))
     context, max_tokens = room

@@ -1,4 +1,4 @@
-"""OpenAI's embeddings over the engine: texts or token ids in, vectors of length 1 out."""
+"""OpenAI's embeddings over the engine: takes texts or token ids, returns vectors of length 1."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ class Embeddings:
         encoding_format: str | None = None,
         user: str | None = None,
     ) -> CreateEmbeddingResponse:
-        """The embedding of a text, of token ids, or of a list of either.
+        """Compute the embedding of a text, of token ids, or of a list of either.
 
-        `dimensions`: so many values, the first ones, normalized again: for models that were trained so
-        ("Matryoshka Representation Learning", 2022). `encoding_format`: "float", or "base64" of little-endian
-        float32. A text is tokenized with what the tokenizer puts around it; token ids are taken as they are.
+        `dimensions`: return the first `dimensions` values, normalized again: for models that were trained for
+        it ("Matryoshka Representation Learning", 2022). `encoding_format`: "float", or "base64" of
+        little-endian float32. A text gets the special tokens that the tokenizer adds; token ids are taken as
+        they are.
         """
         engine = self._engine
         check_model({"model": model}, engine.manifest.model.name)
@@ -65,7 +66,7 @@ class Embeddings:
 
 
 def each(given: object) -> list[str | Seq[int]]:
-    """The inputs of a request, one by one."""
+    """The inputs of a request one by one; RequestError for other types."""
     if isinstance(given, str):
         return [given]
     wrong = RequestError(
@@ -83,19 +84,19 @@ def each(given: object) -> list[str | Seq[int]]:
 
 
 def check_dimensions(dimensions: object, width: int | None) -> None:
-    """Refuse what is no number of values that the model has."""
-    if dimensions is None or width is None:  # which the engine refuses
+    """Raise RequestError for `dimensions` outside 1…width."""
+    if dimensions is None or width is None:  # the engine refuses models without embeddings
         return
     if type(dimensions) is not int or not 1 <= dimensions <= width:
         raise RequestError(f"dimensions must be from 1 to {width}, not {dimensions!r:.80}", "dimensions")
 
 
 def unit(vector: Vector, dimensions: int | None = None) -> Vector:
-    """The first values of a vector, of length 1 by L2; zeros stay what they are."""
+    """The first `dimensions` values of a vector, scaled to L2 length 1; a zero vector stays zero."""
     cut = vector[:dimensions].astype(np.float64)
     return (cut / max(float(np.linalg.norm(cut)), 1e-12)).astype(np.float32)
 
 
 def written(vector: Vector, as_base64: bool) -> list[float] | str:
-    """A vector as JSON has it."""
+    """A vector in JSON's form: a list of floats, or base64."""
     return base64.b64encode(vector.astype("<f4").tobytes()).decode() if as_base64 else vector.tolist()

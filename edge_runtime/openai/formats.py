@@ -1,4 +1,4 @@
-"""`response_format`: what the answer must match."""
+"""`response_format`: the form that an answer must have."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _FIELDS = {
     "regex": frozenset({"regex"}),
     "grammar": frozenset({"grammar"}),
 }
-"""What stands beside `type`. `regex` and `grammar` (EBNF with a rule `root`) are ours."""
+"""Fields in addition to `type`. `regex` and `grammar` (EBNF with a rule `root`) are nearfar's own."""
 _DESCRIPTION = frozenset({"name", "description", "schema", "strict"})
 
 
 def grammar_of(given: object) -> Grammar | None:
-    """The grammar that a response_format asks for; None: any text will do."""
+    """The grammar of a response_format; None if any text is allowed. RequestError for an invalid one."""
     if given is None:
         return None
     if not isinstance(given, Mapping) or given.get("type") not in tuple(_FIELDS):

@@ -1,4 +1,4 @@
-"""A model on a device with its text: what chats, completions and embeddings ask."""
+"""A loaded model with its text side, as chats, completions and embeddings use it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Loaded:
 
     @property
     def manifest(self) -> Manifest:
-        """What the artifact says about the model."""
+        """The artifact's manifest."""
         return self.core.manifest
 
     @property

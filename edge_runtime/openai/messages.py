@@ -1,4 +1,4 @@
-"""Messages of a request, checked."""
+"""Checks the messages of a request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nearfar.suggestions import advised
 
 
 def checked_messages(messages: object) -> list[dict[str, Any]]:
-    """Messages as chat templates get them."""
+    """Check messages and return them in the form that chat templates get."""
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Seq) or not messages:
         raise RequestError(
             f"messages must be a list of at least one {{'role', 'content'}}, not {messages!r:.80}", "messages"
@@ -26,7 +26,7 @@ _MESSAGE = frozenset(
     {"role", "content", "name", "refusal", "annotations", "tool_calls", "tool_call_id"}
     | {"reasoning_content", "reasoning"}
 )
-"""Fields of a message; which of them mean something is the chat template's business."""
+"""Fields of a message; the chat template decides which of them it uses."""
 
 
 def _message(index: int, message: object) -> dict[str, Any]:

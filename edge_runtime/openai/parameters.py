@@ -1,4 +1,4 @@
-"""OpenAI's request parameters, and how they become sampling parameters."""
+"""OpenAI's request parameters, and their conversion to sampling parameters."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from nearfar.suggestions import advised
 
 
 class CommonParams(TypedDict, total=False):
-    """Parameters of both kinds of completion; None stands for the default: of what the model has wishes about
-    (its artifact's `sampling`), that; else OpenAI's.
+    """Parameters of chat and plain completions. None means the default: the artifact's `sampling` value if it
+    has one, otherwise OpenAI's.
 
-    `model`: the loaded model's name, or nothing. `user`: whom a service would bill; without a meaning here.
+    `model`: the name of the loaded model, or None. `user`: an account for billing; ignored here.
     """
 
     model: str | None
@@ -47,10 +47,11 @@ class CommonParams(TypedDict, total=False):
 
 
 class ChatParams(CommonParams, total=False):
-    """Parameters of chat completions. `continue_final_message`: the answer goes on where the last message
-    ends, as in vLLM. `context_policy`: a ContextPolicy for this request instead of the engine's.
-    `chat_template_kwargs`: variables for the model's chat template, such as `{"enable_thinking": False}`;
-    which of them mean something is its business.
+    """Parameters of chat completions.
+
+    `continue_final_message`: the answer continues the last message, as in vLLM. `context_policy`: a
+    ContextPolicy for this request instead of the engine's. `chat_template_kwargs`: variables for the model's
+    chat template, for example `{"enable_thinking": False}`; the template decides which of them it uses.
     """
 
     max_completion_tokens: int | None
@@ -65,9 +66,10 @@ class ChatParams(CommonParams, total=False):
 
 
 class CompletionParams(CommonParams, total=False):
-    """Parameters of plain completions. `echo`: the text begins with the prompt, and
-    `max_tokens` may be 0. `suffix` and `best_of` are taken where they ask for nothing: no text, as many as
-    `n`.
+    """Parameters of plain completions.
+
+    `echo`: the text begins with the prompt, and `max_tokens` may be 0. `suffix` and `best_of` are accepted
+    only with values that change nothing: no suffix, and `best_of` equal to `n`.
     """
 
     logprobs: int | None
@@ -90,7 +92,7 @@ _SAMPLING = (
 
 
 def chat_sampling(params: ChatParams, defaults: SamplingDefaults = NOTHING) -> SamplingParams:
-    """Sampling parameters of a chat completion; `defaults` where it says nothing."""
+    """Sampling parameters of a chat completion; `defaults` apply to parameters that it does not set."""
     given = _given(cast(dict[str, Any], params), ChatParams)
     logprobs, top = given.get("logprobs", False), given.get("top_logprobs", 0)
     if top and not logprobs:
@@ -107,7 +109,7 @@ def chat_sampling(params: ChatParams, defaults: SamplingDefaults = NOTHING) -> S
 
 
 def completion_sampling(params: CompletionParams, defaults: SamplingDefaults = NOTHING) -> SamplingParams:
-    """Sampling parameters of a plain completion; `defaults` where it says nothing."""
+    """Sampling parameters of a plain completion; `defaults` apply to parameters that it does not set."""
     given = _given(cast(dict[str, Any], params), CompletionParams)
     if given.get("suffix", "") != "":
         raise RequestError(f"suffix is not supported: leave {given['suffix']!r:.80} out", "suffix")
@@ -122,20 +124,20 @@ def completion_sampling(params: CompletionParams, defaults: SamplingDefaults = N
     echo = asked_echo(params)
     if echo is not None and logprobs is not None:
         raise unscored_prompt()
-    # A request has at least one token to make, though nobody waits for it.
+    # The engine generates at least one token for each request, although no one reads it here.
     most = 1 if echo is Echo.ALONE else given.get("max_tokens")
     return _sampling(defaults.given | given, most, logprobs)
 
 
 class Echo(Enum):
-    """How an answer repeats its prompt: before its own text, or with nothing after it."""
+    """How an answer repeats its prompt: before its own text, or without any text of its own."""
 
     BEFORE = "before"
     ALONE = "alone"
 
 
 def asked_echo(params: CompletionParams) -> Echo | None:
-    """Whether the answers are to begin with the prompt."""
+    """How the answers repeat the prompt; None if they do not."""
     if not _flag("echo", params.get("echo")):
         return None
     most = params.get("max_tokens")
@@ -143,7 +145,9 @@ def asked_echo(params: CompletionParams) -> Echo | None:
 
 
 def unscored_prompt() -> RequestError:
-    """A device keeps the logits of the rows that are sampled, not of a prompt's."""
+    """The error for echo with logprobs: a device keeps the logits of sampled rows, not those of
+    the prompt.
+    """
     return RequestError(
         "an artifact gives no log-probabilities of the prompt, which echo with logprobs asks for: leave one "
         "of them out, or serve the checkpoint with --engine torch",
@@ -152,7 +156,7 @@ def unscored_prompt() -> RequestError:
 
 
 def choices(params: CommonParams) -> int:
-    """How many answers are asked for."""
+    """The number of requested answers; RequestError outside 1…MAX_CHOICES."""
     n = params.get("n")
     if n is None:
         return 1
@@ -162,7 +166,7 @@ def choices(params: CommonParams) -> int:
 
 
 def asked_grammar(params: CommonParams) -> Grammar | None:
-    """What every answer must match; None: any text will do."""
+    """The grammar that every answer must match; None if any text is allowed."""
     return grammar_of(params.get("response_format"))
 
 
@@ -178,7 +182,7 @@ def streams(stream: object) -> bool:
 
 
 def include_usage(params: CommonParams) -> bool:
-    """Whether a stream ends with a chunk of usage figures."""
+    """Whether a stream ends with a chunk of token counts."""
     options = params.get("stream_options")
     if options is None:
         return False
@@ -190,7 +194,7 @@ def include_usage(params: CommonParams) -> bool:
 
 
 def continues_last(params: ChatParams, messages: Seq[Mapping[str, Any]]) -> bool:
-    """Whether the answer is the rest of the last message, which must be the assistant's."""
+    """Whether the answer continues the last message, which must be the assistant's."""
     goes_on = _flag("continue_final_message", params.get("continue_final_message"))
     if goes_on and messages[-1]["role"] != "assistant":
         raise RequestError("continue_final_message needs a last message of the role assistant", "messages")
@@ -228,13 +232,13 @@ def template_variables(params: ChatParams) -> dict[str, Any]:
 
 
 def check_model(params: CommonParams, loaded: str) -> None:
-    """Refuse another model than the one that is loaded."""
+    """Raise RequestError for another model than the loaded one."""
     if (model := params.get("model")) is not None and model != loaded:
         raise RequestError(f"model {model!r} is not loaded here, but {loaded!r} is: leave model out", "model")
 
 
 def token_prompt(prompt: object) -> list[int]:
-    """A prompt of token ids; whether the model has them is the engine's business."""
+    """A prompt of token ids; the engine checks that the model has them."""
     if not isinstance(prompt, Seq) or not all(
         isinstance(token, int) and not isinstance(token, bool) for token in prompt
     ):
@@ -243,7 +247,7 @@ def token_prompt(prompt: object) -> list[int]:
 
 
 def _given(params: dict[str, Any], known: Any) -> dict[str, Any]:
-    """The parameters that are set; refuses names that nobody knows."""
+    """The parameters that are set; RequestError for unknown names."""
     names = {*known.__annotations__, *CommonParams.__annotations__}
     if unknown := sorted(set(params) - names):
         raise RequestError(f"unknown parameter {', '.join(unknown)}{advised(unknown, names)}", unknown[0])
@@ -254,7 +258,7 @@ def _given(params: dict[str, Any], known: Any) -> dict[str, Any]:
 
 
 def _flag(name: str, value: object) -> bool:
-    """A switch; None is off."""
+    """A boolean parameter; None is false. RequestError for other types."""
     if not isinstance(value, bool | None):
         raise RequestError(f"{name} must be true or false, not {value!r:.80}", name)
     return bool(value)
@@ -274,7 +278,7 @@ def _sampling(given: dict[str, Any], max_tokens: Any, logprobs: Any) -> Sampling
 
 
 def _bias(bias: object) -> dict[int, float]:
-    """Token ids may come as strings, as they do in JSON."""
+    """A logit bias by token id; ids may be strings, as in JSON."""
     if not isinstance(bias, Mapping):
         raise RequestError(f"logit_bias must map token ids to numbers, not {bias!r:.80}", "logit_bias")
     out: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""Pieces of an answer as they become certain: one record for engines, upstream servers and clients."""
+"""Pieces of an answer that are certain: one record for engines, upstream servers and clients."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nearfar.edge_runtime.tools.parts import CallPart
 
 @dataclass(frozen=True)
 class Piece:
-    """What became certain of one answer. The last piece of an answer has `finish`. `tokens`: how many it
+    """A part of one answer that is certain. The last piece has `finish`. `tokens`: the number of tokens it
     stands for.
     """
 
@@ -33,18 +33,18 @@ class Piece:
     finish: FinishReason | None = None
     tokens: int = 0
     offsets: tuple[int, ...] = ()
-    """Characters of the whole text before each token of `logprobs`; empty where they are not known."""
+    """Characters of the whole text before each token of `logprobs`; empty if unknown."""
     stopped_by: str | None = None
-    """The stop string that ended the answer; None also where a server does not say."""
+    """The stop string that ended the answer; None also if a server does not say."""
 
     @property
     def empty(self) -> bool:
-        """Whether it has nothing of the answer."""
+        """Whether the piece has no part of the answer."""
         return not (self.text or self.reasoning or self.tool_calls or self.logprobs or self.finish)
 
 
 def joined(index: int, pieces: Seq[Piece]) -> Piece:
-    """The pieces of an answer as one, with whole calls."""
+    """Join the pieces of an answer to one, with whole calls."""
     return Piece(
         index,
         "".join(piece.text for piece in pieces),
@@ -58,7 +58,7 @@ def joined(index: int, pieces: Seq[Piece]) -> Piece:
 
 
 def whole_calls(parts: Iterable[CallPart]) -> list[CallPart]:
-    """Calls of the parts in which they came. Id and name are in the first part that has them."""
+    """Join parts of calls to whole calls. Id and name come from the first part that has them."""
     whole: dict[int, CallPart] = {}
     for part in parts:
         if (begun := whole.get(part.index)) is not None:
@@ -69,7 +69,7 @@ def whole_calls(parts: Iterable[CallPart]) -> list[CallPart]:
 
 
 def message_of(piece: Piece) -> Message:
-    """A whole answer as a message."""
+    """The message of a whole answer."""
     calls = [ToolCall(call.id, FunctionCall(call.name, call.arguments)) for call in piece.tool_calls]
     return Message(
         None if calls and not piece.text else piece.text,
@@ -79,7 +79,7 @@ def message_of(piece: Piece) -> Message:
 
 
 def delta_of(piece: Piece) -> Delta:
-    """What a chunk with this piece adds."""
+    """The delta of a chunk with this piece."""
     calls = [_call_delta(call) for call in piece.tool_calls]
     return Delta(piece.text or None, reasoning_content=piece.reasoning or None, tool_calls=calls or None)
 

@@ -1,4 +1,4 @@
-"""The prompt of a chat."""
+"""Encodes a conversation as a prompt."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from nearfar.edge_runtime.tools.reading import reasoning_opened
 
 
 class ChatEncoder:
-    """Conversations as tokens, up to where the answer begins, or goes on (`continue_last`).
+    """Encodes conversations as tokens up to the place where the answer begins, or continues
+    (`continue_last`).
 
-    `tools`: those that may be called. `variables`: for the chat template, beside those that are always there.
+    `tools`: the tools that may be called. `variables`: for the chat template, in addition to those that it
+    always gets.
     """
 
     def __init__(
@@ -27,7 +29,7 @@ class ChatEncoder:
         self._codec, self._tools, self._continue = codec, tools, continue_last
         self._variables = variables or {}
         self.reasoning_open = False
-        """Whether the prompt that was made last ends in the mark that begins reasoning."""
+        """Whether the last encoded prompt ends in the mark that begins reasoning."""
 
     def __call__(self, messages: Seq[Mapping[str, Any]]) -> list[int]:
         """The tokens of a conversation."""

@@ -1,4 +1,4 @@
-"""OpenAI's response shapes as plain records."""
+"""OpenAI's response records as dataclasses."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Literal
 from nearfar.edge_runtime.engine.requests import RequestStats
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter", "abort"]
-"""Why an answer ended. The last two come from servers only."""
+"""The reason why an answer ended. The last two come from servers only."""
 
 
 class Record:
-    """Attribute access as in OpenAI's client, and its two ways to write a record out."""
+    """A record with attribute access as in OpenAI's client, and its two methods to serialize it."""
 
     def model_dump(self) -> dict[str, Any]:
-        """As nested dictionaries."""
+        """The record as nested dictionaries."""
         return dataclasses.asdict(self)  # type: ignore[call-overload,no-any-return]
 
     def model_dump_json(self) -> str:
@@ -26,8 +26,8 @@ class Record:
 
 @dataclass(frozen=True)
 class PromptTokensDetails(Record):
-    """How much of a prompt was in the cache already; how many messages the context policy left out of it
-    (None: none).
+    """Prompt tokens that were in the cache; messages that the context policy left out of the prompt (None:
+    none).
     """
 
     cached_tokens: int = 0
@@ -46,7 +46,7 @@ class Usage(Record):
 
 @dataclass(frozen=True)
 class TopLogprob(Record):
-    """An alternative to a token."""
+    """An alternative to a token, with its log probability."""
 
     token: str
     logprob: float
@@ -73,7 +73,7 @@ class Logprobs(Record):
 
 @dataclass(frozen=True)
 class FunctionCall(Record):
-    """A function's name, and JSON of its arguments."""
+    """A function's name, and its arguments as JSON."""
 
     name: str
     arguments: str
@@ -81,7 +81,7 @@ class FunctionCall(Record):
 
 @dataclass(frozen=True)
 class ToolCall(Record):
-    """A call that the model asks for."""
+    """A call that the model requests."""
 
     id: str
     function: FunctionCall
@@ -98,7 +98,9 @@ class FunctionDelta(Record):
 
 @dataclass(frozen=True)
 class ToolCallDelta(Record):
-    """What a chunk adds to a call: first id, type and name, then the JSON of its arguments piece by piece.
+    """A chunk's addition to a call: first id, type and name, then the JSON of its arguments
+    piece by piece.
+
     `index` counts the calls of an answer.
     """
 
@@ -110,7 +112,7 @@ class ToolCallDelta(Record):
 
 @dataclass(frozen=True)
 class Message(Record):
-    """An answer. `content` is None where it is calls and nothing else."""
+    """An answer. `content` is None if it consists of calls only."""
 
     content: str | None
     role: Literal["assistant"] = "assistant"
@@ -131,7 +133,7 @@ class Choice(Record):
 
 @dataclass(frozen=True)
 class ChatCompletion(Record):
-    """A whole chat response. `timings` is ours: one record a choice."""
+    """A whole chat response. `timings` is nearfar's own field: one record for each choice."""
 
     id: str
     created: int
@@ -144,7 +146,7 @@ class ChatCompletion(Record):
 
 @dataclass(frozen=True)
 class Delta(Record):
-    """What a chunk adds to an answer."""
+    """A chunk's addition to an answer."""
 
     content: str | None = None
     role: Literal["assistant"] | None = None
@@ -164,7 +166,7 @@ class ChunkChoice(Record):
 
 @dataclass(frozen=True)
 class ChatCompletionChunk(Record):
-    """A piece of a streamed chat response. The last one may carry usage, and then has no choices."""
+    """A chunk of a streamed chat response. The last one may have usage, and then has no choices."""
 
     id: str
     created: int
@@ -187,7 +189,7 @@ class CompletionLogprobs(Record):
 
 @dataclass(frozen=True)
 class CompletionChoice(Record):
-    """One text of a completion, or a piece of it when streamed."""
+    """One text of a completion, or a part of it when streamed."""
 
     index: int
     text: str
@@ -197,7 +199,7 @@ class CompletionChoice(Record):
 
 @dataclass(frozen=True)
 class Completion(Record):
-    """A completion, or a piece of a streamed one."""
+    """A completion, or a chunk of a streamed one."""
 
     id: str
     created: int
@@ -210,7 +212,7 @@ class Completion(Record):
 
 @dataclass(frozen=True)
 class Embedding(Record):
-    """The embedding of one input: float32 values of length 1 by L2, or those in base64."""
+    """The embedding of one input: float32 values of L2 length 1, or base64 of them."""
 
     index: int
     embedding: list[float] | str
@@ -219,7 +221,7 @@ class Embedding(Record):
 
 @dataclass(frozen=True)
 class EmbeddingUsage(Record):
-    """Tokens of all inputs."""
+    """Token counts of all inputs."""
 
     prompt_tokens: int
     total_tokens: int

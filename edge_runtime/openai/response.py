@@ -1,4 +1,4 @@
-"""The answers of one request on their way, and what its chunks have in common."""
+"""The running answers of one request, and the fields that its chunks share."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from nearfar.edge_runtime.tools.parts import PartReader
 
 @dataclass(frozen=True)
 class Response:
-    """What all chunks of a response have in common, and its answers."""
+    """The fields that all chunks of a response share, and its answers."""
 
     id: str
     created: int
     model: str
     answers: list[Answer]
     left_out: int | None
-    """Messages that the context policy left out."""
+    """Messages that the context policy left out; None if none."""
 
     @classmethod
     async def start(
@@ -43,8 +43,10 @@ class Response:
         grammar: Grammar | None,
         reading: Callable[[], PartReader] | None = None,
     ) -> Response:
-        """Start the requests of a response. `context`: tokens that the text of the answers continues.
-        `reading`: makes what takes an answer apart.
+        """Start the requests of a response.
+
+        `context`: tokens that the text of the answers continues. `reading`: makes the reader that splits an
+        answer.
         """
         engine.core.check_open()
         constraints = (
@@ -65,14 +67,12 @@ class Response:
 
     @property
     def head(self) -> dict[str, Any]:
-        """Fields that every record of the response starts with."""
+        """Fields with which every record of the response starts."""
         return {"id": self.id, "created": self.created, "model": self.model}
 
     @property
     def tail(self) -> dict[str, Any]:
-        """Usage and timings, once the answers are complete. The prompt counts once, however many answers
-        it has.
-        """
+        """Usage and timings of complete answers. The prompt counts once, however many answers it has."""
         stats = [answer.stats for answer in self.answers]
         prompt, generated = stats[0].prompt_tokens, sum(s.completion_tokens for s in stats)
         details = PromptTokensDetails(stats[0].cached_tokens, self.left_out)
@@ -96,5 +96,5 @@ class Response:
 
 
 def _nth_seed(seed: int, index: int) -> int:
-    """Seeds of the answers of one response: all different, the first as given."""
+    """The seed of answer `index`: all seeds of a response differ, and the first is `seed` itself."""
     return (seed + index) & (2**64 - 1)

@@ -1,4 +1,4 @@
-"""What a streamed response is to its reader."""
+"""A streamed response."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ Chunk = TypeVar("Chunk")
 
 
 class AsyncStream(Generic[Chunk]):
-    """Chunks as they come. Closing it stops the request; so does dropping it."""
+    """Chunks as they arrive. Closing the stream stops the request; so does dropping it."""
 
     def __init__(
         self, chunks: AsyncGenerator[Chunk, None], stop: Callable[[], Awaitable[None]] | None = None
     ) -> None:
-        """`stop` ends the request: closing a generator that nobody has begun, or that is not yet at its
-        answers, does not.
+        """`stop` ends the request: closing a generator does not, if it was not started or has not reached its
+        answers.
         """
         self._chunks, self._stop = chunks, stop
 

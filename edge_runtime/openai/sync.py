@@ -1,4 +1,4 @@
-"""The synchronous face: the asynchronous engine on an event loop in a background thread."""
+"""The synchronous interface: runs the asynchronous engine on an event loop in a background thread."""
 
 from __future__ import annotations
 
@@ -44,17 +44,18 @@ class Loop:
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a fork of the one that has the thread."""
+        """Whether this process is a fork of the one with the thread."""
         return os.getpid() != self._process
 
     @property
     def stopped(self) -> bool:
-        """Whether nothing can run in it any more."""
+        """Whether the loop is closed."""
         return self._loop.is_closed()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine there and wait for it; interrupting the wait cancels it. DeviceError in a forked
-        process, and where the loop has been stopped.
+        """Run a coroutine on the loop and wait for it; interrupting the wait cancels it.
+
+        DeviceError in a forked process, and if the loop is stopped.
         """
         if self.forked or self.stopped:
             coroutine.close()
@@ -67,7 +68,7 @@ class Loop:
             raise
 
     def stop(self) -> None:
-        """End the thread, after what a library left open there."""
+        """End the thread, after closing objects that libraries left open on the loop."""
         self.run(_finished())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -75,8 +76,10 @@ class Loop:
 
 
 async def _finished() -> None:
-    """Close this loop's asynchronous generators, as asyncio.run does: httpx leaves its own to the loop where
-    an event stream ends before the connection. What still runs a second later is cancelled.
+    """Close this loop's asynchronous generators, as asyncio.run does.
+
+    httpx leaves its own to the loop if an event stream ends before the connection. Tasks that still run a
+    second later are cancelled.
     """
     await asyncio.get_running_loop().shutdown_asyncgens()
     if others := asyncio.all_tasks() - {asyncio.current_task()}:
@@ -87,8 +90,8 @@ async def _finished() -> None:
 
 
 class Stream(Generic[Item]):
-    """Items as they come. Closing it stops the request; so does leaving the loop over it early, or Ctrl-C
-    in it.
+    """Items as they arrive. Closing the stream stops the request; so does leaving the loop over it early, or
+    Ctrl-C in it.
     """
 
     def __init__(self, loop: Loop, items: AsyncIterator[Item], close: Coroutine[Any, Any, None]) -> None:
@@ -110,7 +113,7 @@ class Stream(Generic[Item]):
     def close(self) -> None:
         """Stop the request."""
         close, self._close = self._close, None
-        if close is not None and (self._loop.forked or self._loop.stopped):  # the parent's, or over
+        if close is not None and (self._loop.forked or self._loop.stopped):  # the parent's, or ended
             close.close()
         elif close is not None:
             self._loop.run(self._after_next(close))
@@ -120,8 +123,9 @@ class Stream(Generic[Item]):
             return await anext(self._items)
 
     async def _after_next(self, close: Coroutine[Any, Any, None]) -> None:
-        """Close once the item has ended that Ctrl-C interrupted the wait for: cancelling takes its time, and
-        a generator that still runs cannot be closed.
+        """Close after the item whose wait Ctrl-C interrupted.
+
+        Cancelling takes time, and a generator that still runs cannot be closed.
         """
         async with self._turn:
             await close
@@ -138,7 +142,7 @@ class Stream(Generic[Item]):
 
 
 class Engine:
-    """A model on a device, for synchronous code. Usable from several threads at once: their requests share
+    """A model on a device, for synchronous code. Several threads may use it at once: their requests share
     steps.
     """
 
@@ -152,7 +156,7 @@ class Engine:
 
     @property
     def loop(self) -> Loop:
-        """Where the asynchronous engine runs, and only there may be used."""
+        """The loop that runs the asynchronous engine; the engine may be used only there."""
         return self._loop
 
     @classmethod
@@ -170,7 +174,7 @@ class Engine:
 
     @property
     def manifest(self) -> Manifest:
-        """What the artifact says about the model."""
+        """The artifact's manifest."""
         return self.asynchronous.manifest
 
     @property
@@ -179,7 +183,7 @@ class Engine:
         return self.asynchronous.context
 
     def generate(self, tokens: Seq[int], params: SamplingParams | None = None) -> Stream[TokenEvent]:
-        """Token ids in, token events out."""
+        """Generate token events from token ids."""
 
         async def start() -> Stream[TokenEvent]:
             generation = self.asynchronous.generate(tokens, params)
@@ -197,7 +201,7 @@ class Engine:
         force: bool = False,
         progress: Progress | None = None,
     ) -> Snapshot:
-        """See AsyncEngine.save_cache. Ctrl-C ends it, and leaves nothing."""
+        """See AsyncEngine.save_cache. Ctrl-C stops it and leaves no file."""
         saving = self.asynchronous.save_cache(
             path, messages=messages, prompt=prompt, tokens=tokens, force=force, progress=progress
         )
@@ -208,8 +212,8 @@ class Engine:
         return self._loop.run(self.asynchronous.load_cache(path, progress=progress))
 
     def close(self) -> None:
-        """Stop all requests and free the device; in a forked process nothing, for all of that is the
-        parent's.
+        """Stop all requests and free the device. In a forked process, do nothing: all of that belongs to the
+        parent.
         """
         if not self._closed:
             self._closed = True
@@ -304,7 +308,7 @@ class _Embeddings:
 
 
 def _run_apart(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in a loop of its own, also where the caller is inside one already (a notebook)."""
+    """Run a coroutine on a new loop, even if the caller is already inside one (a notebook)."""
     loop = Loop()
     try:
         return loop.run(coroutine)

@@ -1,4 +1,4 @@
-"""`tools`, `tool_choice`, `parallel_tool_calls`: what an answer may call; and the calls of messages."""
+"""Checks `tools`, `tool_choice`, `parallel_tool_calls` and the calls in messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nearfar.format.requests import MAX_TOOLS
 from nearfar.suggestions import advised
 
 NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
-"""What a function's name may be."""
+"""The allowed names of functions."""
 _KINDS: Mapping[str, tuple[type, str]] = {
     "description": (str, "a string"),
     "parameters": (Mapping, "a JSON schema"),
@@ -26,7 +26,7 @@ _FUNCTION = frozenset({"name", *_KINDS})
 
 
 def asked_tools(given: object) -> tuple[Mapping[str, Any], ...]:
-    """The tools of a request."""
+    """Check the tools of a request; RequestError names the wrong part."""
     if given is None:
         return ()
     if not isinstance(given, Seq) or isinstance(given, str | bytes):
@@ -47,7 +47,7 @@ def asked_tools(given: object) -> tuple[Mapping[str, Any], ...]:
 
 
 def asked_choice(given: object, parallel: object) -> ToolChoice:
-    """`tool_choice` and `parallel_tool_calls`."""
+    """The ToolChoice of `tool_choice` and `parallel_tool_calls`; RequestError for other values."""
     if not isinstance(parallel, bool | None):
         raise RequestError(
             f"parallel_tool_calls must be true or false, not {parallel!r:.80}", "parallel_tool_calls"
@@ -78,7 +78,7 @@ def asked_choice(given: object, parallel: object) -> ToolChoice:
 
 
 def check_calls(where: str, message: Mapping[str, Any]) -> None:
-    """The fields of a message that speak of calls."""
+    """Check the fields of a message that concern calls; RequestError names the wrong field."""
     calls, call_id = message.get("tool_calls"), message.get("tool_call_id")
     if calls is not None:
         if message["role"] != "assistant":

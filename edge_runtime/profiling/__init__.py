@@ -1,1 +1,1 @@
-"""What the launches of a step cost: `nearfar bench kernels`."""
+"""`nearfar bench kernels`: times and bytes of each launch of a step."""

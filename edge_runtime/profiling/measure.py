@@ -1,4 +1,4 @@
-"""Times the launches of one plan of an artifact, on its device, over rounds."""
+"""Times the launches of one plan of an artifact on its device, over several rounds."""
 
 from __future__ import annotations
 
@@ -31,22 +31,25 @@ from nearfar.format.sizes import MAX_ROWS, pages_for
 
 @dataclass(frozen=True)
 class ProfileOptions:
-    """Which plan is timed, and how."""
+    """The plan to time, and the number of rounds."""
 
     function: str = "step"
-    """A function of the program."""
+    """The name of the program's function."""
     rows: int | None = None
-    """The function's bucket; default: the smallest, which for `step` is decode."""
+    """The function's bucket; the default is the smallest, which for `step` is decode."""
     context: int | None = None
-    """Positions in the cache, the rows' own included; default 1,024, or as many as the model has."""
+    """Positions in the cache, including the rows' own; the default is 1,024, or the model's context if that
+    is less.
+    """
     rounds: int = 10
-    """How often; figures are medians."""
+    """The number of timed rounds; figures are medians."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What a kernel costs. `bytes`: what it must move at least (traffic.py); `share`: its part of the time of
-    all launches.
+    """The cost of a kernel.
+
+    `bytes`: the least that it must move (traffic.py). `share`: its part of the time of all launches.
     """
 
     kernel: str
@@ -56,17 +59,17 @@ class Cost:
 
     @property
     def gb_per_s(self) -> float:
-        """Bytes by time; 0 where the clock is too coarse to have seen anything."""
+        """Bytes by time; 0 if the clock is too coarse to measure the time."""
         return self.bytes / self.microseconds / 1e3 if self.microseconds else 0.0
 
     def record(self) -> dict[str, Any]:
-        """As JSON."""
+        """The cost as a JSON record."""
         return vars(self) | {"gb_per_s": self.gb_per_s}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchCost(Cost):
-    """One launch, of a program called `variant`. `workgroups`: None on cpu."""
+    """The cost of one launch, of the program `variant`. `workgroups`: None on cpu."""
 
     function: str
     variant: str
@@ -75,14 +78,14 @@ class LaunchCost(Cost):
 
 @dataclass(frozen=True, kw_only=True)
 class KernelCost(Cost):
-    """All launches of one kernel."""
+    """The cost of all launches of one kernel."""
 
     launches: int
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What a plan's launches cost, beside the step without stamps: wall time, median and fastest."""
+    """The cost of a plan's launches, and the median and fastest wall time of the step without stamps."""
 
     model: str
     device: str
@@ -107,7 +110,7 @@ class Profile:
 
     @property
     def kernels(self) -> tuple[KernelCost, ...]:
-        """Launches summed by kernel, what takes longest first."""
+        """The launches summed by kernel, slowest kernel first."""
         by: dict[str, list[LaunchCost]] = {}
         for launch in self.launches:
             by.setdefault(launch.kernel, []).append(launch)
@@ -124,7 +127,7 @@ class Profile:
         return tuple(sorted(costs, key=lambda cost: -cost.microseconds))
 
     def record(self) -> dict[str, Any]:
-        """As JSON."""
+        """The profile as a JSON record."""
         record = {name: value for name, value in vars(self).items() if name != "launches"}
         totals = {"launches_microseconds": self.microseconds, "bytes": self.bytes}
         lists = {"kernels": [cost.record() for cost in self.kernels]}
@@ -136,7 +139,7 @@ class _Timed(Executor, Profiled, Protocol):
 
 
 def profile(path: Path, load: LoadOptions, options: ProfileOptions) -> Profile:
-    """Time the launches of a plan. RequestError where the options do not fit the artifact.
+    """Time the launches of a plan. RequestError if the options do not fit the artifact.
 
     Each round runs the step once as the engine would, and once with stamps.
     """
@@ -178,7 +181,7 @@ def _check_plans(artifact: Artifact) -> None:
 
 
 def _bucket(program: Program, options: ProfileOptions) -> Function:
-    """The bucket that is asked for."""
+    """The requested bucket; RequestError if the artifact does not have it."""
     functions = program.functions
     if options.function not in functions:
         raise RequestError(
@@ -199,7 +202,7 @@ def _bucket(program: Program, options: ProfileOptions) -> Function:
 
 
 def _sizes(manifest: Manifest, bucket: Function, options: ProfileOptions) -> tuple[int, int]:
-    """Rows of the step, and positions in the cache."""
+    """Rows of the step, and positions in the cache; RequestError if they do not fit the model."""
     rows, longest = bucket.size, manifest.model.context_length
     context = min(1024, longest) if options.context is None else options.context
     if context > longest:
@@ -212,8 +215,10 @@ def _sizes(manifest: Manifest, bucket: Function, options: ProfileOptions) -> tup
 def prepare(
     executor: Executor, manifest: Manifest, program: Program, rows: int, pages: Iterable[int], context: int
 ) -> None:
-    """Write what a step reads: `rows` consecutive positions of one sequence, the last of which makes
-    `context`; random tokens, the same each time; a sampler with temperature, top-k and top-p.
+    """Write a step's inputs: `rows` consecutive positions of one sequence, of which the last
+    makes `context`.
+
+    The tokens are random, the same each time; the sampler has temperature, top-k and top-p.
     """
     for write in StepBuilder(manifest, program, feed=False).initial():
         executor.write(write.buffer, write.data)
@@ -237,8 +242,10 @@ def prepare(
 def _measure(
     executor: _Timed, program: Program, function: str, size: int, rounds: int
 ) -> tuple[list[float], list[float]]:
-    """Seconds of each launch, medians over rounds, and of the whole step in each; after one to warm up."""
-    if function != "step":  # the others read the logits of one
+    """Median seconds of each launch over the rounds, and seconds of the whole step in each; after one warm-up
+    round.
+    """
+    if function != "step":  # other functions read the logits of a step
         executor.run("step", min(b.size for b in program.functions["step"] if b.rows >= size))
     times, walls = [], []
     for _ in range(rounds + 1):

@@ -1,4 +1,5 @@
-"""How many bytes a launch moves, by its plan and the manifest: the least that it must read and write.
+"""Counts the bytes that a launch moves, from its plan and the manifest: the least that it must read and
+write.
 
 Each weight, value and position counts once a launch, however often a kernel loads it again.
 """
@@ -20,9 +21,9 @@ from nearfar.step.ops import Attend, Glu, Linear
 
 
 class Traffic:
-    """Counts the bytes of a plan's launches, asked for in their order.
+    """Counts the bytes of a plan's launches, in their order.
 
-    The rows of the step are consecutive positions of one sequence, the last of which makes `context`.
+    The rows of the step are consecutive positions of one sequence, of which the last makes `context`.
     """
 
     def __init__(self, artifact: Artifact, program: Program, bucket: Function, context: int) -> None:
@@ -61,12 +62,16 @@ class Traffic:
         return self._cache(name) if name in self._caches else self._buffer(self._buffers[name])
 
     def _looked_up(self, tensor: str, launch: Launch) -> int | None:
-        """Rows of a table of which a launch reads one for each token; None where it reads all."""
+        """The rows of a table from which a launch reads one for each token; None if it reads the whole
+        tensor.
+        """
         matrix = self._matrices.get(tensor.rpartition(".")[0])
         return matrix[0] if matrix and "buffer:tokens" in launch.args else None
 
     def _cache(self, name: str) -> int:
-        """Keys, or values: the first launch that names them appends the rows, others read what rows see."""
+        """Bytes of keys or of values: the first launch that names them appends the rows; others read the
+        positions that the rows see.
+        """
         manifest = self._artifact.manifest
         cache = manifest.caches[self._caches[name]]
         window = manifest.groups[cache.group].window
@@ -77,7 +82,7 @@ class Traffic:
         return cache_bytes(cache, self._program.kv_dtype) // 2 * tokens
 
     def _buffer(self, buffer: Buffer) -> int:
-        """The rows that a step needs; of a page table the columns of one sequence."""
+        """Bytes of the rows that a step needs; of a page table, the columns of one sequence."""
         if buffer.name in self._tables:
             columns = pages_for(self._context, self._artifact.manifest.cache.page_size)
             return DTYPE_BYTES[buffer.dtype] * columns
@@ -88,16 +93,16 @@ class Traffic:
         return DTYPE_BYTES[buffer.dtype] * min(first, rows) * math.prod(rest)
 
     def _values(self, launch: Launch, access: tuple[str, ...]) -> int:
-        """Bytes of the values in the workspace, of kernels that do not state their shapes.
+        """Bytes of the workspace values of a kernel that does not state its shapes.
 
-        A matrix tells how wide what it takes and makes is (a residual is as wide as the latter), a cache how
-        wide queries are; what else there is is as wide as what is read.
+        A matrix gives the width of its input and output (a residual is as wide as the output), a cache the
+        width of queries; other values are as wide as the ones that are read.
         """
         used = {a: how == "read" for a, how in zip(launch.args, access, strict=True) if _is_value(a)}
         read = [arg for arg in used if used[arg]]
         matrix = self._matrix(launch)
         if matrix and self._caches.keys() & set(_names(launch, "buffer")):
-            # It makes q; keys and values lie in the caches, and what it reads of rows is little.
+            # The output is q; keys and values are in the caches, and the row inputs are small.
             out = self._width(launch, read)
             columns = matrix[1] + out
         elif matrix:
@@ -111,7 +116,7 @@ class Traffic:
         return columns * rows * DTYPE_BYTES[self._program.activations]
 
     def _width(self, launch: Launch, read: list[str]) -> int:
-        """Columns of what a launch without a matrix makes."""
+        """Columns of the output of a launch without a matrix."""
         for name in _names(launch, "buffer"):
             cache = self._caches.get(name)
             if cache in self._heads:
@@ -119,13 +124,13 @@ class Traffic:
         return max((self._widths.get(arg, 0) for arg in read), default=0)
 
     def _matrix(self, launch: Launch) -> tuple[int, int] | None:
-        """Columns out and in of the matrix that a launch multiplies by, or looks rows up in."""
+        """Columns out and in of the matrix that a launch multiplies by, or in which it looks up rows."""
         found = (self._matrices.get(name.rpartition(".")[0]) for name in _names(launch, "weight"))
         return next((matrix for matrix in found if matrix), None)
 
 
 def _names(launch: Launch, space: str) -> Iterator[str]:
-    """The arguments of a launch in a space."""
+    """The names of a launch's arguments in one space."""
     return (arg.removeprefix(f"{space}:") for arg in launch.args if arg.startswith(f"{space}:"))
 
 

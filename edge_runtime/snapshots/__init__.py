@@ -1,4 +1,4 @@
-"""Snapshots: keys and values of a prompt's beginning in a file, so that it costs nothing at the next start
+"""Snapshots: files with the keys and values of a prompt's beginning, for a fast next start
 (docs/snapshots.md).
 """
 
@@ -114,8 +114,8 @@ def _read(path: Path, progress: Progress | None) -> tuple[Snapshot, dict[str, Ar
 async def _write(
     made: Snapshot, tensors: Mapping[str, Array], force: bool, progress: Progress | None
 ) -> None:
-    """Write in a thread, so that requests go on; a cancelled task ends the thread too, and the thread
-    clears up.
+    """Write in a thread, so that requests continue. Cancelling the task stops the thread, which removes the
+    file.
     """
     stop = threading.Event()
     write = partial(

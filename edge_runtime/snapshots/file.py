@@ -1,7 +1,7 @@
 """The file of a snapshot: safetensors, with a checksum over every byte (docs/snapshots.md).
 
-Read and written by hand: a writer that streams notices a full disk and Ctrl-C at once, and devices need no
-further library.
+It is read and written without a library: a writer that streams notices a full disk and Ctrl-C at once, and
+devices need no further package.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from nearfar.errors import SnapshotError
 
 Array = npt.NDArray[np.generic]
 Progress = Callable[[int, int], None]
-"""Called with bytes done and bytes in all; may be called from another thread."""
+"""Called with bytes done and bytes in all, possibly from another thread."""
 
 FORMAT, VERSION = "nearfar-snapshot", 2
 DTYPES = {"I32": "<i4", "U32": "<u4", "F16": "<f2", "F32": "<f4"}
-PIECE_BYTES = 4 << 20  # read or written, and hashed, at a time
-HEADER_LIMIT = 100_000_000  # as the safetensors library
+PIECE_BYTES = 4 << 20  # bytes read or written, and hashed, at a time
+HEADER_LIMIT = 100_000_000  # the limit of the safetensors library
 MOST_AXES = 8
 _CODES = {np.dtype(name): code for code, name in DTYPES.items()}
 _START = f'{{"__metadata__":{{"format":"{FORMAT}","version":"'.encode()
-_UNSIGNED = "0" * 64  # stands in the place of the checksum while it is computed
+_UNSIGNED = "0" * 64  # placeholder of the checksum while it is computed
 
 
 class _Stopped(Exception):
-    """The writer was told to stop."""
+    """The caller stopped the writer."""
 
 
 def is_snapshot(path: Path) -> bool:
-    """Whether the file begins as a snapshot does, of whatever version."""
+    """Whether the file begins as a snapshot of any version."""
     try:
         with path.open("rb") as file:
             return file.read(8 + len(_START))[8:] == _START
@@ -52,7 +52,7 @@ def is_snapshot(path: Path) -> bool:
 
 
 def check_target(path: Path, force: bool) -> None:
-    """SnapshotError where a snapshot must not or cannot be written."""
+    """Raise SnapshotError if a snapshot must not or cannot be written to `path`."""
     if path.exists() and not path.is_file():
         what = "a directory" if path.is_dir() else "not an ordinary file"
         raise SnapshotError(f"{path} is {what}: name a file for the snapshot")
@@ -74,11 +74,11 @@ def write(
     progress: Progress | None = None,
     stop: threading.Event | None = None,
 ) -> None:
-    """Write a snapshot so that it appears whole or not at all: beside `path`, flushed to the disk, then
+    """Write a snapshot that appears whole or not at all: to a file next to `path`, flushed to the disk, then
     renamed.
 
-    `metadata` goes behind format and version. `stop`, once set, ends the writing early; then, or on an error,
-    nothing is left.
+    `metadata` is added to format and version. `stop`, once set, ends the writing early; then, or after an
+    error, no file is left.
     """
     check_target(path, force)
     partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
@@ -99,8 +99,8 @@ def write(
 
 
 def read(path: Path, progress: Progress | None = None) -> tuple[dict[str, str], dict[str, Array]]:
-    """Metadata and tensors of a snapshot of this version, whose every byte is as it was written; else
-    SnapshotError.
+    """Read metadata and tensors of a snapshot of this version; SnapshotError if any byte has changed since it
+    was written.
     """
     try:
         with path.open("rb") as file:
@@ -189,7 +189,7 @@ _AGAIN = "Copy it again, or save it again with nearfar cache save"
 
 
 def _parse(path: Path, text: bytes) -> dict[str, Any]:
-    """The header, once it is known to be of this version."""
+    """The header, checked to be of this version."""
     found = text[len(_START) :].partition(b'"')[0]
     if re.fullmatch(rb"\d{1,9}", found) and int(found) > VERSION:
         raise SnapshotError(
@@ -215,7 +215,7 @@ def _parse(path: Path, text: bytes) -> dict[str, Any]:
 
 
 def _check_layout(path: Path, header: Mapping[str, Any]) -> int:
-    """Bytes of all tensors, which lie one after another without a gap."""
+    """Bytes of all tensors, checked to follow each other without gaps."""
     end = 0
     try:
         for entry in header.values():
@@ -266,7 +266,7 @@ def _reason(path: Path, tensors: Mapping[str, Array], error: OSError) -> str:
 
 
 def _sync_directory(path: Path) -> None:
-    """Make the renaming last, where the system can."""
+    """Flush a renaming to the disk, if the system can."""
     with contextlib.suppress(OSError):
         handle = os.open(path, os.O_RDONLY)
         try:

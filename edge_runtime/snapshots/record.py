@@ -1,4 +1,4 @@
-"""What a snapshot says of itself, and whose it is."""
+"""The metadata of a snapshot, and the model that it belongs to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nearfar.version import __version__
 class Origin:
     """The model that keys and values were computed with, whatever the target and the precision.
 
-    `fingerprint` decides; the rest is for messages.
+    `fingerprint` decides; the other fields are for messages.
     """
 
     fingerprint: str
@@ -32,9 +32,10 @@ class Origin:
 
 
 def key_rounding(manifest: Manifest, kv_bits: int | None) -> str | None:
-    """By which text keys of a cache of so many bits were rounded: what is subtracted from them depends on it.
+    """The text by which keys of a cache of `kv_bits` bits were calibrated: offsets that are subtracted from
+    keys depend on it.
 
-    None where nothing is.
+    None if nothing is subtracted.
     """
     told = manifest.provenance.get("keys")
     rounded = kv_bits is not None and OF_BITS.get(kv_bits) in ROUNDED
@@ -42,10 +43,11 @@ def key_rounding(manifest: Manifest, kv_bits: int | None) -> str | None:
 
 
 def origin(manifest: Manifest, context: int) -> Origin:
-    """Identify the model of an artifact: SHA-256 over the checkpoint's hash, the quantization, and the shape
-    of the model; with LongRoPE, also whether an engine of this `context` turns keys by the short factors.
+    """Identify the model of an artifact by a SHA-256 over the checkpoint's hash, the quantization and the
+    model's shape.
 
-    The checkpoint's hash covers its config.json, and so everything else that keys and values depend on (rope,
+    With LongRoPE it also covers whether an engine of this `context` rotates keys by the short factors. The
+    checkpoint's hash covers its config.json, and so everything else that keys and values depend on (rope,
     norms, biases).
     """
     checkpoint = manifest.provenance.get("checkpoint_sha256")
@@ -75,9 +77,9 @@ def origin(manifest: Manifest, context: int) -> Origin:
 class Snapshot:
     """A snapshot in a file.
 
-    `tokens` is how many tokens it holds, `page_size` what that is a multiple of, `kv_dtype` the type of keys
-    and values (of scales and biases where `kv_bits` is 8 or 4, otherwise None). `keys`: what they are rounded
-    by (`key_rounding`). `messages` or `prompt`: what it was made from, if known.
+    `tokens`: the number of its tokens, a multiple of `page_size`. `kv_dtype`: the type of keys and values, or
+    of scales and biases if `kv_bits` is 8 or 4 (else None). `keys`: see `key_rounding`. `messages` or
+    `prompt`: the source, if known.
     """
 
     path: Path
@@ -93,7 +95,7 @@ class Snapshot:
     nearfar: str = __version__
 
     def metadata(self) -> dict[str, str]:
-        """As the file's metadata, which holds only text."""
+        """The fields as metadata of the file, which has only strings."""
         fields = {
             "model": self.origin.fingerprint,
             "model_name": self.origin.model,
@@ -116,7 +118,7 @@ class Snapshot:
 
     @classmethod
     def parse(cls, path: Path, size: int, fields: Mapping[str, str]) -> Snapshot:
-        """From the metadata of a file."""
+        """Make a snapshot record of the metadata of a file."""
         try:
             return cls(
                 path=path,

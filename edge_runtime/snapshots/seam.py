@@ -1,4 +1,4 @@
-"""Which tokens every prompt that goes on from here begins with."""
+"""Finds the tokens with which every continuation of a prompt begins."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ if TYPE_CHECKING:
     from nearfar.edge_runtime.text.codec import TextCodec
 
 PROBES = ("A", "z", "7", " and", "\n\n- x", "“é", "(", "…")
-"""What may follow. A tokenizer joins the last characters of a prefix with the first that follow, differently
-for a letter, a digit, space, a new line, a sign: what all of these leave alone is stable.
+"""Possible continuations.
+
+A tokenizer may join the last characters of a prefix with the first that follow, differently for a letter, a
+digit, space, a new line or a sign. Tokens that none of these changes are stable.
 """
 
 
 def chat_prefix(codec: TextCodec, messages: Seq[Mapping[str, Any]]) -> list[int]:
-    """The tokens with which the conversation begins, whatever is said next.
+    """The tokens with which the conversation begins, whatever message follows.
 
-    Rendered with a user's turn behind it, whose content varies: the common beginning. A user's turn that is
-    the last one may be asked as it is, or go on (a long text, then a question about it).
+    The conversation is rendered with a user's turn after it, whose content varies; the result is the common
+    beginning. A user's turn at the end may be asked as it is, or continue (a long text, then a question about
+    it).
     """
     *before, last = messages
     if last["role"] != "user":
@@ -34,14 +37,12 @@ def chat_prefix(codec: TextCodec, messages: Seq[Mapping[str, Any]]) -> list[int]
 
 
 def text_prefix(codec: TextCodec, text: str) -> list[int]:
-    """The tokens with which a raw prompt begins, whatever follows the text; also where nothing does."""
+    """The tokens with which a raw prompt begins, whatever follows the text, or if nothing does."""
     return _common([codec.encode(text), *(codec.encode(text + probe) for probe in PROBES)])
 
 
 def whole_pages(tokens: Seq[int], page_size: int) -> list[int]:
-    """As many of the tokens as fill whole pages, which is what the cache finds again; RequestError where
-    they fill none.
-    """
+    """The tokens that fill whole pages, which the cache can find again; RequestError if they fill none."""
     if len(tokens) < page_size:
         raise RequestError(
             f"the prompt begins with {len(tokens)} tokens that stay whatever follows; a snapshot needs at "
@@ -52,6 +53,6 @@ def whole_pages(tokens: Seq[int], page_size: int) -> list[int]:
 
 
 def _common(many: Seq[Seq[int]]) -> list[int]:
-    """The longest common beginning."""
+    """The longest common beginning of token sequences."""
     first = many[0]
     return list(first[: min(common_length(first, other) for other in many)])

@@ -1,7 +1,7 @@
-"""Between the cache on the device and tensors on the host, beside running requests.
+"""Copies pages between the cache on the device and tensors on the host, while requests run.
 
 A page is held from the moment it is found until it has been copied; a page that is filled enters the prefix
-index only after its content has been written. So no request ever sees a page that is not whole.
+index only after its content has been written. So no request ever sees an incomplete page.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 CHUNK_BYTES = 32 << 20
-"""Copied at a time: requests that are running wait no longer than this takes."""
+"""Bytes that are copied at a time: running requests wait no longer than this takes."""
 
 ATTEMPTS = 3
-"""How often to compute a prefix that other requests push out of the cache before it is read."""
+"""The most attempts to compute a prefix that other requests evict before it is read."""
 
 
 async def capture(core: EngineCore, tokens: Seq[int]) -> dict[str, Array]:
-    """Keys and values of `tokens` (whole pages of them), computed first where the cache does not have them.
+    """Keys and values of `tokens` (whole pages), computed first if the cache does not have them.
 
-    By the names of Executor.read_pages, each [kv_heads, tokens, …]; of layers with a window the last of the
-    tokens alone, whole pages of them: those that a row behind `tokens` reads.
+    By the names of Executor.read_pages, each [kv_heads, tokens, …]. Layers with a window have only the last
+    whole pages: those that a row after `tokens` reads.
     """
     table = core.scheduler.table
     epoch = core.epoch
@@ -62,10 +62,10 @@ async def capture(core: EngineCore, tokens: Seq[int]) -> dict[str, Array]:
 
 
 async def restore(core: EngineCore, tokens: Seq[int], tensors: Mapping[str, Array]) -> None:
-    """Make `tokens` a prefix of the cache, with keys and values as `capture` gave them.
+    """Make `tokens` a prefix in the cache, with keys and values as `capture` returned them.
 
-    Afterwards they are an ordinary prefix that nobody holds, the last to be evicted. SnapshotError where they
-    do not fit.
+    Afterwards it is an ordinary prefix that no request holds, the last to be evicted. SnapshotError if it
+    does not fit.
     """
     table = core.scheduler.table
     size, saved = table.page_size, len(tokens)
@@ -101,10 +101,10 @@ def check_layout(
     needed: Seq[int],
     head_dim: int,
 ) -> None:
-    """Whether keys and values of so many tokens fit a cache whose pages look like `layouts`, one a group.
+    """Check that keys and values of `tokens` tokens fit a cache whose pages look like `layouts`, one for each
+    group.
 
-    `needed`: how many of the last tokens each group needs; a file may have more. SnapshotError where they do
-    not fit.
+    `needed`: the last tokens that each group needs; a file may have more. SnapshotError if they do not fit.
     """
     again = "save it again with the same model and the same quantization of the cache (--kv-bits)"
     flat = [name for name, given in tensors.items() if given.ndim != 3]
@@ -127,7 +127,9 @@ def check_layout(
 
 
 def _check_shape(name: str, given: tuple[int, ...], page: tuple[int, ...], least: int, tokens: int) -> None:
-    """[kv_heads, tokens, width]: of all tokens, or the last, at least as many as this cache needs."""
+    """Check a shape [kv_heads, tokens, width]: all tokens, or at least the last `least` that this cache
+    needs.
+    """
     if (given[0], given[2]) != (page[1], page[3]) or not least <= given[1] <= tokens:
         wanted = [page[1], tokens, page[3]]
         last = f" or the last {least} of the tokens" if least < tokens else ""
@@ -157,18 +159,18 @@ def _check_values(name: str, given: Array, page: Array, theirs: str, ours: str) 
 
 
 def kind(content: Mapping[str, Array], head_dim: int) -> str:
-    """How a cache stores its values, in words."""
+    """Describe the type in which a cache stores its values."""
     bits = quantized_bits(content, head_dim)
     return f"{kv_dtype(content)}, {bits}-bit" if bits else kv_dtype(content)
 
 
 def kv_dtype(content: Mapping[str, Array]) -> str:
-    """Type of keys and values; of scales and biases where they are quantized."""
+    """The type of keys and values, or of scales and biases if they are quantized."""
     return next((str(array.dtype) for name, array in content.items() if not name.endswith(".codes")), "no")
 
 
 def quantized_bits(content: Mapping[str, Array], head_dim: int) -> int | None:
-    """Bits of the codes of a quantized cache, None where it is not quantized."""
+    """Bits of the codes of a quantized cache; None if it is not quantized."""
     codes = content.get("kv.0.k.codes")
     return None if codes is None else codes.shape[-1] * 32 // head_dim
 
@@ -178,7 +180,9 @@ def _layers(content: Mapping[str, Array]) -> int:
 
 
 def _check_epoch(core: EngineCore, epoch: int) -> None:
-    """Whether the pages written or found in this epoch of the engine still hold what they did."""
+    """Raise DeviceLost if the engine's epoch has ended: pages written or found in it have lost
+    their content.
+    """
     if core.epoch != epoch:
         raise DeviceLost(
             "the device failed or was lost while a snapshot was being copied: save or load it again"
@@ -186,7 +190,7 @@ def _check_epoch(core: EngineCore, epoch: int) -> None:
 
 
 def _check_room(core: EngineCore, tokens: int) -> None:
-    """Refuse a prefix that no prompt of this engine could use."""
+    """Raise SnapshotError for a prefix that no prompt of this engine could use."""
     if tokens >= core.context:
         raise SnapshotError(
             f"the snapshot has {tokens} tokens, but only {core.context} fit the context here, the answer "
@@ -195,7 +199,7 @@ def _check_room(core: EngineCore, tokens: int) -> None:
 
 
 async def _resident(core: EngineCore, tokens: Seq[int]) -> Sequence:
-    """All of `tokens` in the cache, held."""
+    """A held sequence with all of `tokens` in the cache, computed if needed."""
     table = core.scheduler.table
     for _ in range(ATTEMPTS):
         sequence = table.borrow(tokens)
@@ -213,7 +217,7 @@ async def _resident(core: EngineCore, tokens: Seq[int]) -> Sequence:
 
 
 def _reserve(core: EngineCore, sequence: Sequence, length: int) -> None:
-    """Pages for the prefix up to `length`; SnapshotError where running requests leave too few."""
+    """Reserve pages for the prefix up to `length`; SnapshotError if running requests leave too few."""
     table = core.scheduler.table
     if table.reserve(sequence, length) is not None:
         return
@@ -227,7 +231,7 @@ def _reserve(core: EngineCore, sequence: Sequence, length: int) -> None:
 
 
 def _layouts(core: EngineCore) -> Callable[[], list[dict[str, Array]]]:
-    """Reads a page of each group, to see what pages look like."""
+    """A call that reads a page of each group, to learn shapes and dtypes of pages."""
     return lambda: [core.executor.read_pages(group, [0]) for group in range(len(core.manifest.groups))]
 
 
@@ -238,7 +242,7 @@ def _pages_at_once(layout: Mapping[str, Array]) -> int:
 def _reader(
     core: EngineCore, group: int, pages: Seq[int], whole: Mapping[str, Array], start: int
 ) -> Callable[[], None]:
-    """Copies pages to the tokens from `start` on of `whole`."""
+    """A call that copies pages to `whole`, to the tokens from `start` on."""
 
     def read() -> None:
         for name, content in core.executor.read_pages(group, pages).items():
@@ -260,7 +264,11 @@ def _writer(
     tensors: Mapping[str, Array],
     saved: int,
 ) -> Callable[[], None]:
-    """Copies columns `first` to `until` of a group from `tensors`, the last of `saved` tokens, rounded."""
+    """A call that writes columns `first` to `until` of a group from `tensors`, which have the last of `saved`
+    tokens.
+
+    Values are rounded to the cache's dtype.
+    """
     held = sequence.held[group]
     pages = held.pages[first - held.first : until - held.first]
 

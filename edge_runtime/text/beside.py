@@ -1,4 +1,4 @@
-"""Work on long texts beside the event loop, on which all other answers wait."""
+"""Works on long texts in a thread, so that the event loop stays free for other answers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 LARGE = 16 << 10
-"""Characters of text from which on work on it is done in a thread. Below, the two changes of thread (0.1 ms)
-cost more than it does.
+"""Characters of text from which on work is done in a thread; for less, the two thread switches (0.1 ms) cost
+more.
 """
 
 
 async def beside(work: Callable[[], T], characters: int) -> T:
-    """What `work` gives on a text of so many characters. Large ones are done in a thread."""
+    """The result of `work` on a text of `characters` characters; long ones are processed in a thread."""
     return await asyncio.to_thread(work) if characters >= LARGE else work()
 
 
 def characters(messages: Seq[Mapping[str, Any]]) -> int:
-    """How much text a conversation has, about."""
+    """The approximate number of characters of a conversation."""
     return sum(map(_said, messages))
 
 

@@ -1,4 +1,4 @@
-"""Between text and tokens: tokenizer, chat template, and text that comes out piece by piece."""
+"""Converts between text and tokens: tokenizer, chat template, and text that is decoded piece by piece."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from nearfar.format.answers import AnswerFormat, strings
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 _CONVERSATION = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
-"""What a template is given of a request itself."""
+"""Template variables that belong to the request."""
 _BYTE_TOKEN = re.compile(r"^<0x([0-9A-Fa-f]{2})>$")
 
 
@@ -42,15 +42,16 @@ class TextCodec:
         )
         self.tokenizer = tokenizer
         self.answers = answers or shown_format(self._templates.all, config)
-        """How the model marks the parts of its answers."""
+        """The marks by which the model separates the parts of its answers."""
         self._bos = bos
         self.special = {name: text for name in _SPECIAL if (text := _content(config.get(name))) is not None}
-        """Texts of special tokens by what they are for, such as eos_token."""
+        """Texts of special tokens by role, for example eos_token."""
         self._compiled = {source: ChatTemplate(source) for source in self._templates.all}
         added = tokenizer.get_added_tokens_decoder()
         self.silent = frozenset(token for token, entry in added.items() if entry.special)
-        """Tokens that add nothing to a text."""
-        # The decoder alone as JSON, by pickle's protocol: all of a large tokenizer takes 0.3 s and its size.
+        """Tokens that add no text."""
+        # Only the decoder, as JSON by pickle's protocol: a whole large tokenizer takes 0.3 s and its size in
+        # memory.
         decoder = b"{}" if tokenizer.decoder is None else tokenizer.decoder.__getstate__()
         self._byte_level = b'"ByteLevel"' in decoder
         self._replaced = _replaced_last(json.loads(decoder))
@@ -72,8 +73,8 @@ class TextCodec:
     def open_directory(cls, path: Path, bos: int | None, answers: AnswerFormat | None = None) -> TextCodec:
         """Load tokenizer.json, tokenizer_config.json and the chat templates of a directory.
 
-        `answers`: how the model marks the parts of its answers, None: as these files show. Special tokens
-        that occur in its marks are text.
+        `answers`: the marks in the model's answers; None: derived from these files. Special tokens that occur
+        in its marks are decoded as text.
         """
         file = path / "tokenizer.json"
         if not file.is_file():
@@ -89,30 +90,32 @@ class TextCodec:
 
     @property
     def has_template(self) -> bool:
-        """Whether the model knows how to chat."""
+        """Whether the model has a chat template."""
         return self._templates.plain is not None
 
     def template_source(self, tools: bool) -> str | None:
-        """The chat template of a conversation in which there are tools, or none."""
+        """The chat template of a conversation with tools, or without."""
         return self._templates.chosen(tools)
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a raw prompt, with what the tokenizer itself puts around it. An empty prompt is just
-        BOS.
+        """The tokens of a raw prompt, with the special tokens that the tokenizer adds. An empty prompt is
+        just BOS.
         """
         tokens = self._encode(text, True)
         return tokens if tokens or self._bos is None else [self._bos]
 
     def encode_chat(self, messages: Seq[Mapping[str, Any]], *, continue_last: bool = False) -> list[int]:
-        """Tokens of a conversation, up to where the answer begins, or goes on (`continue_last`)."""
+        """The tokens of a conversation up to the place where the answer begins, or continues
+        (`continue_last`).
+        """
         return self.encode_raw(self.render_chat(messages, continue_last=continue_last))
 
     def encode_raw(self, text: str) -> list[int]:
-        """Tokens of a text that has all its special tokens already."""
+        """The tokens of a text that already has all its special tokens."""
         return self._encode(text, False)
 
     def template_variables(self) -> list[str]:
-        """The variables that its chat templates know, beside messages, tools and special tokens."""
+        """The variables that the chat templates use, in addition to messages, tools and special tokens."""
         known = frozenset[str]().union(*(template.asks_for() for template in self._compiled.values()))
         return sorted(known - {*_SPECIAL, *_CONVERSATION})
 
@@ -123,10 +126,10 @@ class TextCodec:
         continue_last: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as the model's own template writes it.
+        """Render the conversation by the model's own template.
 
-        `continue_last`: the answer continues the last message. `variables`: what else the template knows
-        (tools, …); they cannot take the place of what is here anyway.
+        `continue_last`: the answer continues the last message. `variables`: further variables of the template
+        (tools, …); they cannot replace the built-in ones.
         """
         source = self.template_source(bool((variables or {}).get("tools")))
         if source is None:
@@ -137,8 +140,9 @@ class TextCodec:
         return _until_mark(text) if continue_last else text
 
     def behind_an_answer(self) -> str:
-        """What the chat template writes behind an answer that is whole; nothing where there is no template,
-        or it does not take a plain conversation.
+        """The text that the chat template writes after a complete answer.
+
+        Empty if there is no template, or if it refuses a plain conversation.
         """
         said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
         own = {**self.special, "messages": said, "add_generation_prompt": False}
@@ -150,14 +154,14 @@ class TextCodec:
         return text.rpartition(_MARK)[2] if _MARK in text else ""
 
     def decode(self, tokens: Seq[int]) -> str:
-        """Text of tokens, special tokens left out."""
+        """The text of tokens, without special tokens."""
         try:
             return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
         except BaseException as error:
             raise _refusal(error, "the model's tokenizer.json cannot decode a text") from error
 
     def undecided(self, text: str) -> int:
-        """How many characters at the end of a decoded text a following token may still change."""
+        """The number of characters at the end of a decoded text that a following token may still change."""
         return max((_overlap(text, part) for part in self._replaced), default=0)
 
     def token_bytes(self, token: int) -> bytes:
@@ -170,7 +174,7 @@ class TextCodec:
         if self._byte_level:
             try:
                 return str(piece).translate(_AS_LATIN).encode("latin-1")
-            except UnicodeEncodeError:  # not all of its characters stand for bytes
+            except UnicodeEncodeError:  # some of its characters stand for no byte
                 pass
         return str(piece).replace("▁", " ").encode()
 
@@ -186,23 +190,22 @@ class TextCodec:
         try:
             if len(text) < LARGE:
                 return list(self.tokenizer.encode(text, add_special_tokens=special).ids)
-            # `encode` holds the interpreter's lock until it is done (tokenizers 0.22: 0.44 s for 220 kB), in
-            # whatever thread it is called; this does not.
+            # `encode` holds the interpreter's lock until it is done (tokenizers 0.22: 0.44 s for 220 kB),
+            # whichever thread calls it; this does not.
             return list(self.tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids)
         except BaseException as error:
             raise _refusal(error, "the model's tokenizer.json cannot encode a text") from error
 
 
 class Detokenizer:
-    """Text of a growing list of tokens. What it has given out never changes, and never ends in half a
-    character.
+    """Decodes a growing list of tokens. Returned text never changes, and never ends in half a character.
 
-    Each token costs the decoding of at most MOST tokens, whatever they are. `context` are tokens before the
-    first: a tokenizer may decode a word differently at the start of a text.
+    Each token costs the decoding of at most MOST tokens. `context` are tokens before the first: a tokenizer
+    may decode a word differently at the start of a text.
     """
 
     KEEP = 6
-    """Tokens decoded again for context: more than the bytes of a character."""
+    """Tokens that are decoded again for context: more than the bytes of a character."""
     MOST = 8 * KEEP
 
     def __init__(self, codec: TextCodec, context: Seq[int] = ()) -> None:
@@ -217,20 +220,19 @@ class Detokenizer:
         )
 
     def push(self, token: int) -> str:
-        """The text that is certain now and was not before."""
+        """The text that became certain with this token."""
         if token in self._codec.silent:
             return ""
         self._window.append(token)
         text = self._codec.decode(self._window)
         if self._before is not None:
-            # What stands before may read otherwise with this token behind it.
+            # The earlier text may decode differently with this token after it.
             pairs = zip(self._before, text, strict=False)
             self._given = next(
                 (at for at, (old, new) in enumerate(pairs) if old != new), min(len(self._before), len(text))
             )
             self._before = None
-        # Bytes that do not make a character (yet) decode to U+FFFD: wait for the rest of them, which is three
-        # at most.
+        # Bytes that do not make a character (yet) decode to U+FFFD: wait for the rest of them, at most three.
         certain = len(text.rstrip("\ufffd"))
         self._open = 0 if certain == len(text) else 1 if certain > self._given else self._open + 1
         if self._open > 3:
@@ -243,12 +245,12 @@ class Detokenizer:
         return new
 
     def finish(self) -> str:
-        """What was held back."""
+        """The text that was held back."""
         return self._codec.decode(self._window)[self._given :]
 
     def _shorten(self, text: str) -> None:
-        """Forget tokens whose text was given out, if the others decode to the same without them; in the
-        end even if not.
+        """Forget tokens whose text was returned if the others decode to the same text without them; at last
+        even if not.
         """
         held = text[self._given :]
         for size in range(self.KEEP, self.KEEP + 4):  # the window must not begin inside a character
@@ -264,7 +266,7 @@ class Detokenizer:
 
 
 class StopMatcher:
-    """Passes text on up to the first stop string, holding back what may be the beginning of one."""
+    """Passes text through up to the first stop string; holds back text that may be the beginning of one."""
 
     def __init__(self, stops: Seq[str]) -> None:
         self._stops = stops
@@ -272,7 +274,7 @@ class StopMatcher:
         self.matched: str | None = None
 
     def push(self, text: str) -> str:
-        """The text that is certainly before any stop string."""
+        """The text that certainly precedes any stop string."""
         if self.matched is not None:
             return ""
         self._held += text
@@ -287,19 +289,19 @@ class StopMatcher:
         return out
 
     def finish(self) -> str:
-        """What was held back, for the text ends here."""
+        """The text that was held back; the text ends here."""
         out, self._held = self._held, ""
         return out
 
 
 def _overlap(text: str, part: str) -> int:
-    """Length of the longest end of a text that begins the part, and is not all of it."""
+    """The length of the longest end of a text that is a proper beginning of `part`."""
     longest = min(len(part) - 1, len(text))
     return next((n for n in range(longest, 0, -1) if text.endswith(part[:n])), 0)
 
 
 def _replaced_last(decoder: Mapping[str, Any]) -> tuple[str, ...]:
-    """What a decoder replaces in the whole text, when all tokens are one."""
+    """The patterns that a decoder replaces in the whole text, after all tokens are joined."""
     steps = decoder.get("decoders") or []
     fused = next((at for at, step in enumerate(steps) if step.get("type") == "Fuse"), len(steps))
     patterns = [step.get("pattern") or {} for step in steps[fused:] if step.get("type") == "Replace"]
@@ -307,13 +309,13 @@ def _replaced_last(decoder: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 class TextStream:
-    """Tokens in, text out, up to a stop string."""
+    """Turns tokens into text, up to a stop string."""
 
     def __init__(self, codec: TextCodec, stops: Seq[str], context: Seq[int] = ()) -> None:
         self._detokenizer = Detokenizer(codec, context)
         self._matcher = StopMatcher(stops)
         self.length = 0
-        """Characters that the tokens so far have made certain, those included that are held back."""
+        """Characters that the tokens so far have made certain, including held-back ones."""
 
     @property
     def stopped(self) -> bool:
@@ -322,7 +324,7 @@ class TextStream:
 
     @property
     def stopped_by(self) -> str | None:
-        """The stop string that was found."""
+        """The stop string that was found; None if none was."""
         return self._matcher.matched
 
     def push(self, token: int) -> str:
@@ -338,7 +340,7 @@ class TextStream:
 
 
 def _tokenizer(text: str, answers: AnswerFormat) -> Tokenizer:
-    """The tokenizer of a tokenizer.json; tokens that occur in a mark are not special in it."""
+    """The tokenizer of a tokenizer.json; tokens that occur in an answer's marks are not special in it."""
     made = tokenizer_of(text)
     marks = set(strings(answers))
     special = {entry.content for entry in made.get_added_tokens_decoder().values() if entry.special}
@@ -352,8 +354,8 @@ def _tokenizer(text: str, answers: AnswerFormat) -> Tokenizer:
 
 
 _MARK = "[the-answer-goes-on-here]"
-"""Ends the content that is continued: to look for the content itself would find a short one in the
-template's own words.
+"""Marks the end of the content to continue: a search for a short content itself might find the template's own
+words.
 """
 
 
@@ -363,7 +365,7 @@ def _marked(messages: Seq[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _until_mark(text: str) -> str:
-    """A rendered conversation up to where the content of its last message ends."""
+    """A rendered conversation up to the end of its last message's content."""
     if (at := text.rfind(_MARK)) < 0:
         raise RequestError(
             "the chat template leaves out the last message, so it cannot be continued", "messages"
@@ -379,8 +381,9 @@ def _unreadable(file: Path, error: BaseException) -> ArtifactError:
 
 
 def _refusal(error: BaseException, what: str) -> BaseException:
-    """What to raise for an error of the tokenizers library: it raises plain Exception, and where its Rust
-    panics a BaseException.
+    """The exception to raise for an error of the tokenizers library.
+
+    It raises plain Exceptions, and a BaseException if its Rust code panics.
     """
     if isinstance(error, Exception) or type(error).__name__ == "PanicException":
         return ArtifactError(f"{what}: {error}. Correct it, or copy or build it again")
@@ -388,7 +391,7 @@ def _refusal(error: BaseException, what: str) -> BaseException:
 
 
 def _read(file: Path) -> str | None:
-    """The text of a file that need not be there."""
+    """The text of an optional file; None if there is no file."""
     try:
         return file.read_text(encoding="utf-8") if file.is_file() else None
     except (OSError, ValueError) as error:
@@ -406,8 +409,9 @@ def _read_config(file: Path) -> Mapping[str, Any]:
 
 
 def check_templates(path: Path) -> None:
-    """ArtifactError where the chat templates of a directory cannot be read: before its tokenizer is, which
-    takes longer, and whether or not that is there.
+    """Raise ArtifactError if the chat templates of a directory cannot be read.
+
+    This check comes before the tokenizer is read, which takes longer, and does not need it.
     """
     for source in _read_templates(path, _read_config(path / "tokenizer_config.json")).all:
         ChatTemplate(source)
@@ -423,16 +427,14 @@ def _read_templates(path: Path, config: Mapping[str, Any]) -> ChatTemplates:
 
 
 def _content(value: object) -> str | None:
-    """Text of a special token, which may be written as a record."""
+    """The text of a special token, which may be stored as a record."""
     if isinstance(value, Mapping):
         value = value.get("content")
     return value if isinstance(value, str) else None
 
 
 def _byte_table() -> dict[str, int]:
-    """GPT-2's printable stand-ins for bytes: printable bytes stand for themselves, the rest for U+0100
-    onwards.
-    """
+    """GPT-2's printable characters for bytes: printable bytes are themselves, the others U+0100 and up."""
     table, other = {}, 0x100
     for byte in range(256):
         if 0x21 <= byte <= 0x7E or 0xA1 <= byte <= 0xAC or byte >= 0xAE:
@@ -444,8 +446,8 @@ def _byte_table() -> dict[str, int]:
 
 
 _BYTES = _byte_table()
-# Each character that stands for a byte as the Latin letter of that byte, others as none: a vocabulary of
-# 150,000 tokens takes twice as long character by character.
+# Each character that stands for a byte becomes the Latin-1 character of that byte, others become none: a
+# vocabulary of 150,000 tokens takes twice as long character by character.
 _AS_LATIN = {number: "\uffff" for number in range(256)} | {
     ord(char): chr(byte) for char, byte in _BYTES.items()
 }

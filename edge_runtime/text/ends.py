@@ -1,6 +1,4 @@
-"""Which tokens end an answer: those that configs name, and those that only the tokenizer or its template
-names.
-"""
+"""Finds the tokens that end an answer: those in configs, and those only in the tokenizer or its template."""
 
 from __future__ import annotations
 
@@ -10,10 +8,10 @@ from nearfar.edge_runtime.text.codec import TextCodec
 
 
 def end_tokens(codec: TextCodec, named: Sequence[int], vocab_size: int) -> tuple[int, ...]:
-    """`named`, what config.json and generation_config.json say, and after them `eos_token` of
-    tokenizer_config.json and the token that the chat template writes behind an answer.
+    """`named` (from config.json and generation_config.json), then `eos_token` of tokenizer_config.json, and
+    the token that the chat template writes after an answer.
 
-    Chat models that were tuned from base models often keep the base's configs, and would write on behind the
+    Chat models that were tuned from base models often keep the base's configs, and would continue after the
     end of their turn (https://github.com/ml-explore/mlx-lm/issues/1414).
     """
     ids = codec.tokenizer.get_vocab(with_added_tokens=True)

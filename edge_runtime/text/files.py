@@ -1,5 +1,5 @@
-"""The files of a model's text side, and which chat template a conversation gets: a model may have one for
-plain chats, and another for tools.
+"""The files of a model's text side, and the choice of a chat template: one for plain chats, another for
+tools.
 
 As in transformers, the second is called `tool_use`: in the list of tokenizer_config.json, or as a file.
 """
@@ -16,22 +16,24 @@ TEMPLATE = "chat_template.jinja"
 TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
 TEMPLATE_FILES = (TEMPLATE, TOOL_TEMPLATE)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", *TEMPLATE_FILES)
-"""All that is read, of a checkpoint and of an artifact."""
+"""All text files that are read from a checkpoint or an artifact."""
 NO_TEMPLATE = "this model has no chat template; send a raw prompt instead (completions, --raw)"
 _NAMES = {TEMPLATE: "default", TOOL_TEMPLATE: "tool_use"}
 
 
 @dataclass(frozen=True)
 class ChatTemplates:
-    """The texts of a model's chat templates. `plain`: None where it cannot chat; `tools`: of conversations
-    with tools, None where `plain` is of these, too.
+    """The texts of a model's chat templates.
+
+    `plain`: None if the model cannot chat. `tools`: for conversations with tools; None if `plain` serves
+    these, too.
     """
 
     plain: str | None = None
     tools: str | None = None
 
     def chosen(self, tools: bool) -> str | None:
-        """The template of a conversation in which there are tools, or none."""
+        """The template of a conversation with tools, or without."""
         return self.tools if tools and self.tools is not None else self.plain
 
     @property
@@ -47,10 +49,10 @@ class ChatTemplates:
 
 
 def find_templates(config: Mapping[str, Any], files: Mapping[str, str]) -> ChatTemplates:
-    """The templates of a tokenizer_config.json and of the files beside it, of those that TEMPLATE_FILES
-    names: where there is chat_template.jinja, the config's are not looked at.
+    """The templates of a tokenizer_config.json and of TEMPLATE_FILES next to it.
 
-    ArtifactError where the config's are no templates, or none of several is the plain one.
+    If there is a chat_template.jinja, the config's templates are ignored. ArtifactError if the config's are
+    no templates, or if none of several is the plain one.
     """
     named = {} if TEMPLATE in files else _named(config.get("chat_template"))
     named |= {_NAMES[name]: text for name, text in files.items()}
@@ -67,7 +69,7 @@ def find_templates(config: Mapping[str, Any], files: Mapping[str, str]) -> ChatT
 
 
 def _named(value: object) -> dict[str, str]:
-    """The templates of a tokenizer config by name: a text, or a list of named ones."""
+    """The templates of a tokenizer config by name; the config has a text, or a list of named ones."""
     if value is None:
         return {}
     if isinstance(value, str):

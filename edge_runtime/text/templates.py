@@ -1,5 +1,4 @@
-"""Chat templates: programs that come with a model, run with bounds on what they may make and how long they
-may take.
+"""Renders chat templates: programs that come with a model, with limits on their output and running time.
 
 Jinja's sandbox keeps a template from reaching Python; it does not keep it from filling the memory or never
 ending.
@@ -28,40 +27,40 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from nearfar.errors import ArtifactError, RequestError
 
 MOST_CHARACTERS = 16 << 20
-"""Characters of a rendered conversation, and of every text on the way there."""
+"""The most characters of a rendered conversation, and of every intermediate text."""
 
 MOST_STEPS = 1_000_000
-"""Turns of loops, and calls. Templates take a few for each message."""
+"""The most loop iterations and calls. Templates use a few for each message."""
 
 MOST_SECONDS = 10.0
 MOST_BITS = 4096
-"""Bits of a number that a template may compute."""
+"""The most bits of a number that a template computes."""
 
 _STEPS_FILTER = "nearfar_steps"
 
 
 class ChatTemplate:
-    """A compiled template with the helpers that Hugging Face's templates count on."""
+    """A compiled template with the helpers that Hugging Face's templates expect."""
 
     def __init__(self, source: str) -> None:
-        """Compile; ArtifactError where that cannot be done."""
+        """Compile the template; ArtifactError if that fails."""
         self._source = source
         try:
             self._template = _environment().from_string(source)
         except (
             Exception
-        ) as error:  # the parser and Python's compiler each have their own for what nests too deep
+        ) as error:  # the parser and Python's compiler have different errors for deep nesting
             raise ArtifactError(f"the chat template cannot be read: {_reason(error)}") from error
 
     def asks_for(self) -> frozenset[str]:
-        """The names that it takes from who renders it."""
+        """The names of the variables that the template reads."""
         made = _environment()
         return frozenset(
             jinja2.meta.find_undeclared_variables(made.parse(self._source)) - made.globals.keys()
         )
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        """The text; RequestError where the template refuses, fails, or does more than it may."""
+        """Render the text; RequestError if the template refuses, fails, or exceeds a limit."""
         budget = _BUDGET.set(_Budget())
         pieces, size = [], 0
         try:
@@ -69,7 +68,7 @@ class ChatTemplate:
                 pieces.append(piece)
                 size += len(piece)
                 _check_size(size)
-        except Exception as error:  # whatever it does, it is the template that did it
+        except Exception as error:  # any error is the template's
             raise RequestError(
                 f"the model's chat template refuses these messages: {_reason(error)}", "messages"
             ) from error
@@ -79,17 +78,17 @@ class ChatTemplate:
 
 
 def tree_of(source: str) -> nodes.Template:
-    """A template as Jinja reads it."""
+    """Parse a template into Jinja's syntax tree."""
     return _environment().parse(source)
 
 
 class _TooMuch(jinja2.TemplateError):
-    """The template goes over a bound."""
+    """The template exceeds a limit."""
 
 
 @dataclass
 class _Budget:
-    """What one rendering has left."""
+    """The remaining steps of one rendering."""
 
     steps: int = MOST_STEPS
     until: float = field(default_factory=lambda: time.monotonic() + MOST_SECONDS)
@@ -106,7 +105,7 @@ _BUDGET: ContextVar[_Budget] = ContextVar("nearfar_template_budget")
 
 
 class _Generator(CodeGenerator):
-    """Counts the turns of every loop, and bounds what `~` joins."""
+    """Generates code that counts the iterations of every loop, and limits the texts joined by `~`."""
 
     def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:
         for loop in node.find_all(nodes.For):
@@ -125,7 +124,7 @@ class _Generator(CodeGenerator):
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, where no operation makes more than MOST_CHARACTERS."""
+    """Jinja's sandbox, in which no operation makes more than MOST_CHARACTERS."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
     code_generator_class = _Generator
@@ -159,8 +158,9 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %}` … `{% endgeneration %}`: what the model itself wrote, marked for training. A prompt
-    has its body, whose variables stay inside, as in transformers.
+    """`{% generation %}` … `{% endgeneration %}`: marks the model's own text for training.
+
+    A prompt contains the body, whose variables stay inside, as in transformers.
     """
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
@@ -184,7 +184,7 @@ def _environment() -> _Sandbox:
 
 @jinja2.pass_context  # so that it does not run at compile time
 def _steps(_context: Any, items: Iterable[Any]) -> Iterator[Any]:
-    """The items of a loop, each a step."""
+    """The items of a loop; each counts as a step."""
     budget = _BUDGET.get()
     for item in items:
         budget.step()
@@ -192,8 +192,8 @@ def _steps(_context: Any, items: Iterable[Any]) -> Iterator[Any]:
 
 
 def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that looks at its arguments first."""
-    passed = int(hasattr(function, "jinja_pass_arg"))  # the environment or the context in front
+    """Wrap a filter so that its arguments are checked first."""
+    passed = int(hasattr(function, "jinja_pass_arg"))  # the environment or the context comes first
 
     @functools.wraps(function)
     def check(*args: Any, **kwargs: Any) -> Any:
@@ -230,7 +230,7 @@ def _raise_exception(message: str) -> None:
 
 
 def _check_text(name: str, text: str, args: list[Any]) -> None:
-    """Whether what a method or filter makes of a text stays small."""
+    """Check that the result of a method or filter on a text stays within MOST_CHARACTERS."""
     if name == "replace" and len(args) > 1 and isinstance(args[0], str) and isinstance(args[1], str):
         _check_size(len(text) + text.count(args[0]) * len(args[1]))
     elif name == "join":
@@ -249,7 +249,7 @@ def _check_join(parts: Sequence[Any], separators: list[Any]) -> None:
 
 
 def _check_format(form: str, args: list[Any]) -> None:
-    """Whether a format asks for wide fields, itself or by an argument."""
+    """Check that a format has no wide fields, by itself or by an argument."""
     widths = [int(width[:10]) for width in re.findall(r"\d+", form)]
     stars = [_times(arg) for arg in args] if "*" in form or "{:{" in form.replace(" ", "") else []
     _check_size(sum(widths) + sum(stars) + len(form) + form.count("{") * sum(map(_length, args)))

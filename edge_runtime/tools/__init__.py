@@ -1,4 +1,5 @@
-"""Tools: how they are told to a model, the grammar that keeps calls to their schemas, and calls read back.
+"""Tools: how they are described to a model, the grammar that enforces their schemas, and how
+calls are read.
 
-How a model writes all that is data: nearfar.format.answers.
+The marks that each model writes are data: nearfar.format.answers.
 """

@@ -1,7 +1,8 @@
-"""Arguments of earlier calls, which models wrote and limits cut: read as far as they are JSON.
+"""Reads the arguments of earlier calls, which models wrote and limits may have cut, as far as
+they are JSON.
 
-A call that `max_tokens` cut comes back with its conversation, in every later turn. A refusal would make the
-conversation useless, so what came of the arguments is kept (tests/vectors/tools/messages.json).
+A call that `max_tokens` cut returns with its conversation in every later turn. A refusal would make the
+conversation useless, so the readable part of the arguments is kept (tests/vectors/tools/messages.json).
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ _CLOSING = {"{": "}", "[": "]"}
 
 
 def arguments_of(text: str) -> dict[str, Any]:
-    """The object that a text of JSON is. Of one that was cut: what came of it, with open texts and brackets
-    closed, or else without its last part. Of a text that is no such thing: an object without members.
+    """The object in a JSON text.
+
+    A text that was cut is read with open strings and brackets closed, or else without its last part. A text
+    that is no object gives an object without members.
     """
     if (found := _read(text)) is not None:
         return found
@@ -24,7 +27,7 @@ def arguments_of(text: str) -> dict[str, Any]:
 
 
 def _read(text: str) -> dict[str, Any] | None:
-    """The object of a text of JSON, empty for other values; None where it is no JSON."""
+    """The object in a JSON text, empty for other values; None if it is not JSON."""
     try:
         found = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -37,12 +40,14 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _completed(text: str) -> tuple[str, str]:
-    """The text with control characters in strings escaped and everything open closed; and the same of the
-    text before its last comma, or up to its last open bracket.
+    """The text with control characters in strings escaped and everything open closed; and a second, shorter
+    one.
+
+    The second text ends before the last comma, or after the last open bracket.
     """
     made: list[str] = []
-    closing: list[str] = []  # of what is open
-    safe, closed = 0, list[str]()  # the length of the second text, and what has been closed behind it
+    closing: list[str] = []  # the brackets that close what is open
+    safe, closed = 0, list[str]()  # length of the second text, and the brackets that close it
     in_string = escaped = False
     for char in text:
         if in_string:

@@ -1,8 +1,8 @@
-"""What an answer must match where tools are offered: the grammar of calls, as xgrammar's structural tag.
+"""The grammar of an answer when tools are offered, as xgrammar's structural tag.
 
-Only forms that the browser's xgrammar has too, which takes no empty `const_string` and no empty `separator`.
-Its keys `strict` and `param` of a `json_schema` are for who compiles it (grammars.schema.narrowed); `spaced`:
-models break its lines, so it has as many blanks as a format that is wanted.
+Only forms of the browser's xgrammar are used: it accepts no empty `const_string` and no empty `separator`.
+The keys `strict` and `param` of a `json_schema` are for the compiler (grammars.schema.narrowed). `spaced`:
+models break its lines, so it allows as many blanks as a requested format.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Tool = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class ToolChoice:
-    """Whether tools may, must or must not be called; `name`: this one must."""
+    """Whether an answer may, must or must not call tools; `name`: the one tool that it must call."""
 
     mode: Literal["none", "auto", "required"] = "auto"
     name: str | None = None
@@ -35,7 +35,7 @@ class ToolChoice:
 
     @property
     def required(self) -> bool:
-        """Whether an answer is calls and nothing else."""
+        """Whether an answer consists of calls only."""
         return self.mode == "required" or self.name is not None
 
 
@@ -43,7 +43,7 @@ AUTO = ToolChoice()
 
 
 def offered(tools: Seq[Tool], choice: ToolChoice) -> tuple[Tool, ...]:
-    """The tools that may be called."""
+    """The tools that may be called; RequestError if the choice cannot be met."""
     if choice.mode == "none":
         return ()
     if choice.required and not tools:
@@ -59,10 +59,11 @@ def offered(tools: Seq[Tool], choice: ToolChoice) -> tuple[Tool, ...]:
 def answer_grammar(
     form: AnswerFormat, tools: Seq[Tool], choice: ToolChoice, wanted: Grammar | None, reasoning_open: bool
 ) -> Grammar | None:
-    """What an answer must match: calls of the tools that may be called, the format that is wanted, or either.
+    """The grammar of an answer: calls of the offered tools, the requested format, or either.
+    None: anything.
 
-    None: anything. Room for reasoning is left before it; `reasoning_open`: the prompt has begun it. Where
-    calls are required a format that is wanted beside them is not looked at, for there is no other text.
+    Reasoning may come before; `reasoning_open`: the prompt has begun it. If calls are required, a requested
+    format is ignored, since there is no other text.
     """
     calls = form.calls
     may = offered(tools, choice) if calls else ()
@@ -70,7 +71,7 @@ def answer_grammar(
         if wanted is None or (form.reasoning is None and not form.text):
             return wanted
         return _structural(_after_reasoning(form, _text_of(form, wanted), reasoning_open, must=True))
-    # xgrammar 0.1.27 takes no repetition without a known end beside something else.
+    # xgrammar 0.1.27 does not accept an unbounded repetition as an alternative to something else.
     many = calls.many if wanted is None or choice.required else calls.listed
     several = choice.parallel and choice.name is None and many
     if choice.required:
@@ -90,7 +91,7 @@ def _structural(content: Tag) -> Grammar:
 def _after_reasoning(form: AnswerFormat, content: Tag, opened: bool, *, must: bool) -> Tag:
     """The content, with room for a section of reasoning before it.
 
-    `must`: there is no answer without the content, so what the prompt has begun has to be ended.
+    `must`: every answer has the content, so reasoning that the prompt has begun must end.
     """
     marks = form.reasoning
     if marks is None:
@@ -102,7 +103,7 @@ def _after_reasoning(form: AnswerFormat, content: Tag, opened: bool, *, must: bo
 
 
 def _text_of(form: AnswerFormat, wanted: Grammar) -> Tag:
-    """The format that is wanted, as text for the user."""
+    """The requested format, as text for the user."""
     content = as_tag(wanted)
     return in_order(constant(form.text), content) if form.text else content
 
@@ -124,9 +125,7 @@ def as_tag(grammar: Grammar) -> Tag:
 
 
 def _text_with_calls(calls: CallFormat, tools: Seq[Tool], several: bool) -> Tag:
-    """Any text; what begins as a call is one. Where calls can do without marks, they come first or not at
-    all.
-    """
+    """Any text; a text that begins as a call must be one. Calls without marks come first or not at all."""
     if calls.bare:
         starts = [start for start in (calls.bare, calls.begin) if start]
         return either(_calls_only(calls, tools, several), {"type": "regex", "pattern": _other_than(starts)})
@@ -139,7 +138,7 @@ def _text_with_calls(calls: CallFormat, tools: Seq[Tool], several: bool) -> Tag:
 
 
 def _loose(tools: Seq[Tool]) -> Tag:
-    """Calls as objects of JSON without marks around them, however their lines are broken (loose.py)."""
+    """Calls as JSON objects without marks around them, with any line breaks (loose.py)."""
     calls = either(*(_loose_call(tool["function"]) for tool in tools))
     other = no_call_of([tool["function"]["name"] for tool in tools])
     call = in_order(calls, {"type": "grammar", "grammar": MEMBERS})
@@ -166,7 +165,7 @@ def _calls_only(calls: CallFormat, tools: Seq[Tool], several: bool) -> Tag:
 
 
 def _sections(calls: CallFormat, tools: Seq[Tool], several: bool) -> list[Tag]:
-    """Sections between marks, one a tool, or one with a list of calls of all tools."""
+    """Sections between marks: one for each tool, or one with a list of calls of all tools."""
     begin, end = calls.begin + calls.blank, calls.blank + calls.end
     if not calls.listed:
         return [_around(begin, _call(calls, tool), end) for tool in tools]
@@ -181,7 +180,7 @@ def _bare(calls: CallFormat, tools: Seq[Tool], several: bool) -> list[Tag]:
 
 
 def _list(calls: CallFormat, tools: Seq[Tool], several: bool) -> list[Tag]:
-    """What stands in the brackets: each tool's call, or calls of all of them."""
+    """The content of the brackets: each tool's call, or calls of all tools."""
     each = [_call(calls, tool) for tool in tools]
     if not several:
         return each
@@ -189,7 +188,7 @@ def _list(calls: CallFormat, tools: Seq[Tool], several: bool) -> list[Tag]:
 
 
 def _around(begin: str, inner: Tag, end: str) -> Tag:
-    """A tag with more before and after it."""
+    """A tag with more text before and after it."""
     return {**inner, "begin": begin + inner["begin"], "end": inner["end"] + end}
 
 
@@ -214,7 +213,7 @@ def _json(schema: Any, strict: bool, param: str) -> Tag:
 
 
 def _other_than(starts: Seq[str]) -> str:
-    """A regular expression of texts that begin with none of these, the empty text included."""
+    """A regular expression of texts that begin with none of `starts`, including the empty text."""
     ways = []
     for begun in sorted({start[:at] for start in starts for at in range(len(start))}):
         if any(begun.startswith(start) for start in starts):

@@ -1,4 +1,4 @@
-"""Calls, from the text of a section to names and arguments."""
+"""Reads the text of a section into calls: names and arguments."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from nearfar.edge_runtime.tools.values import SpelledReader, Wrong, json_of, wri
 from nearfar.format.answers import CallFormat, Named
 
 NAME = re.compile(r"[^ \t\r\n<>\[\](){}|\"',:=]+")
-"""A tool's name where it stands without quotes."""
+"""A tool's name without quotes."""
 BLANKS = " \t\r\n"
-"""Between the parts of JSON."""
+"""Characters allowed between the parts of JSON."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A tool's name, and JSON of its arguments; of a call that was cut, as far as it came."""
+    """A tool's name, and the JSON of its arguments; a call that was cut has the JSON so far."""
 
     name: str
     arguments: str
 
 
 def call_id() -> str:
-    """A name for a call that no other has."""
+    """Make a unique id for a call."""
     return f"call_{secrets.token_hex(12)}"
 
 
 def calls_in(text: str, form: CallFormat, tools: Seq[Mapping[str, Any]] = ()) -> tuple[Call, ...] | None:
-    """The calls of a section; None if it is not what the format says.
+    """The calls of a section; None if it does not match the format.
 
-    `tools`: those that were offered; their schemas say what a raw argument is.
+    `tools`: the offered tools; their schemas give the types of raw arguments.
     """
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
     try:
@@ -54,7 +54,7 @@ def _objects(data: Any, form: CallFormat) -> tuple[Call, ...]:
 
 
 def _object(record: Any, form: CallFormat) -> Call:
-    """A call as an object. Models write the other of the two words for its arguments now and then."""
+    """A call from a JSON object. Models sometimes write the other of the two keys for arguments."""
     if not isinstance(record, dict) or not isinstance(record.get(form.name), str):
         raise Wrong("no call")
     arguments: Any = next((record[name] for name in argument_names(form) if name in record), {})
@@ -66,19 +66,19 @@ def _object(record: Any, form: CallFormat) -> Call:
 
 
 def argument_names(form: CallFormat) -> tuple[str, ...]:
-    """The keys that an object may have its arguments under."""
+    """The keys under which an object may have its arguments."""
     return tuple(dict.fromkeys((form.arguments, "arguments", "parameters")))
 
 
 class _Named:
-    """Calls that are a name and then arguments."""
+    """Reads calls that are a name followed by arguments."""
 
     def __init__(self, text: str, form: CallFormat, named: Named, schemas: Mapping[str, Any]) -> None:
         self._text, self._form, self._named, self._schemas = text, form, named, schemas
         self._at = 0
 
     def calls(self) -> tuple[Call, ...]:
-        """All of the section."""
+        """All calls of the section."""
         if not self._form.listed:
             made = [self._call()]
         else:
@@ -137,14 +137,14 @@ class _Named:
 
 
 def begun_call(text: str, form: CallFormat) -> Call | None:
-    """The call that a section begins which was cut: its name, and JSON of its arguments so far where they are
-    written as JSON. None: no name yet.
+    """The call that a cut section begins: its name, and its JSON arguments so far. None if there is no name
+    yet.
     """
     found = _begun_named(text, form, form.named) if form.named else _begun_object(text, form)
     if found is None:
         return None
     name, arguments = found
-    # They may be whole, and only the end of the section missing.
+    # The arguments may be complete, with only the end of the section missing.
     return Call(name, arguments[: Nesting().end(arguments)] if arguments.startswith("{") else "")
 
 

@@ -1,4 +1,4 @@
-"""Which format a model's answers have: as its artifact says, or as its chat template shows."""
+"""Finds the format of a model's answers: from its artifact, or from its chat template."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from nearfar.format.conversion import record
 
 @functools.cache
 def families() -> list[dict[str, Any]]:
-    """The rows of format/families.json: `signs` that all stand in a chat template, and what they tell of its
-    answers.
+    """The rows of format/families.json: `signs`, all of which a chat template must have, and the format they
+    imply.
     """
     text = resources.files("nearfar.format").joinpath("families.json").read_text(encoding="utf-8")
     rows: list[dict[str, Any]] = json.loads(text)
@@ -24,11 +24,10 @@ def families() -> list[dict[str, Any]]:
 
 
 def shown_format(templates: Sequence[str] | str, config: Mapping[str, Any] | None = None) -> AnswerFormat:
-    """The format that chat templates show their model: each part from the first template that shows it, and
-    there from the first row that tells it.
+    """The format that chat templates show: each part from the first template that shows it, by the first
+    matching row.
 
-    `config`: tokenizer_config.json; its `response_template`, where there is one that can be told in a record,
-    comes first.
+    `config`: tokenizer_config.json; its `response_template` takes precedence, if a record can express it.
     """
     told = dict(told_by((config or {}).get("response_template")) or {})
     if "calls" in told:
@@ -42,7 +41,7 @@ def shown_format(templates: Sequence[str] | str, config: Mapping[str, Any] | Non
 
 
 def _blanks(calls: Mapping[str, Any]) -> dict[str, Any]:
-    """What models are known to write between these marks, which a response_template does not tell."""
+    """The blanks that models write between these marks, which a response_template does not give."""
     parts = (row["answers"].get("calls", {}) for row in families())
     same = (
         part

@@ -1,7 +1,7 @@
-"""Calls as models write them that do not keep to their own format: an object of JSON alone, between the lines
-of a code fence, or in a tag such as <tools>, with the name of a tool and its arguments.
+"""Reads calls of models that do not keep to their own format.
 
-Qwen2.5-Coder writes nearly all of its calls so, whatever its template tells it.
+They are JSON objects with the name of a tool and its arguments: alone, in a code fence, or in a tag such as
+<tools>. Qwen2.5-Coder writes nearly all of its calls this way, whatever its template prescribes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LINE = re.compile(r"(?:^|\n)[ \t]*(?=[`<{\[])")
 
 
 class _More(Exception):
-    """The text ends before it is known."""
+    """The text ends before a decision is possible."""
 
 
 class _Other(Exception):
@@ -37,7 +37,7 @@ class _Other(Exception):
 
 
 class Unsure:
-    """More text has to come before anything can be said."""
+    """A decision needs more text."""
 
 
 UNSURE: Final = Unsure()
@@ -45,8 +45,10 @@ UNSURE: Final = Unsure()
 
 @dataclass(frozen=True)
 class Opening:
-    """Where the arguments of a call begin. `end`: behind what stands before them. `closer`: what ends the
-    fence or the tag around it, "" where there is none; `listed`: it stands in a list.
+    """The place where the arguments of a call begin.
+
+    `end`: the index where they begin. `closer`: the end of the fence or tag around the call, "" if there is
+    none. `listed`: the call is in a list.
     """
 
     name: str
@@ -56,14 +58,14 @@ class Opening:
 
 
 def candidates(text: str, fresh: bool) -> Iterator[int]:
-    """Where calls may begin: at the beginning of a line. `fresh`: the text begins one."""
+    """The indices where calls may begin: beginnings of lines. `fresh`: the text begins a line."""
     for found in _LINE.finditer(text):
         if found.start() > 0 or fresh or text.startswith("\n"):
             yield found.end()
 
 
 def opening(text: str, names: Collection[str]) -> Opening | Unsure | None:
-    """The call with which a text begins; None: there is none."""
+    """The call with which a text begins; None if there is none."""
     scan = _Scan(text, names)
     try:
         closer = scan.wrapper()
@@ -78,7 +80,9 @@ def opening(text: str, names: Collection[str]) -> Opening | Unsure | None:
 
 
 def following(text: str, names: Collection[str], before: Opening) -> Opening | int | Unsure:
-    """What stands behind a call: the next one in its fence, tag or list, or how long what ends these is."""
+    """The text after a call: the next call in its fence, tag or list, or the length of the text that ends
+    these.
+    """
     scan = _Scan(text, names)
     end = 0
     listed = before.listed
@@ -103,7 +107,7 @@ def following(text: str, names: Collection[str], before: Opening) -> Opening | i
 
 
 class _Scan:
-    """Reads a text from its beginning, as far as it goes."""
+    """Scans a text from its beginning."""
 
     def __init__(self, text: str, names: Collection[str]) -> None:
         self._text, self._names = text, names
@@ -114,7 +118,7 @@ class _Scan:
             self.at += 1
 
     def maybe(self, mark: str) -> bool:
-        """Whether the mark stands here; _More where that is not known."""
+        """Whether the mark is next; _More if more text is needed to know."""
         if self._text.startswith(mark, self.at):
             self.at += len(mark)
             return True
@@ -123,7 +127,7 @@ class _Scan:
         return False
 
     def one_of(self, marks: Collection[str]) -> str:
-        """The one of the marks that stands here, none of which begins another."""
+        """The mark that is next, of marks none of which begins another; _More or _Other if there is none."""
         for mark in marks:
             if self._text.startswith(mark, self.at):
                 self.at += len(mark)
@@ -132,7 +136,7 @@ class _Scan:
         raise _More if any(mark.startswith(rest) for mark in marks) else _Other
 
     def wrapper(self) -> str:
-        """What ends what a text begins: a fence, a tag, or nothing ("")."""
+        """The end of a fence or tag with which the text begins, "" if there is neither."""
         if self._text.startswith("<"):
             tag = self.one_of([f"<{name}>" for name in TAGS])
             return f"</{tag[1:]}"
@@ -146,7 +150,7 @@ class _Scan:
         return "```"
 
     def head(self) -> str:
-        """The name of the tool, read on to where its arguments begin."""
+        """The name of the tool; the scan stops where its arguments begin."""
         self._next("{")
         while self._next('"name"', *(f'"{key}"' for key in LEADING)) != '"name"':
             self._next(":")

@@ -1,6 +1,4 @@
-"""Regular expressions that hold calls to the schemas of their tools where models write calls as loose.py
-reads them.
-"""
+"""Regular expressions that enforce the schemas of tools in calls as loose.py reads them."""
 
 from __future__ import annotations
 
@@ -12,7 +10,7 @@ from typing import Final
 from nearfar.edge_runtime.tools.loose import WORDS
 
 TRIGGER: Final = '"name":'
-"""Where a grammar begins to look whether text is a call."""
+"""The text from which on a grammar checks whether a call follows."""
 _BLANK = r"[ \t\r\n]*"
 _BEYOND = r"[^\x00-\x7f]"
 _LINE = r"[^\n]*"
@@ -25,22 +23,21 @@ escape ::= ["\\/bfnrt] | "u" [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F] [0-9a-fA-F]
 number ::= "-"? ("0" | [1-9] [0-9]*) ("." [0-9]+)? ([eE] [-+]? [0-9]+)?
 ws ::= [ \t\r\n]*
 """
-"""What may stand behind the arguments of a call, so that it stays a whole object of JSON: more members."""
+"""Further members after the arguments of a call, so that the call stays a complete JSON object."""
 QUOTE: Final = '"'
 FEW: Final = 4
 
 
 def behind_name(name: str) -> str:
-    """A regular expression of what stands between TRIGGER and the arguments of a call of this tool."""
+    """A regular expression of the text between TRIGGER and the arguments of a call of this tool."""
     return f'{_BLANK}"{escaped(_written(name))}"{_BLANK},{_BLANK}"({"|".join(WORDS)})"{_BLANK}:{_BLANK}'
 
 
 def no_call_of(names: Collection[str]) -> str:
-    """A regular expression of what stands behind TRIGGER where no call of one of these tools does, up to the
-    end of the line.
+    """A regular expression of the rest of a line after TRIGGER that is no call of one of these tools.
 
-    xgrammar stores a mask for each place in it: so what begins with FEW characters of a tool's name is that
-    name, and a key behind it that begins as one of WORDS is that word.
+    xgrammar stores a mask for each place in it. So a name that begins with FEW characters of a tool's name
+    counts as that name, and a key after it that begins as one of WORDS counts as that word.
     """
     key = f"{QUOTE}({_diverging([word[0] for word in WORDS])})"
     value = f"{_BLANK}({_not(',')}|,{_BLANK}({_not(QUOTE)}|{key}))"
@@ -50,7 +47,7 @@ def no_call_of(names: Collection[str]) -> str:
 
 
 def _not(mark: str) -> str:
-    """A line that begins with neither a blank nor the mark."""
+    """A regular expression of a line that begins with neither a blank nor the mark."""
     return f"[^ \\t\\r\\n{mark}]{_LINE}"
 
 
@@ -63,21 +60,21 @@ def _any(texts: Collection[str]) -> str:
 
 
 def _diverging(texts: Collection[str]) -> str:
-    """A regular expression of the shortest texts that none of these begins with.
+    """A regular expression of the shortest texts that begin none of `texts`.
 
-    Characters beyond ASCII stand once behind all beginnings: xgrammar has a dozen states for them.
+    Characters beyond ASCII are written once after all beginnings: xgrammar needs a dozen states for them.
     """
     return f"{_leaving(texts)}|{_beginning(texts)}{_BEYOND}{_LINE}"
 
 
 def _branches(texts: Collection[str]) -> list[tuple[str, list[str]]]:
-    """By first character, in order: what is left of the texts that begin with it."""
+    """The rests of the texts by their first character, sorted."""
     firsts = sorted({text[0] for text in texts if text})
     return [(char, [text[1:] for text in texts if text.startswith(char)]) for char in firsts]
 
 
 def _leaving(texts: Collection[str]) -> str:
-    """What leaves the texts at a character of ASCII."""
+    """A regular expression of lines that leave the texts at an ASCII character."""
     branches = _branches(texts)
     ways = [f"[{_ascii_but({ord(char) for char, _ in branches})}]{_LINE}"]
     ways += [f"{escaped(char)}({_leaving(left)})" for char, left in branches if any(left)]
@@ -85,20 +82,20 @@ def _leaving(texts: Collection[str]) -> str:
 
 
 def _beginning(texts: Collection[str]) -> str:
-    """Any beginning of the texts that is not all of one."""
+    """A regular expression of every proper beginning of the texts."""
     ways = [f"{escaped(char)}{_beginning(left)}" for char, left in _branches(texts) if any(left)]
     return f"({'|'.join(ways)})?" if ways else ""
 
 
 def _ascii_but(codes: Collection[int]) -> str:
-    """The ranges of ASCII without these characters, for a class."""
+    """The ranges of ASCII without these characters, for a character class."""
     edges = [-1, *sorted(code for code in codes if code < 128), 128]
     spans = [(low + 1, high - 1) for low, high in itertools.pairwise(edges) if low + 1 <= high - 1]
     return "".join(f"\\x{low:02x}-\\x{high:02x}" for low, high in spans)
 
 
 def escaped(text: str) -> str:
-    """A text as a regular expression of xgrammar, llguidance and JavaScript."""
+    """Escape a text as a regular expression of xgrammar, llguidance and JavaScript."""
     return "".join(
         "\\" + char if not char.isalnum() and char not in " \"'<>:;,_%&#@!~`=" else char for char in text
     )

@@ -1,4 +1,4 @@
-"""Tools and calls in the messages that a chat template gets."""
+"""Prepares tools and calls in messages for chat templates."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from nearfar.format.requests import ROLES
 
 Record = dict[str, Any]
 DEFAULT = CallFormat("<tool_call>", "</tool_call>")
-"""For messages with earlier calls, where a model's format has none."""
+"""The form of earlier calls in messages if a model has no format for calls."""
 
 
 TEXTS = ("text", "refusal")
-"""Types of parts that are text, in the field of that name."""
+"""Types of parts that are text; the text is in the field of the same name."""
 
 
 def texts_of(role: str) -> tuple[str, ...]:
-    """Return the types of parts that are text in a message of a role; only an assistant refuses."""
+    """The types of parts that are text in a message of a role; only an assistant refuses."""
     return TEXTS if role == "assistant" else TEXTS[:1]
 
 
 def canonical(message: Mapping[str, Any]) -> Record:
-    """A checked message as every chat template gets it, whichever surface it came through.
+    """A checked message in the form that every chat template gets, whichever API it came through.
 
-    The content is one text, a refusal included; the instructions of a developer are the system's; what says
-    nothing (null, no calls, annotations) is left out. A content with parts that are no text stays a list of
-    them.
+    The content is one text, including a refusal; a developer's instructions become the system's; fields
+    without content (null, no calls, annotations) are left out. A content with parts that are not text stays a
+    list.
     """
     content, refusal = message.get("content"), message.get("refusal")
     if isinstance(content, Seq) and not isinstance(content, str):
@@ -48,7 +48,7 @@ def canonical(message: Mapping[str, Any]) -> Record:
     given = {
         "name": message.get("name"),
         "tool_call_id": message.get("tool_call_id"),
-        # The second is vLLM's name of what templates know as the first.
+        # The second is vLLM's name for the field that templates know as the first.
         "reasoning_content": message.get("reasoning") if reasoning is None else reasoning,
         "tool_calls": [_call(call) for call in message.get("tool_calls") or ()] or None,
     }
@@ -61,14 +61,14 @@ def _call(call: Mapping[str, Any]) -> Record:
 
 
 def knows_tools(template: str) -> bool:
-    """Whether a chat template writes out `tools` itself."""
+    """Whether a chat template renders `tools` itself."""
     return "tools" in template
 
 
 def prepared(
     messages: Seq[Mapping[str, Any]], tools: Seq[Mapping[str, Any]], form: AnswerFormat, template: str
 ) -> tuple[list[Record], Record]:
-    """The messages as the template takes them, and its variables. `tools`: those that may be called."""
+    """The messages as the template accepts them, and its variables. `tools`: the tools that may be called."""
     calls = form.calls or DEFAULT
     for message in messages:
         if (role := message["role"]) not in ROLES and role not in template:
@@ -86,7 +86,7 @@ def prepared(
 def described(
     messages: Seq[Mapping[str, Any]], tools: Seq[Mapping[str, Any]], form: CallFormat
 ) -> list[Record]:
-    """The messages with the tools told in words, for a chat template that knows nothing of tools."""
+    """The messages with the tools described in words, for a chat template that does not render tools."""
     lines = [json.dumps(tool["function"], ensure_ascii=False) for tool in tools]
     example = written_call(form, "<name>", {"<argument>": "<value>"}, blank=False)
     text = (
@@ -100,7 +100,7 @@ def described(
 
 
 def in_words(messages: Seq[Mapping[str, Any]], form: CallFormat) -> list[Record]:
-    """Messages without fields and roles for tools, for a chat template that would leave them out."""
+    """Messages without fields and roles for tools, for a chat template that would ignore them."""
     return [_plain(message, form) for message in messages]
 
 
@@ -118,9 +118,7 @@ def _plain(message: Mapping[str, Any], form: CallFormat) -> Record:
 
 
 def with_parsed_arguments(message: Mapping[str, Any]) -> Record:
-    """Earlier calls with their arguments as records: what templates expect. OpenAI sends them as JSON
-    text.
-    """
+    """Earlier calls with their arguments as objects, as templates expect. OpenAI sends them as JSON text."""
     calls = []
     for call in message.get("tool_calls") or ():
         function = dict(call["function"])

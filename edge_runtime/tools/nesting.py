@@ -1,4 +1,4 @@
-"""Where JSON that comes in pieces ends."""
+"""Finds the end of JSON that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _QUOTED = re.compile(r'(?:[^"\\]+|\\.)*', re.DOTALL)
 
 
 class Nesting:
-    """How deep in JSON a text is that comes in pieces. Brackets in strings are none."""
+    """The nesting depth of JSON text that arrives in pieces. Brackets in strings do not count."""
 
     def __init__(self, depth: int = 0) -> None:
         self._depth = depth
@@ -17,7 +17,7 @@ class Nesting:
         self._escaped = False
 
     def end(self, text: str) -> int | None:
-        """Where in this next piece the outermost bracket closes; None: it does not."""
+        """The index after the outermost closing bracket in this next piece; None if it is not in it."""
         at = 0
         if self._escaped and text:
             at, self._escaped = 1, False
@@ -38,7 +38,7 @@ class Nesting:
         return None
 
     def _through(self, text: str, at: int) -> int:
-        """On to behind the string that the text is in, or to its end."""
+        """The index after the string that the text is in, or the end of the text."""
         found = _QUOTED.match(text, at)
         at = found.end() if found else at
         rest = text[at : at + 1]

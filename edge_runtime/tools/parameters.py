@@ -1,5 +1,7 @@
-"""The schema of a tool's arguments. Arguments are an object: a schema that no object fits is refused, and of
-one that other values fit, too, the grammar gets what is left for objects.
+"""The schema of a tool's arguments, which are an object.
+
+A schema that no object matches is refused. If other values match it, too, the grammar uses only its part for
+objects.
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ from nearfar.format.keywords import DEFINITIONS, MOST_STEPS
 Schema = Mapping[str, Any]
 _ANY_OBJECT: Schema = {"type": "object"}
 _BESIDE = {"$ref", *DEFINITIONS, "title", "description", "default", "examples", "$comment", "$schema", "$id"}
-"""Keys beside a reference that demand nothing: with others, what is referred to is not all."""
+"""Keys next to a reference that demand nothing; with others, the referenced schema is not the whole one."""
 
 
 def check_parameters(where: str, schema: Schema) -> None:
-    """Refuse a schema that no object fits. `where`: its place in the request."""
+    """Raise RequestError for a schema that no object matches. `where`: its place in the request."""
     if not _Parameters(schema).fit(schema):
         raise RequestError(
             f"{where} must be a schema of type object, for arguments are an object, not {dict(schema)!r:.80}",
@@ -26,14 +28,14 @@ def check_parameters(where: str, schema: Schema) -> None:
 
 
 def argument_schema(function: Mapping[str, Any]) -> Schema:
-    """What the arguments of a function must match: its parameters, as far as they are an object."""
+    """The schema of a function's arguments: the part of its parameters that is for objects."""
     schema = function.get("parameters") or _ANY_OBJECT
     made: Schema = _Parameters(schema).objects(schema)
     return made
 
 
 class _Parameters:
-    """One schema with the references into it. Each is followed MOST_STEPS times at most."""
+    """One schema with the references into it; at most MOST_STEPS of them are followed."""
 
     def __init__(self, root: Schema) -> None:
         self._root = root
@@ -41,7 +43,7 @@ class _Parameters:
         self._followed = 0
 
     def fit(self, schema: Any) -> bool:
-        """Whether an object may fit a schema. What is no schema is said where the grammar is made."""
+        """Whether an object may match a schema. Invalid schemas are reported when the grammar is made."""
         if not isinstance(schema, Mapping):
             return schema is not False
         kinds = schema.get("type", "object")
@@ -66,8 +68,9 @@ class _Parameters:
         return True
 
     def objects(self, schema: Any) -> Any:
-        """The schema without what is no object. References at the top are followed: models that do not write
-        JSON are asked for the properties by name.
+        """The schema without its parts for other values.
+
+        References at the top are followed: models that do not write JSON are given the properties by name.
         """
         if schema is True:
             return _ANY_OBJECT
@@ -94,7 +97,7 @@ class _Parameters:
         return {**schema, "type": "object"}
 
     def _target(self, schema: Schema) -> Schema | None:
-        """What a schema's reference into the whole one leads to; None where there is none."""
+        """The target of a schema's reference into the whole schema; None if there is none."""
         pointer = schema.get("$ref")
         if not isinstance(pointer, str) or not pointer.startswith("#/"):
             return None

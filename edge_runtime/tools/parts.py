@@ -1,4 +1,4 @@
-"""One answer, from text as it comes to parts of a reply: calls numbered and named."""
+"""Turns the text of one answer, as it arrives, into parts of a reply, with numbered and named calls."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nearfar.edge_runtime.tools.reading import AnswerReader, Fragment
 
 @dataclass(frozen=True)
 class CallPart:
-    """A part of a call: the first has its id and name; later ones, with both empty, its arguments piece by
+    """A part of a call: the first has id and name; later ones, with both empty, have its arguments piece by
     piece.
     """
 
@@ -22,7 +22,7 @@ class CallPart:
 
 @dataclass(frozen=True)
 class Part:
-    """Reasoning and text, or one part of a call: there are clients that do not add up two of one chunk."""
+    """Reasoning and text, or one part of a call: some clients do not add up two parts of one chunk."""
 
     text: str = ""
     reasoning: str = ""
@@ -36,14 +36,14 @@ class PartReader:
         self._reader = reader
         self._index = -1
         self.called = 0
-        """Calls that are whole."""
+        """The number of complete calls."""
 
     def push(self, text: str) -> list[Part]:
-        """What this text makes certain."""
+        """The parts that become certain with this text."""
         return self._parts(self._reader.push(text))
 
     def finish(self, text: str, *, cut: bool) -> list[Part]:
-        """The end of an answer, with the last of its text; `cut`: not because the model ended it."""
+        """The last parts of an answer, with its last text; `cut`: the model did not end it itself."""
         return self._parts([*self._reader.push(text), *self._reader.finish(cut=cut)])
 
     def _parts(self, fragments: list[Fragment]) -> list[Part]:

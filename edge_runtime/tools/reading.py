@@ -1,6 +1,4 @@
-"""What a model marks in its text: reasoning and tool calls. Text comes piece by piece and is taken apart
-on the way.
-"""
+"""Separates the parts that a model marks in its text, reasoning and tool calls, while the text arrives."""
 
 from __future__ import annotations
 
@@ -18,8 +16,10 @@ from nearfar.format.answers import AnswerFormat
 
 @dataclass(frozen=True)
 class Fragment:
-    """A piece of an answer: text for the user or reasoning. "call": a call begins, `text` is its tool's name;
-    "arguments": a piece of the JSON of its arguments; "called": the call is whole.
+    """A piece of an answer: text for the user, or reasoning.
+
+    "call": a call begins, and `text` is its tool's name. "arguments": a piece of the JSON of its arguments.
+    "called": the call is complete.
     """
 
     kind: Literal["text", "reasoning", "call", "arguments", "called"]
@@ -27,9 +27,10 @@ class Fragment:
 
 
 class AnswerReader:
-    """Takes a text apart while it comes. What may be the beginning of a mark is held back until that is
-    certain. A call whose arguments are JSON goes out as it comes, from where they begin; another section of
-    calls is held until it ends.
+    """Splits a text while it arrives. A possible beginning of a mark is held back until it is certain.
+
+    A call with JSON arguments is passed on as it arrives, once its arguments begin; other sections of calls
+    are held until they end.
     """
 
     def __init__(
@@ -41,9 +42,9 @@ class AnswerReader:
         calls_only: bool = False,
         loose: bool = False,
     ) -> None:
-        """`tools`: those that may be called; without any, calls are text. `reasoning_open`: the prompt has
-        begun a section of reasoning. `calls_only`: text beside calls is none: what a cut left of their marks,
-        and blank lines. `loose`: calls count that do not keep to the format, too (loose.py).
+        """`tools`: the tools that may be called; without any, calls are text. `reasoning_open`: the prompt
+        has begun a section of reasoning. `calls_only`: text between calls (cut marks, blank lines) is
+        dropped. `loose`: calls that do not keep to the format count, too (loose.py).
         """
         self._form, self._tools = form, tools
         self._calls = form.calls if tools else None
@@ -63,12 +64,12 @@ class AnswerReader:
         self._after: Literal["", "call", "list"] = ""  # a call of this section went out; more may in a list
 
     def push(self, text: str) -> list[Fragment]:
-        """What this text makes certain."""
+        """The fragments that become certain with this text."""
         self._held += text
         return list(self._split(last=False))
 
     def finish(self, *, cut: bool = False) -> list[Fragment]:
-        """What was held back, for the text ends here; `cut`: not because the model ended it."""
+        """The fragments that were held back, since the text ends; `cut`: the model did not end it itself."""
         made = list(self._split(last=True))
         held, self._held = self._held, ""
         if self._kind == "behind":  # what was left of a fence; or what was no call
@@ -131,9 +132,7 @@ class AnswerReader:
         return self._kind in ("arguments", "record")
 
     def _streamed(self) -> Iterator[Fragment]:
-        """What is held of the arguments of a call, and of the object around them; the kind is "call" again
-        behind it.
-        """
+        """The held arguments of a call and of the object around them; after them the kind is "call" again."""
         while self._streaming and self._held:
             end = self._nesting.end(self._held)
             piece, self._held = self._held[:end], self._held[len(self._held) if end is None else end :]
@@ -149,7 +148,9 @@ class AnswerReader:
             self._nesting = Nesting(1)
 
     def _first_loose(self, until: int, last: bool) -> tuple[int, Opening | Unsure] | None:
-        """Where a call that does not keep to the format begins, or may, before the place `until`."""
+        """The index before `until` where a call that does not keep to the format begins, or may begin; None
+        if there is none.
+        """
         for at in candidates(self._held, self._fresh):
             if at > until:
                 break
@@ -164,7 +165,7 @@ class AnswerReader:
         self._kind, self._nesting, self._loosely, self._start = "arguments", Nesting(), call, False
 
     def _behind(self) -> Iterator[Fragment]:
-        """What is held behind such a call, as soon as it is certain."""
+        """Process the held text after a loose call, as soon as it is certain."""
         assert self._loosely is not None
         found = following(self._held, self._names, self._loosely)
         if isinstance(found, Opening):
@@ -174,7 +175,7 @@ class AnswerReader:
             self._kind, self._loosely, self._strip, self._fresh = "text", None, True, True
 
     def _head(self, marks: Seq[str]) -> Head | None:
-        """The head of the call with which the held text begins, if that call can be streamed as it comes."""
+        """The head of the call with which the held text begins, if the call can be streamed."""
         calls = self._calls
         if calls is None or not streamed(calls, self._mark) or self._after == "call":
             return None
@@ -182,7 +183,7 @@ class AnswerReader:
         return head if head and not any(mark in self._held[: head.end] for mark in marks) else None
 
     def _awaits_bare(self, last: bool) -> bool:
-        """Whether nothing can be said yet: what is held may begin calls without a mark."""
+        """Whether more text is needed, because the held text may begin calls without a mark."""
         if self._kind != "text" or not self._start or not self._calls or not self._calls.bare:
             return False
         bare = self._calls.bare
@@ -192,7 +193,7 @@ class AnswerReader:
         return not last and bare.startswith(self._held)
 
     def _next_marks(self) -> list[str]:
-        """The marks that end what comes now."""
+        """The marks that may end the current part."""
         form, calls = self._form, self._calls
         if self._kind == "reasoning":
             return [form.reasoning.end] if form.reasoning else []
@@ -230,7 +231,7 @@ class AnswerReader:
             yield Fragment("text", text)
 
     def _section(self, text: str, cut: bool) -> Iterator[Fragment]:
-        """A section of calls as far as it came. One that is not what the format says is text."""
+        """The calls of a section, as far as it came. A section that does not match the format is text."""
         calls = self._calls
         assert calls is not None
         begin, end = self._mark, calls.end if self._mark and not cut else ""
@@ -270,14 +271,17 @@ def reasoning_opened(form: AnswerFormat, prompt: str) -> bool:
 
 
 def _first(text: str, marks: Seq[str], last: bool) -> tuple[int, str | None]:
-    """Where the first mark stands, the longest there. None: how much of the text is certainly none."""
+    """The index of the first mark and the longest mark there.
+
+    If there is none: the length of the text that certainly has none, and None.
+    """
     found = min(((at, -len(mark), mark) for mark in marks if (at := text.find(mark)) >= 0), default=None)
     if last:
         return (found[0], found[2]) if found else (len(text), None)
     begun = min((len(text) - overlap(text, mark) for mark in marks), default=len(text))
     if found is None:
         return begun, None
-    # A longer mark may begin where a shorter one stands, or before it.
+    # A longer mark may begin at the same place as a shorter one, or before it.
     longer = any(
         mark.startswith(text[at:]) for mark in marks for at in range(found[0] + 1) if text[at:] != mark
     )
@@ -285,6 +289,6 @@ def _first(text: str, marks: Seq[str], last: bool) -> tuple[int, str | None]:
 
 
 def overlap(text: str, mark: str) -> int:
-    """Length of the longest end of the text that begins the mark."""
+    """The length of the longest end of the text that is a proper beginning of the mark."""
     longest = min(len(mark) - 1, len(text))
     return next((n for n in range(longest, 0, -1) if text.endswith(mark[:n])), 0)

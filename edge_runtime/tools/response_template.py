@@ -1,7 +1,8 @@
-"""A tokenizer's `response_template`, transformers' description of answers, as fields of an AnswerFormat.
+"""Converts a tokenizer's `response_template`, transformers' description of answers, to fields of an
+AnswerFormat.
 
-What it says by regular expressions is taken where they are one of the forms that templates have: text with
-blanks around it, and a group `name` of the name of a call.
+Regular expressions in it are accepted in the forms that templates use: text with blanks around it, and a
+group `name` for the name of a call.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ _XML = re.compile(r"(.*)\(\?P<key>\[\^[^\]]*\]\+?\)(.*)\(\?P<value>\.\*\?\)(.*)"
 
 
 class _Other(Exception):
-    """Something that no AnswerFormat says."""
+    """The template uses something that no AnswerFormat can express."""
 
 
 def told_by(template: object) -> Told | None:
-    """What a response_template tells, None where there is none or an AnswerFormat cannot say it: then the
-    chat template is looked at.
+    """The format that a response_template describes; None if there is none or an AnswerFormat cannot express
+    it.
 
-    ArtifactError where it is no record at all.
+    For None the chat template is used. ArtifactError if it is not a record.
     """
     if template is None:
         return None
@@ -93,7 +94,7 @@ def _names(function: Any, each: bool) -> dict[str, str]:
 
 
 def _spelled(made: Told, content: str, given: Mapping[str, Any]) -> None:
-    """Arguments after a name: JSON, keys without quotes, or tags."""
+    """Add the spelling of arguments after a name: JSON, keys without quotes, or tags."""
     if content == "json" and not given:
         return
     if content == "json" and given.get("unquoted_keys") and len(given.get("string_delims", ())) == 1:
@@ -121,13 +122,13 @@ def _spelled(made: Told, content: str, given: Mapping[str, Any]) -> None:
 
 
 def _parted(text: str) -> tuple[str, str]:
-    """The first mark of a text, and what follows: a mark ends in > or ]."""
+    """The first mark of a text, which ends in > or ], and the rest."""
     at = next((at for at, char in enumerate(text) if char in ">]"), len(text) - 1)
     return text[: at + 1], text[at + 1 :]
 
 
 def _literal(field: Mapping[str, Any], kind: str, missing: str | None = None) -> str:
-    """The text that opens or closes a field; of several the first."""
+    """The text that opens or closes a field; the first one of several."""
     value = field.get(kind)
     if isinstance(value, list) and value:
         value = value[0]
@@ -141,7 +142,7 @@ def _literal(field: Mapping[str, Any], kind: str, missing: str | None = None) ->
 
 
 def _plain(pattern: str) -> str:
-    """A regular expression of one text with blanks in it, as that text without the blanks."""
+    """Reduce a regular expression of one text with blanks in it to the text without the blanks."""
     text = _BLANK.sub("", pattern)
     made = re.sub(r"\\([^\w\s])", lambda found: f"\0{found[1]}", text)
     if re.search(r"(?<!\0)[\\.*+?()\[\]{}|^$]", made):

@@ -1,4 +1,4 @@
-"""Arguments that are not JSON, as parts of a structural tag: nearfar.format.answers.Spelling."""
+"""Structural tags for arguments that are not JSON: nearfar.format.answers.Spelling."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from nearfar.errors import RequestError
 from nearfar.format.answers import Spelling
 
 KNOWN = frozenset({"type", "enum", "const", "properties", "required", "items", "pattern", "anyOf"})
-"""Keywords of a schema that can be enforced in values which are not JSON."""
+"""Keywords of a schema that can be enforced in values other than JSON."""
 ANNOTATIONS = frozenset({"title", "description", "default", "examples", "format", "additionalProperties"})
 
 
 def spelled_arguments(spelling: Spelling, schema: Mapping[str, Any]) -> Tag:
     """The arguments of a call, as a tag. `schema`: narrowed, of an object.
 
-    Required arguments come first where a separator stands between them.
+    If there is a separator between arguments, required ones come first.
     """
     return _Spelled(spelling, schema).arguments()
 
@@ -33,7 +33,7 @@ class _Spelled:
         return self._object(self._root, "#")
 
     def _object(self, schema: Mapping[str, Any], place: str) -> Tag:
-        """All arguments: of a schema of an object, or of several that are."""
+        """All arguments, for the schema of an object or for several alternatives."""
         spelling = self._spelling
         if "enum" in schema:
             raise _refusal(place, "enum and const of lists and objects")
@@ -85,7 +85,7 @@ class _Spelled:
         return either(*(self._typed(kind, schema, place) for kind in self._kinds(schema, place)))
 
     def _raw(self, schema: Any, place: str) -> Tag:
-        """A value that is the text up to a mark."""
+        """A raw value: the text up to a mark."""
         kinds = self._kinds(schema, place)
         fixed = _fixed(schema)
         if kinds != ["string"]:
@@ -135,7 +135,7 @@ class _Spelled:
         return constant(json.dumps(value, ensure_ascii=False))
 
     def _kinds(self, schema: Any, place: str) -> list[str]:
-        """The types that a value can have."""
+        """The types that a value can have; refuses a schema that cannot be enforced."""
         if not isinstance(schema, Mapping):
             raise _refusal(place, f"the schema {schema!r:.60}")
         allowed = KNOWN | ANNOTATIONS | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
@@ -163,7 +163,7 @@ class _Spelled:
 
 
 def _has_words(schema: Any) -> bool:
-    """Whether a value can be true, false or null by itself, which the spelling writes in its own way."""
+    """Whether a value can be true, false or null by itself: the spelling has its own words for them."""
     if not isinstance(schema, Mapping):
         return False
     kinds = schema.get("type")

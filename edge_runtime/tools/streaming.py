@@ -1,4 +1,4 @@
-"""Calls whose arguments are an object of JSON, read while it comes: where they begin and where they end."""
+"""Streams calls whose arguments are a JSON object: finds where they begin and end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _BLANK = f"[{BLANKS}]*"
 
 @dataclass(frozen=True)
 class Head:
-    """What stands before the arguments of a call: its name, whether it began a list, and where it ends."""
+    """The text before the arguments of a call: its name, whether it began a list, and where it ends."""
 
     name: str
     listed: bool
@@ -23,17 +23,18 @@ class Head:
 
 
 def streamed(form: CallFormat, mark: str) -> bool:
-    """Whether the arguments of a section's calls are JSON as they stand, and a grammar has kept them to it.
+    """Whether the arguments of a section's calls are plain JSON that a grammar has enforced.
 
-    It follows the mark with which sections begin, or none; what another mark begins it does not see.
+    The grammar follows the mark with which sections begin, or calls without marks; it does not see calls
+    after another mark.
     """
     return form.spelling is None and (mark.endswith(form.begin) if mark else bool(form.bare))
 
 
 def head_in(text: str, form: CallFormat, names: Collection[str], *, more: bool) -> Head | None:
-    """The head of the call with which a text begins. `more`: a call of a list stands before it.
+    """The head of the call with which a text begins; `more`: it follows another call of a list.
 
-    None: it has not come yet, or is not as models are told to write it.
+    None: it is not complete, or is not in the form that models are told to write.
     """
     found = _pattern(form, more).match(text)
     if found is None or found["name"] not in names:

@@ -1,4 +1,4 @@
-"""Parts of a structural tag."""
+"""Constructors for the parts of a structural tag."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ NOTHING: Tag = {"type": "grammar", "grammar": 'root ::= ""'}
 
 
 def constant(text: str) -> Tag:
-    """A text that is given."""
+    """A fixed text."""
     return {"type": "const_string", "value": text}
 
 
 def tag(begin: str, content: Tag, end: str) -> Tag:
-    """The content between two texts."""
+    """A tag: the content between two texts."""
     return {"type": "tag", "begin": begin, "content": content, "end": end}
 
 
 def either(*parts: Tag) -> Tag:
-    """One of these."""
+    """Alternatives: one of the parts."""
     return parts[0] if len(parts) == 1 else {"type": "or", "elements": list(parts)}
 
 
 def repeated(tags: list[Tag], separator: str, least: int = 1) -> Tag:
-    """One of these or several; none too where `least` is 0."""
+    """One of the tags, or several with a separator; also none if `least` is 0."""
     return {
         "type": "tags_with_separator",
         "tags": tags,
@@ -36,5 +36,5 @@ def repeated(tags: list[Tag], separator: str, least: int = 1) -> Tag:
 
 
 def in_order(*parts: Tag) -> Tag:
-    """All of these."""
+    """All parts in order."""
     return parts[0] if len(parts) == 1 else {"type": "sequence", "elements": list(parts)}

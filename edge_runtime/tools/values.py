@@ -1,4 +1,6 @@
-"""The arguments of a call, from what a model wrote: JSON, or as a Spelling says. None: not what it says."""
+"""Reads the arguments of a call as a model wrote them: as JSON, or in a Spelling; Wrong if they
+are neither.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +20,18 @@ _DEPTH = 64
 
 
 class Wrong(Exception):
-    """The text is not what its format says."""
+    """The text does not match its format."""
 
 
 @dataclass(frozen=True)
 class Verbatim:
-    """A value as its JSON stood: not every number has its digits in a float."""
+    """A value with its JSON text: a float does not keep every digit of a number."""
 
     json: str
 
 
 def written(value: Any) -> str:
-    """A value as JSON."""
+    """The JSON text of a value."""
     if isinstance(value, Verbatim):
         return value.json
     if isinstance(value, list):
@@ -41,7 +43,7 @@ def written(value: Any) -> str:
 
 
 def json_of(text: str) -> Any:
-    """A value of JSON; Wrong where it is none."""
+    """The value of a JSON text; Wrong if it is not JSON."""
     try:
         return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
@@ -53,15 +55,15 @@ def _no_constant(word: str) -> Any:
 
 
 def _finite(digits: str) -> float:
-    """A number too large for a float would be written as Infinity."""
+    """A finite number; a number too large for a float, which would become Infinity, is refused."""
     if math.isinf(number := float(digits)):
         raise ValueError(f"{digits} is too large")
     return number
 
 
 class SpelledReader:
-    """Reads arguments from a place of a text on. `schema`: of the tool that is called, where it is known:
-    says which raw texts are strings.
+    """Reads arguments from a place in a text on. `schema`: the tool's, if known: tells which raw texts are
+    strings.
     """
 
     def __init__(
@@ -71,7 +73,7 @@ class SpelledReader:
         self._properties: Mapping[str, Any] = (schema or {}).get("properties") or {}
 
     def arguments(self) -> dict[str, Any]:
-        """All of them; `at` is then behind their end."""
+        """Read all arguments; `at` is then after their end."""
         s = self._spelling
         self._take(s.begin)
         made: dict[str, Any] = {}
@@ -91,7 +93,7 @@ class SpelledReader:
         return made
 
     def _raw(self, name: str) -> Any:
-        """The text up to the mark, without the line breaks around it."""
+        """The text up to the mark, without the line breaks around it, as a value of its schema's type."""
         text = self._until(self._spelling.after_value.strip())
         text = text.removeprefix("\n").removesuffix("\n")
         schema = self._properties.get(name)

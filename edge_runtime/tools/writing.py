@@ -1,4 +1,4 @@
-"""Calls as a model would have written them, for templates that know no calls."""
+"""Writes calls as a model would have written them, for templates that do not render calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GPU, or a CPU that plays one, through Vulkan's own interface."""
+"""A GPU, or a software GPU, through Vulkan's own interface."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _beside(main: Executor, artifact: Artifact, program: Program, settings: Sett
 
 
 def _preferred() -> int:
-    """Before webgpu where there is a GPU; last but for mlx where a CPU plays one, or there is none."""
+    """Before webgpu if there is a GPU; after all others but mlx for a software GPU, or if there is none."""
     from nearfar.edge_runtime.executors.vulkan.device import gpus
 
     try:

@@ -1,8 +1,8 @@
 """The `vulkan` bindings, and what Vulkan's errors mean to a user.
 
-Calls made once go through the bindings' functions (structs from keywords, errors as exceptions); those of
-every step go to the loader's C functions (`Api.lib`) with structs made beforehand: the bindings' conversions
-cost more than the calls themselves.
+Calls that are made once use the bindings' functions (structs from keywords, errors as exceptions). Calls of
+every step use the loader's C functions (`Api.lib`) with prepared structs: the bindings' conversions cost more
+than the calls.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MEMORY = {
 
 @lru_cache(maxsize=1)
 def require_vulkan() -> Any:
-    """The module vulkan; DeviceError where it or the system's loader is missing, saying how to get it."""
+    """The module vulkan. DeviceError if it or the system's loader is missing; it says how to install them."""
     mesa.prepare()
     try:
         return import_module("vulkan")
@@ -45,8 +45,9 @@ def require_vulkan() -> Any:
 
 
 def fail(device: str, doing: str, error: str, held: int = 0) -> NoReturn:
-    """Raise what an error of Vulkan means. `error` is its name in the bindings, `held` the bytes of device
-    memory already taken.
+    """Raise the DeviceError for an error of Vulkan.
+
+    `error` is its name in the bindings, `held` the bytes of device memory already in use.
     """
     if error == "VkErrorDeviceLost":
         raise DeviceLost(
@@ -68,7 +69,7 @@ def fail(device: str, doing: str, error: str, held: int = 0) -> NoReturn:
 
 @contextmanager
 def guard(device: str, doing: str, held: int = 0) -> Iterator[None]:
-    """Turn the bindings' exceptions into ours; see `fail`."""
+    """Turn the bindings' exceptions into nearfar's; see `fail`."""
     vk = require_vulkan()
     try:
         yield

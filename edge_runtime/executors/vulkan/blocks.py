@@ -1,4 +1,6 @@
-"""Device memory: which type for what, few large blocks cut into regions, a mapped ring for uploads."""
+"""Device memory: memory types by use, large blocks that are cut into regions, and a mapped ring
+for uploads.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,16 @@ ALIGNMENT = 256
 BLOCK_BYTES = 1 << 30
 """Bytes of one allocation, unless a region is larger.
 
-Every device allows so much, but some only 4,096 allocations.
+Every device allows this size, but some allow only 4,096 allocations.
 """
 
 
 @dataclass(frozen=True)
 class Kinds:
-    """Memory types by use: weights and cache; what changes each step; towards the device; back from it.
+    """Memory types by use: weights and cache, state of each step, uploads to the device, and readback.
 
-    `large_mapped`, `small_mapped`: the host writes them directly. `readable`: it can also read the large ones
-    at full speed.
+    `large_mapped`, `small_mapped`: the host writes them directly. `readable`: the host can also read the
+    large ones at full speed.
     """
 
     large: int
@@ -45,7 +47,9 @@ class Kinds:
 
 @dataclass(frozen=True)
 class Region:
-    """A part of a block: an aligned range of one of its buffer, and the same bytes as the host sees them."""
+    """A part of a block: an aligned range of one of its buffers, and the same bytes mapped on the host, if
+    they are.
+    """
 
     buffer: Any
     offset: int
@@ -54,7 +58,7 @@ class Region:
 
     @property
     def bound(self) -> int:
-        """Bytes that kernels see: whole words."""
+        """Bytes that kernels see: the size rounded up to whole words."""
         return max(-(-self.size // 4) * 4, 4)
 
 
@@ -67,10 +71,10 @@ class _Block:
 
 
 def choose_kinds(types: Sequence[MemoryType], allowed: int, direct: bool = True) -> Kinds:
-    """The types to use, of those whose bit is set in `allowed`.
+    """Choose the memory types to use, among those whose bit is set in `allowed`.
 
-    Where all of the device's memory is mapped (integrated GPUs, resizable BAR, lavapipe) nothing is staged.
-    Where only a window of it is, that holds what changes each step. `direct`: False stages everything, as on
+    If all of the device's memory is mapped (integrated GPUs, resizable BAR, lavapipe), nothing is staged. If
+    only a window of it is mapped, the state of each step goes there. `direct`: False stages everything, as on
     a GPU without mapped memory.
     """
     usable = {index: kind for index, kind in enumerate(types) if allowed >> index & 1}
@@ -96,7 +100,7 @@ def choose_kinds(types: Sequence[MemoryType], allowed: int, direct: bool = True)
 
 
 class Memory:
-    """All memory of one executor, taken in blocks, given back together."""
+    """All memory of one executor, allocated in blocks and freed together."""
 
     def __init__(self, device: Device, direct: bool = True) -> None:
         self._vk = require_vulkan()
@@ -110,13 +114,13 @@ class Memory:
 
     @property
     def held(self) -> int:
-        """Bytes of device memory taken."""
+        """Bytes of device memory in use."""
         return sum(block.size for block in self._blocks)
 
     def reserve(self, sizes: Sequence[int], kind: int, mapped: bool) -> list[Region]:
-        """Regions of these sizes, in as few blocks as may be; contents undefined.
+        """Allocate regions of these sizes in as few blocks as possible; their contents are undefined.
 
-        DeviceError where memory does not suffice.
+        DeviceError if memory does not suffice.
         """
         limit = min(BLOCK_BYTES, self._device.gpu.limits["maxMemoryAllocationSize"])
         out: list[Region] = []
@@ -132,7 +136,7 @@ class Memory:
         return [*out, *self._block(group, end, kind, mapped)] if group else out
 
     def close(self) -> None:
-        """Give everything back; the device must be idle."""
+        """Free all blocks; the device must be idle."""
         for block in self._blocks:
             self._vk.vkDestroyBuffer(self._device.handle, block.buffer, None)
             self._vk.vkFreeMemory(self._device.handle, block.memory, None)  # unmaps it too
@@ -172,9 +176,10 @@ class Memory:
 
 
 class Ring:
-    """Mapped memory that writes pass through: taken in turn, free again when the device has copied it.
+    """Mapped memory through which writes pass: pieces are taken in turn, and are free once the device has
+    copied them.
 
-    `submit` hands over what has been recorded and gives the timeline's value that marks it done; `wait` waits
+    `submit` submits the recorded commands and returns the timeline value that marks them done; `wait` waits
     for a value.
     """
 
@@ -184,7 +189,7 @@ class Ring:
         self._bytes = region.mapped
         self._submit = submit
         self._wait = wait
-        self._taken: deque[tuple[int, int, int]] = deque()  # start, end, value of the timeline; oldest first
+        self._taken: deque[tuple[int, int, int]] = deque()  # (start, end, timeline value), oldest first
         self._at = 0
 
     @property
@@ -193,13 +198,12 @@ class Ring:
         return self.region.size // 4
 
     def put(self, data: Bytes, value: int) -> int:
-        """Copy `data` into the ring; gives its offset in the ring's buffer.
-
-        It is free when the timeline reaches `value`.
+        """Copy `data` into the ring and return its offset in the ring's buffer; it is free when the timeline
+        reaches `value`.
         """
         size = -(-data.size // 16) * 16
         if self._at + size > self.region.size:
-            while self._taken and self._taken[0][0] >= self._at:  # of the round before
+            while self._taken and self._taken[0][0] >= self._at:  # of the previous round
                 value = self._free_oldest(value)
             self._at = 0
         start, end = self._at, self._at + size
@@ -211,9 +215,11 @@ class Ring:
         return self.region.offset + start
 
     def _free_oldest(self, value: int) -> int:
-        """Wait until the oldest piece has been copied; gives the value of what is recorded from now on."""
+        """Wait until the oldest piece has been copied; return the timeline value of commands recorded from
+        now on.
+        """
         until = self._taken.popleft()[2]
-        if until >= value:  # recorded, but not yet handed over
+        if until >= value:  # recorded, but not yet submitted
             value = self._submit() + 1
         self._wait(until)
         return value

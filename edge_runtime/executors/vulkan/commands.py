@@ -1,5 +1,5 @@
-"""The queue: command buffers recorded once or for one use, handed over in batches, and a timeline that
-says how far it is.
+"""The queue: command buffers, reused or for one use, submitted in batches, and a timeline that counts
+finished ones.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from nearfar.edge_runtime.executors.vulkan.binding import TIMEOUT, check, guard,
 from nearfar.edge_runtime.executors.vulkan.device import Device
 
 BATCH = 32
-"""Command buffers handed over at once at most; a step is three or four."""
+"""The most command buffers in one submission; a step has three or four."""
 
 SLICE_NS = 500_000_000
-"""A wait is cut into slices of this length: between them the thread can be interrupted."""
+"""Nanoseconds of one part of a wait: between parts the thread can be interrupted."""
 
 ALL_STAGES = 0x800 | 0x1000 | 0x4000  # compute shader, transfer, host
 DEVICE_STAGES = 0x800 | 0x1000
@@ -28,8 +28,9 @@ HOST_STAGE, HOST_READ = 0x4000, 0x2000
 
 @dataclass(frozen=True)
 class Dispatch:
-    """One launch, ready to record. `reads` and `writes` name the buffers that it touches; what it reads
-    and writes is in both.
+    """One launch, ready to record.
+
+    `reads` and `writes` name the buffers that it uses; a buffer that it reads and writes is in both.
     """
 
     pipeline: Any
@@ -41,10 +42,9 @@ class Dispatch:
 
 
 def barriers(launches: Sequence[Dispatch]) -> list[bool]:
-    """Before which launches a barrier stands.
+    """Decide for each launch whether a barrier precedes it.
 
-    Only before those that touch what another has written since the last barrier, or that write what it has
-    read.
+    A barrier precedes launches that use a buffer written since the last barrier, or write one that was read.
     """
     read: set[str] = set()
     written: set[str] = set()
@@ -59,8 +59,8 @@ def barriers(launches: Sequence[Dispatch]) -> list[bool]:
 
 
 class Queue:
-    """Takes command buffers in order. Each begins with a barrier (`begin`), so that it sees all that was
-    before it.
+    """Submits command buffers in order. Each begins with a barrier (`begin`), so that it sees all earlier
+    work.
     """
 
     def __init__(self, device: Device) -> None:
@@ -87,11 +87,11 @@ class Queue:
         )  # command buffers of one use, with the value that frees them
         self._submitted = self._reached = 0
         self.submit_call = vk.lib.vkQueueSubmit
-        """The C function that hands work over."""
+        """The C function that submits work."""
         self._prepare_structs()
 
     def _prepare_structs(self) -> None:
-        """What every submit and wait passes, made once."""
+        """Make the structs of every submission and wait once."""
         ffi, vk = self._ffi, self._vk
         self._commands = ffi.new("VkCommandBuffer[]", BATCH)
         self._semaphores = ffi.new("VkSemaphore[]", [self._timeline])
@@ -135,24 +135,24 @@ class Queue:
 
     @property
     def next(self) -> int:
-        """The value that the timeline reaches when what is added now is done."""
+        """The timeline value that marks the commands added now as done."""
         return self._submitted + 1
 
     @property
     def idle(self) -> bool:
-        """Whether the device is known to have done everything. It is not asked: that takes 17 µs of each
+        """Whether the device is known to have done everything; no query is made, since it takes 17 µs of each
         step.
         """
         return not self._pending and self._reached >= self._submitted
 
     def add(self, commands: Any) -> None:
-        """Queue a command buffer behind those before it; `submit` hands them over together."""
+        """Queue a command buffer after the earlier ones; `submit` submits them together."""
         self._pending.append(commands)
         if len(self._pending) == BATCH:
             self.submit()
 
     def submit(self) -> int:
-        """Hand over what was added; gives the value that the timeline reaches when it is done."""
+        """Submit the added command buffers; return the timeline value that marks them done."""
         count = len(self._pending)
         if count:
             self._commands[0:count] = self._pending
@@ -165,7 +165,7 @@ class Queue:
         return self._submitted
 
     def reached(self, value: int) -> bool:
-        """Whether the timeline has come to a value."""
+        """Whether the timeline has reached a value."""
         if self._reached < value:
             result = self._lib.vkGetSemaphoreCounterValue(self._device.handle, self._timeline, self._counter)
             check(result, self._name, "computing a step")
@@ -173,7 +173,7 @@ class Queue:
         return self._reached >= value
 
     def wait(self, value: int) -> None:
-        """Wait until the timeline comes to a value that was submitted."""
+        """Wait until the timeline reaches a submitted value."""
         if self._reached >= value:
             return
         self._awaited[0] = value
@@ -187,34 +187,35 @@ class Queue:
         self._reached = max(self._reached, value)
 
     def once(self) -> Any:
-        """A command buffer for one use, begun."""
+        """Begin a command buffer for one use."""
         free = self._used and self.reached(self._used[0][0])
         commands = self._used.popleft()[1] if free else self._allocate()
         self._begin(commands, self._begin_once)
         return commands
 
     def add_once(self, commands: Any) -> None:
-        """End a command buffer from `once`, and queue it."""
+        """End a command buffer from `once` and queue it."""
         self.end(commands)
         self.add(commands)
         self._used.append((self.next, commands))
 
     def kept(self) -> Any:
-        """A command buffer to keep, begun; it may be handed over again while it runs."""
+        """Begin a command buffer that is kept; it may be submitted again while it runs."""
         commands = self._allocate()
         self._begin(commands, self._begin_kept)
         return commands
 
     def end(self, commands: Any) -> None:
-        """Recording is over."""
+        """End the recording of a command buffer."""
         check(self._lib.vkEndCommandBuffer(commands), self._name, "recording a step")
 
     def record(
         self, commands: Any, launches: Sequence[Dispatch], behind: Callable[[Any, int], None] | None = None
     ) -> None:
-        """Record launches, with the barriers that `barriers` puts between them.
+        """Record launches with the barriers that `barriers` puts between them.
 
-        `behind`: records something after each launch, given its number.
+        `behind`: called after each launch with the command buffer and the launch's number, to record
+        something more.
         """
         lib = self._lib
         pipeline = None
@@ -231,26 +232,26 @@ class Queue:
                 behind(commands, index)
 
     def copy(self, commands: Any, source: tuple[Any, int], target: tuple[Any, int], size: int) -> None:
-        """Record copying bytes between buffers, each given with an offset."""
+        """Record a copy of bytes between buffers, each given with an offset."""
         self._region.srcOffset, self._region.dstOffset, self._region.size = source[1], target[1], size
         self._lib.vkCmdCopyBuffer(commands, source[0], target[0], 1, self._region)
 
     def fill(self, commands: Any, buffer: Any, offset: int, size: int) -> None:
-        """Record setting bytes to zero; both numbers are multiples of 4."""
+        """Record filling bytes with zero; `offset` and `size` are multiples of 4."""
         self._lib.vkCmdFillBuffer(commands, buffer, offset, size, 0)
 
     def barrier(self, commands: Any) -> None:
-        """Record a barrier: what follows sees everything before it."""
+        """Record a barrier: later commands see the effects of all earlier ones."""
         self._barrier(commands, ALL_STAGES, DEVICE_STAGES, self._all)
 
     def to_host(self, commands: Any) -> None:
-        """Record a barrier behind what the host will read when the device is done."""
+        """Record a barrier after writes that the host will read."""
         self._barrier(commands, DEVICE_STAGES, HOST_STAGE, self._to_host)
 
     def close(self) -> None:
-        """Wait for the device, if it still answers, and free the queue's objects."""
+        """Wait for the device, if it still responds, and free the queue's objects."""
         vk, device = self._vk, self._device.handle
-        self._lib.vkDeviceWaitIdle(device)  # a lost device says so at once, and its objects may be destroyed
+        self._lib.vkDeviceWaitIdle(device)  # a lost device returns at once, and its objects may be destroyed
         vk.vkDestroyCommandPool(device, self._pool, None)
         vk.vkDestroySemaphore(device, self._timeline, None)
 

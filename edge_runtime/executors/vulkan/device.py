@@ -1,5 +1,5 @@
-"""Finding a Vulkan device: what each offers, which one is taken, and a logical device with just what a
-program needs.
+"""Finds Vulkan devices and what they offer, chooses one, and opens it with only the features that a program
+needs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SUBSET = "VK_KHR_portability_subset"
 BUDGET = "VK_EXT_memory_budget"
 
 KINDS: dict[int, Kind] = {2: "discrete", 1: "integrated", 3: "virtual", 4: "cpu", 0: "other"}
-"""By VkPhysicalDeviceType, the one to take first in front."""
+"""Kinds of GPUs by VkPhysicalDeviceType, in order of preference."""
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class MemoryType:
 
 @dataclass(frozen=True)
 class Gpu:
-    """A physical device as the driver describes it. `features` and `limits` by the names that programs
-    require them by.
+    """A physical device as the driver describes it.
 
-    `memory`: bytes of its largest device-local heap, whose number is `heap`; `budgeted`: the driver tells how
-    much of it this process may take. `shared`: that memory is the host's. `identity`: device and driver
-    version, for what is kept on disk.
+    `features` and `limits` have the names by which programs require them. `memory`: bytes of the largest
+    device-local heap, whose number is `heap`. `budgeted`: the driver tells how much of it this process may
+    take. `shared`: the memory is the host's. `identity`: device and driver version, the key of data kept on
+    disk.
     """
 
     handle: Any
@@ -71,7 +71,7 @@ class Gpu:
 
     @property
     def adapter(self) -> Adapter:
-        """As classes of devices are told apart by."""
+        """The record by which device classes are told apart."""
         return Adapter(self.vendor, "", self.name, self.driver, self.kind)
 
 
@@ -84,13 +84,13 @@ class Device:
     queue: Any
 
     def close(self) -> None:
-        """Free it; everything made from it must be gone."""
+        """Free the device; everything made from it must be freed already."""
         require_vulkan().vkDestroyDevice(self.handle, None)
 
 
 def gpus(debug: bool = False) -> tuple[Gpu, ...]:
-    """The devices that can run kernels: discrete before integrated before software ones. DeviceError where
-    there is none.
+    """The devices that can run kernels: discrete before integrated before software GPUs. DeviceError if there
+    is none.
     """
     return _gpus(debug)
 
@@ -126,6 +126,8 @@ def _gpus(debug: bool, /) -> tuple[Gpu, ...]:
 def select(which: str | None, found: Sequence[Gpu]) -> Gpu:
     """The device that `--device vulkan:WHICH` means: a number of `nearfar devices`, or a part of a name;
     None: the first.
+
+    RequestError if none fits.
     """
     if which is None:
         return found[0]
@@ -139,7 +141,7 @@ def select(which: str | None, found: Sequence[Gpu]) -> Gpu:
 
 
 def open_device(gpu: Gpu, requires: Requires) -> Device:
-    """A logical device with a program's features; DeviceError where the device has too little."""
+    """Open a device with a program's features; DeviceError if it lacks features or limits."""
     vk = require_vulkan()
     missing = sorted(set(requires.features) - gpu.features)
     if missing:
@@ -168,7 +170,7 @@ def open_device(gpu: Gpu, requires: Requires) -> Device:
 
 
 def _unfit(handle: Any) -> str | None:
-    """Why a device cannot be used at all, None where it can."""
+    """The reason why a device cannot be used at all; None if it can."""
     vk = require_vulkan()
     properties = vk.vkGetPhysicalDeviceProperties(handle)
     name = str(properties.deviceName)
@@ -181,7 +183,7 @@ def _unfit(handle: Any) -> str | None:
 
 
 def _queue_family(handle: Any) -> int | None:
-    """A family for compute: one without graphics where there is one, since a desktop does not wait in it."""
+    """A queue family for compute, preferably without graphics, so that a desktop does not wait for it."""
     vk = require_vulkan()
     flags = [int(family.queueFlags) for family in vk.vkGetPhysicalDeviceQueueFamilyProperties(handle)]
     able = [index for index, bits in enumerate(flags) if bits & vk.VK_QUEUE_COMPUTE_BIT]
@@ -213,7 +215,7 @@ def _describe(handle: Any, index: int) -> Gpu:
     )
     kind = KINDS.get(int(properties.deviceType), "other")
     family = _queue_family(handle)
-    assert family is not None  # _unfit has looked
+    assert family is not None  # checked by _unfit
     ids = bytes(identity.deviceUUID), bytes(identity.driverUUID), bytes(properties.pipelineCacheUUID)
     return Gpu(
         handle=handle,
@@ -258,8 +260,8 @@ def _limits(limits: Any, allocation: int, subgroup: int) -> dict[str, int]:
 
 
 def free_memory(gpu: Gpu) -> int:
-    """Bytes that this process may take of its memory now: what other processes and engines hold changes
-    all the time.
+    """Bytes of device memory that this process may take now; other processes and engines change it all the
+    time.
     """
     vk = require_vulkan()
     if not gpu.budgeted:
@@ -271,7 +273,7 @@ def free_memory(gpu: Gpu) -> int:
 
 
 def _memory(handle: Any) -> tuple[tuple[MemoryType, ...], list[int]]:
-    """Memory types, and the sizes of the heaps."""
+    """The memory types of a device, and the sizes of its heaps in bytes."""
     memory = _memory_properties(handle, require_vulkan().ffi.NULL)
     heaps = [int(memory.memoryHeaps[i].size) for i in range(memory.memoryHeapCount)]
     types = []
@@ -284,7 +286,7 @@ def _memory(handle: Any) -> tuple[tuple[MemoryType, ...], list[int]]:
 
 
 def _memory_properties(handle: Any, more: Any) -> Any:
-    """VkPhysicalDeviceMemoryProperties; `more` is a struct to be filled beside it, or NULL."""
+    """VkPhysicalDeviceMemoryProperties; `more` is a further struct for the driver to fill, or NULL."""
     vk = require_vulkan()
     both = vk.ffi.new("VkPhysicalDeviceMemoryProperties2*")
     both.sType, both.pNext = vk.VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_MEMORY_PROPERTIES_2, more

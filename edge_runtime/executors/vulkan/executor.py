@@ -1,9 +1,10 @@
-"""Runs a Vulkan artifact: one command buffer a plan, recorded at its first use, handed over at every use.
+"""Runs a Vulkan artifact: one command buffer for each plan, recorded at its first use and submitted at every
+use.
 
-Nothing is handed over before a `fetch` (or what waits): a step's writes, its plans and the copy of its
-results are one vkQueueSubmit. Writes go straight to mapped memory where the device is idle; else through a
-ring, in a command buffer of their own between the plans, so that they never overtake a step that still reads
-what they change.
+Nothing is submitted before a `fetch` or another call that waits: a step's writes, its plans and the copy of
+its results are one vkQueueSubmit. If the device is idle, writes go straight to mapped memory. Otherwise they
+go through a ring, in a command buffer of their own between the plans, so that they never overtake a step that
+still reads the old values.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ Bytes = npt.NDArray[np.uint8]
 
 RING_BYTES = 8 << 20
 SMALL_BYTES = 1 << 20
-"""Buffers up to this size are state that changes from step to step; larger ones are placed with the cache."""
+"""Bytes up to which a buffer is placed with the state of each step; larger ones are placed with the cache."""
 READBACK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class _Landing:
-    """Mapped memory that a fetch copies to, and the command buffer that does."""
+    """Mapped memory that a fetch copies to, and the command buffer that copies."""
 
     commands: Any
     content: Bytes
@@ -60,11 +61,10 @@ class VulkanExecutor:
         direct: bool = True,
         beside: VulkanExecutor | None = None,
     ) -> None:
-        """Open a device, load the weights, make the buffers for so many pages and positions.
+        """Open a device, load the weights, and allocate the buffers for the settings' pages and positions.
 
-        `direct`: False treats all memory of the device as out of the host's reach, as on a GPU without a
-        mapped window. `beside`: take device and weights of another executor of the artifact, which is closed
-        after this one.
+        `direct`: False treats all device memory as not mapped, as on a GPU without a mapped window. `beside`:
+        share the device and the weights of another executor of the artifact, which is closed after this one.
         """
         self.precision, self.program_name = program.precision, program.name
         self.gpu = select(settings.which, gpus(settings.debug))
@@ -80,7 +80,7 @@ class VulkanExecutor:
         self._pages_back: Region | None = None
         self._open: Any = None
         self._touched: set[str] = set()
-        self._parts: list[Any] = []  # what to close, in the order in which it was made
+        self._parts: list[Any] = []  # objects to close, in the order in which they were made
         self._beside = beside
         self._device: Device = beside._device if beside else open_device(self.gpu, program.requires)
         if beside is None:
@@ -127,7 +127,7 @@ class VulkanExecutor:
         self._queue.add(plan)
 
     def profile(self, function: str, size: int) -> tuple[float, ...]:
-        """See planned.Profiled. The command buffer is recorded with timestamps, and for this one use."""
+        """See planned.Profiled. A command buffer for one use is recorded with timestamps."""
         launches = self._pipelines.prepare(self._layout.launches(function, size))
         self._end_transfers()
         with Timestamps(self._device, len(launches)) as stamps:
@@ -139,10 +139,10 @@ class VulkanExecutor:
             return stamps.seconds()
 
     def fetch(self, buffer: str, rows: int) -> Callable[[], Array]:
-        """See Executor.fetch. Hands over all that was enqueued."""
+        """See Executor.fetch. Submits all enqueued work."""
         shape = self._layout.buffer(buffer)
         rows = min(rows, shape.extents[0])
-        # Few sizes, so that few command buffers are recorded: rows up to a power of two.
+        # Row counts are rounded up to powers of two, so that few command buffers are recorded.
         room = min(1 << max(rows - 1, 0).bit_length(), shape.extents[0])
         pool = self._landings.setdefault((buffer, room), [])
         landing = pool.pop() if pool else self._make_landing(self._region(buffer), room * shape.row_bytes)
@@ -150,7 +150,7 @@ class VulkanExecutor:
         self._queue.add(landing.commands)
         value = self._submit()
 
-        @functools.cache  # the landing is another fetch's once it has been read
+        @functools.cache  # the landing serves another fetch once it has been read
         def wait() -> Array:
             self._queue.wait(value)
             data = (
@@ -207,10 +207,11 @@ class VulkanExecutor:
         return self._queue.waited
 
     def _take_memory(self, direct: bool) -> None:
-        """Memory for all that plans name; out of the host's reach where less can be mapped than there is.
+        """Allocate memory for everything that plans name; without mapping it if less can be mapped than is
+        needed.
 
-        A driver may map less than the whole heap that its memory types speak of: of an H100's 85 GB in a
-        virtual machine some 42.
+        A driver may map less than the whole heap of its memory types: for an H100 with 85 GB in a virtual
+        machine about 42 GB.
         """
         self._memory = Memory(self._device, direct)
         try:
@@ -226,7 +227,9 @@ class VulkanExecutor:
             raise
 
     def _place(self) -> None:
-        """Reserve what plans name: weights, workspace and cache in large blocks, state in mapped memory."""
+        """Allocate regions for all names in plans: weights, workspace and cache in large blocks, state in
+        mapped memory.
+        """
         kinds = self._memory.kinds
         weights = {
             f"weight:{tensor.name}": tensor.bytes for tensor in self._artifact.manifest.weights.tensors
@@ -253,7 +256,7 @@ class VulkanExecutor:
         return shape.nbytes <= SMALL_BYTES and not name.startswith("buffer:kv.")
 
     def _clear(self) -> None:
-        """Zero all but the weights."""
+        """Zero everything except the weights."""
         commands = self._queue.once()
         for name, region in self._regions.items():
             if not name.startswith("weight:"):
@@ -262,7 +265,7 @@ class VulkanExecutor:
         self._queue.wait(self._submit())
 
     def _load_weights(self) -> None:
-        """Straight to the device where it is mapped, else in pieces through the ring."""
+        """Upload the weights: directly to mapped memory, else in pieces through the ring."""
         for tensor in self._artifact.manifest.weights.tensors:
             region = self._regions[f"weight:{tensor.name}"]
             if region.mapped is not None:
@@ -272,7 +275,7 @@ class VulkanExecutor:
                 self._put(f"weight:{tensor.name}:{start}", region, start, piece)
 
     def _record(self, function: str, size: int) -> Any:
-        """The command buffer of a plan."""
+        """Record the command buffer of a plan."""
         launches = self._pipelines.prepare(self._layout.launches(function, size))
         commands = self._queue.kept()
         self._queue.record(commands, launches)
@@ -296,9 +299,8 @@ class VulkanExecutor:
         return _Landing(commands, region.mapped[used : used + size])
 
     def _put(self, name: str, region: Region, at: int, data: Bytes) -> None:
-        """Write bytes of a region, after everything enqueued before.
-
-        `name` stands for what they belong to.
+        """Write bytes of a region after all enqueued work. `name` identifies the buffer or page
+        for barriers.
         """
         if region.mapped is not None and self._open is None and self._queue.idle:
             region.mapped[at : at + data.size] = data
@@ -314,7 +316,7 @@ class VulkanExecutor:
             )
 
     def _get(self, region: Region, at: int, target: Bytes) -> None:
-        """Read bytes of a region; the device is idle."""
+        """Read bytes of a region into `target`; the device must be idle."""
         if region.mapped is not None and self._memory.kinds.readable:
             target[:] = region.mapped[at : at + target.size]
             return
@@ -338,7 +340,9 @@ class VulkanExecutor:
         return region
 
     def _transfers(self, *names: str) -> Any:
-        """The command buffer of the copies since the last plan, ready for one that touches `names`."""
+        """The command buffer of copies since the last plan, with a barrier if one of `names` was written in
+        it.
+        """
         if self._open is None:
             self._open = self._queue.once()
             self._touched.clear()

@@ -1,4 +1,4 @@
-"""Features of Vulkan devices by their names: asked for, switched on, and what some of them stand for."""
+"""Features of Vulkan devices by name: queried, enabled, and their meaning for kernels."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FEATURES = {
     "VkPhysicalDeviceShaderIntegerDotProductFeatures": ("shaderIntegerDotProduct",),
     "VkPhysicalDeviceCooperativeMatrixFeaturesKHR": ("cooperativeMatrix",),
 }  # fmt: skip
-"""Features that a program can require or the runtime needs, by the struct that has them."""
+"""Features that programs can require or the runtime needs, by the struct that has them."""
 
 EXTENSIONS = {
     "shaderIntegerDotProduct": "VK_KHR_shader_integer_dot_product",
@@ -29,17 +29,19 @@ EXTENSIONS = {
 """Extensions of features that Vulkan 1.2 lacks: a device must offer them, and is opened with them."""
 
 COOPERATIVE = (16, 16, 16, 0, 0, 1, 1, 3)
-"""Cooperative matrices that kernels use: m, n, k; float16 (0) times float16 added to float32 (1), the result
-too; of a subgroup (3). A device that has others only counts as one without.
+"""The cooperative matrices that kernels use: m, n, k; float16 (0) times float16 added to float32 (1), with a
+float32 result; of a subgroup (3). A device with only other matrices counts as a device without any.
 """
 
 SUBGROUPS = {"subgroupBasic": 0x1, "subgroupArithmetic": 0x4, "subgroupShuffle": 0x10}
-"""Bits of VkSubgroupFeatureFlagBits; there is nothing to switch on."""
+"""Bits of VkSubgroupFeatureFlagBits; they need no enabling."""
 
 
 def feature_structs(names: Collection[str], known: Collection[str]) -> list[Any]:
-    """A chain VkPhysicalDeviceFeatures2 → 1.1 → 1.2 with these features set; all of them must stay alive
-    while it is used. Those of EXTENSIONS are there where they are `known`.
+    """A chain VkPhysicalDeviceFeatures2 → 1.1 → 1.2 with the features `names` set; keep all structs alive
+    while it is used.
+
+    The chain has the structs of those EXTENSIONS that are `known`.
     """
     ffi = require_vulkan().ffi
     vk = require_vulkan()
@@ -73,7 +75,7 @@ def feature_structs(names: Collection[str], known: Collection[str]) -> list[Any]
 
 
 def _with_names(chain: list[Any]) -> Iterable[tuple[Any, tuple[str, ...]]]:
-    """Each struct of a chain, and the features that it has."""
+    """Each struct of a chain with the names of its features."""
     ffi = require_vulkan().ffi
     for struct in chain:
         kind = str(ffi.typeof(struct).item.cname).removeprefix("struct ")
@@ -84,7 +86,7 @@ def _with_names(chain: list[Any]) -> Iterable[tuple[Any, tuple[str, ...]]]:
 
 
 def features_of(handle: Any) -> set[str]:
-    """The features that a physical device has, of those in FEATURES."""
+    """The features in FEATURES that a physical device has."""
     vk = require_vulkan()
     offered = extensions_of(handle)
     chain = feature_structs((), {name for name, extension in EXTENSIONS.items() if extension in offered})
@@ -96,7 +98,7 @@ def features_of(handle: Any) -> set[str]:
 
 
 def matrices(handle: Any) -> set[tuple[int, ...]]:
-    """The cooperative matrices of a device, as COOPERATIVE has them; none where the driver does not tell."""
+    """The cooperative matrices of a device in the form of COOPERATIVE; empty if the driver cannot tell."""
     vk = require_vulkan()
     name = "vkGetPhysicalDeviceCooperativeMatrixPropertiesKHR"
     names = ("MSize", "NSize", "KSize", "AType", "BType", "CType", "ResultType", "scope")
@@ -109,5 +111,5 @@ def matrices(handle: Any) -> set[tuple[int, ...]]:
 
 
 def extensions_of(handle: Any) -> set[str]:
-    """Names of its extensions."""
+    """The names of the device's extensions."""
     return {e.extensionName for e in require_vulkan().vkEnumerateDeviceExtensionProperties(handle, None)}

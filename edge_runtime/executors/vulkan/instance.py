@@ -1,4 +1,4 @@
-"""The process's connection to Vulkan, with the validation layer where it is asked for."""
+"""The process's connection to Vulkan, with the validation layer on request."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from nearfar.edge_runtime.executors.vulkan.binding import require_vulkan
 from nearfar.errors import DeviceError
 
 API = (1, 2)
-"""Kernels are SPIR-V 1.5 and steps wait on timeline semaphores: both came with Vulkan 1.2."""
+"""The least version of Vulkan: SPIR-V 1.5 and timeline semaphores came with 1.2."""
 
 VALIDATION = "VK_LAYER_KHRONOS_validation"
 DEBUG_UTILS = "VK_EXT_debug_utils"
 VALIDATION_FEATURES = "VK_EXT_validation_features"
 SYNCHRONIZATION = 4
-"""VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT: looks for missing barriers too."""
+"""VK_VALIDATION_FEATURE_ENABLE_SYNCHRONIZATION_VALIDATION_EXT: the layer also looks for missing barriers."""
 
 PORTABILITY = "VK_KHR_portability_enumeration"
 
 
 @dataclass
 class _Instance:
-    """The process's connection to Vulkan; kept until the process ends, since drivers take long to load."""
+    """The process's connection to Vulkan; it is kept until the process ends, since drivers take
+    long to load.
+    """
 
     handle: Any
     messages: list[str]

@@ -26,11 +26,11 @@ from nearfar.format.plans import Launch
 STORAGE_BUFFER = 7
 COMPUTE = 0x20
 CACHE_BYTES = 256 << 20
-"""Bytes of all pipeline files together: beyond this, the files unused for longest are removed."""
+"""Bytes of all pipeline files together; beyond them, the least recently used files are removed."""
 
 
 class Pipelines:
-    """Makes the launches of plans ready to record; each pipeline and each set of arguments is made once."""
+    """Makes the launches of plans ready to record; each pipeline and each descriptor set is made once."""
 
     def __init__(
         self, device: Device, artifact: Artifact, program: Program, regions: Mapping[str, Region]
@@ -47,14 +47,16 @@ class Pipelines:
         self._file = cache_file(device.gpu.identity, program.kernels.values())
         self._cached = read_cache(self._file)
         with contextlib.suppress(OSError):
-            os.utime(self._file)  # it is used now: see trim_cache
+            os.utime(self._file)  # record the use: see trim_cache
         with guard(device.gpu.name, "reading its pipeline cache"):
             self._cache = self._create_cache(self._cached)
 
     def begin(self, launches: Sequence[Launch], later: bool = False) -> list[Future[Any]]:
-        """Compile the kernels of a plan behind, in the order of their launches: what becomes of each.
+        """Compile the kernels of a plan in the background, in the order of their launches; return their
+        futures.
 
-        ArtifactError where it names what the artifact lacks. `later`: see Compiler.begin.
+        ArtifactError if the plan names kernels or arguments that the artifact lacks. `later`: see
+        Compiler.begin.
         """
         for launch in launches:
             if launch.kernel not in self._program.kernels:
@@ -64,19 +66,19 @@ class Pipelines:
             for argument in launch.args:
                 if argument not in self._regions:
                     raise ArtifactError(f"a plan names {argument!r}, which the manifest does not have")
-            self._layout(len(launch.args))  # here, since other threads only read them
+            self._layout(len(launch.args))  # here, since the compile threads only read them
         names = dict.fromkeys(launch.kernel for launch in launches)
         return self._compiler.begin([(name, self._program.kernels[name]) for name in names], later=later)
 
     def prepare(self, launches: Sequence[Launch]) -> list[Dispatch]:
-        """Pipelines, waited for, and descriptor sets of a plan. Errors: see `begin`."""
+        """Wait for the pipelines of a plan and make its descriptor sets. Errors: see `begin`."""
         compiled = [future.result() for future in self.begin(launches)]
         pipelines = dict(zip(dict.fromkeys(x.kernel for x in launches), compiled, strict=True))
         self._make_sets(list(dict.fromkeys(x.args for x in launches if x.args not in self._sets)))
         return [self._dispatch(launch, pipelines[launch.kernel]) for launch in launches]
 
     def close(self) -> None:
-        """Free everything. The cache was kept for the next time when the last kernel was compiled."""
+        """Free everything. The pipeline cache was saved when the last kernel was compiled."""
         vk, device = self._vk, self._device.handle
         self._compiler.close()
         for pipeline in self._compiler.made():
@@ -104,7 +106,7 @@ class Pipelines:
         )
 
     def _layout(self, arguments: int) -> tuple[Any, Any]:
-        """Layouts of the descriptor set and of the pipeline of kernels with so many arguments."""
+        """The descriptor set layout and the pipeline layout of kernels with `arguments` arguments."""
         if arguments not in self._layouts:
             vk, device = self._vk, self._device.handle
             bindings = [
@@ -124,7 +126,7 @@ class Pipelines:
         return self._layouts[arguments]
 
     def _compile(self, name: str, kernel: Kernel) -> Any:
-        """One pipeline. Threads share the cache: Vulkan locks it."""
+        """Compile one pipeline. Threads share the pipeline cache, which Vulkan locks."""
         vk, device = self._vk, self._device.handle
         code = self._code(name, kernel)
         with guard(self._device.gpu.name, f"compiling kernel {name}"):
@@ -142,7 +144,7 @@ class Pipelines:
                 vk.vkDestroyShaderModule(device, module, None)
 
     def _stage(self, module: Any, kernel: Kernel) -> Any:
-        """The shader stage, with the workgroup's size as specialization constants 0, 1 and 2."""
+        """The shader stage, with the workgroup size in specialization constants 0, 1 and 2."""
         vk = self._vk
         size = vk.ffi.new("uint32_t[3]", list(kernel.workgroup))
         entries = [vk.VkSpecializationMapEntry(constantID=i, offset=4 * i, size=4) for i in range(3)]
@@ -197,7 +199,7 @@ class Pipelines:
         return vk.vkCreatePipelineCache(self._device.handle, information, None)
 
     def _save_cache(self) -> None:
-        """In a thread, once kernels were compiled: a process that is killed later loses nothing."""
+        """Save the pipeline cache from a compile thread: if the process is killed later, nothing is lost."""
         vk, lib = self._vk, self._vk.lib
         size = vk.ffi.new("size_t*")
         if lib.vkGetPipelineCacheData(self._device.handle, self._cache, size, vk.ffi.NULL):
@@ -212,9 +214,9 @@ class Pipelines:
 
 
 def cache_file(identity: str, kernels: Iterable[Kernel]) -> Path:
-    """Where the pipelines of these kernels on a device and driver are kept: in the user's cache folder.
+    """The file of the pipelines of these kernels on a device and driver, in the user's cache folder.
 
-    Artifacts of the same kernels (a rebuild with other weights) share it.
+    Artifacts with the same kernels (a rebuild with other weights) share it.
     """
     compiled = sorted(repr(content(kernel)) for kernel in kernels)
     key = hashlib.sha256("\n".join([identity, *compiled]).encode()).hexdigest()[:32]

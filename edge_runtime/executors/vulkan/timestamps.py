@@ -1,4 +1,4 @@
-"""What each launch of a recorded plan takes, by the device's own clock."""
+"""Times the launches of a recorded plan by the device's own clock."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ WIDE, WAIT = 0x1, 0x2  # VK_QUERY_RESULT_64_BIT, VK_QUERY_RESULT_WAIT_BIT
 
 
 class Timestamps:
-    """A query pool with one timestamp before the first of `count` launches, and one behind each.
+    """A query pool with a timestamp before the first of `count` launches, and one after each launch.
 
-    Launches without a barrier between them may run side by side: what they take together is told of the last.
+    Launches without a barrier between them may run at the same time; their common time is counted for the
+    last one.
     """
 
     def __init__(self, device: Device, count: int) -> None:
-        """DeviceError where the device's queue has no clock."""
+        """DeviceError if the device's queue has no clock."""
         vk = require_vulkan()
         self._vk, self._device, self._count = vk, device, count + 1
         gpu = device.gpu
@@ -54,11 +55,11 @@ class Timestamps:
         self.stamp(commands, -1)
 
     def stamp(self, commands: Any, launch: int) -> None:
-        """Record the timestamp behind a launch."""
+        """Record the timestamp after a launch."""
         self._vk.lib.vkCmdWriteTimestamp(commands, BOTTOM, self._pool, launch + 1)
 
     def seconds(self) -> tuple[float, ...]:
-        """What each launch took, once the commands are done."""
+        """The seconds of each launch, once the commands are done."""
         stamps: Stamps = np.zeros(self._count, np.uint64)
         data = self._vk.ffi.from_buffer(stamps)
         result = self._vk.lib.vkGetQueryPoolResults(

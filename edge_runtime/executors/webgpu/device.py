@@ -1,4 +1,4 @@
-"""Finding a WebGPU device through wgpu-py: what it offers, and a device with just what a program needs."""
+"""Finds a WebGPU device through wgpu-py: what it offers, and a device with only the features of a program."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from nearfar.format.adapters import VENDORS, Adapter, Kind
 from nearfar.format.manifest import Requires
 
 TIMESTAMPS = "timestamp-query"
-"""The feature by which a pass tells when it begins and ends."""
+"""The feature by which a pass records the times of its beginning and end."""
 LANGUAGE = frozenset({"packed_4x8_integer_dot_product"})
 """Language features of WGSL that wgpu-native's compiler has on every adapter; wgpu-py lists none."""
 KINDS: dict[str, Kind] = {
     "DiscreteGPU": "discrete", "IntegratedGPU": "integrated", "VirtualGPU": "virtual", "CPU": "cpu"
 }  # fmt: skip
-"""By wgpu-native's words."""
+"""Kinds of GPUs by wgpu-native's names."""
 
 
 def require_wgpu() -> Any:
-    """The module wgpu, or an error that says how to get it."""
+    """The module wgpu; DeviceError says how to install it."""
     try:
         import wgpu
     except ImportError as error:
@@ -58,12 +58,12 @@ def limits() -> dict[str, int]:
 
 
 def information() -> dict[str, str]:
-    """What the adapter says about itself: device, adapter_type, backend_type, description and more."""
+    """The adapter's description of itself: device, adapter_type, backend_type, description and more."""
     return {str(name): str(value) for name, value in adapter().info.items()}
 
 
 def described() -> Adapter:
-    """The adapter as classes of devices are told apart by; wgpu-native has no architectures."""
+    """The record by which device classes are told apart; wgpu-native does not know architectures."""
     told = information()
     vendor = VENDORS.get(int(told.get("vendor_id", "0")), told.get("vendor", ""))
     name, driver = told.get("device", ""), f"{told.get('vendor', '')} {told.get('description', '')}".strip()
@@ -73,7 +73,7 @@ def described() -> Adapter:
 
 
 def is_hardware() -> bool:
-    """Whether there is a GPU, as opposed to none or one that software plays."""
+    """Whether there is a hardware GPU, not none or a software GPU."""
     try:
         return str(adapter().info.get("adapter_type", "")).upper() not in ("CPU", "UNKNOWN", "")
     except DeviceError:
@@ -81,9 +81,9 @@ def is_hardware() -> bool:
 
 
 def open_device(requires: Requires, buffer_bytes: int, what_fits: str) -> Any:
-    """A device with a program's features and limits.
+    """Open a device with a program's features and limits; DeviceError names what the adapter lacks.
 
-    `buffer_bytes` is the largest buffer (the cache's grow with its budget).
+    `buffer_bytes`: the largest buffer (those of the cache grow with its budget).
     """
     found, have = adapter(), limits()
     missing = sorted(set(requires.features) - features())
@@ -109,7 +109,7 @@ def open_device(requires: Requires, buffer_bytes: int, what_fits: str) -> Any:
 
 
 def timed(requires: Requires) -> Requires:
-    """Add the feature by which passes tell their time; DeviceError where the adapter lacks it."""
+    """Add the feature by which passes record times; DeviceError if the adapter lacks it."""
     if TIMESTAMPS not in features():
         raise DeviceError(
             f"{_name(adapter())} lacks {TIMESTAMPS}, so it cannot tell what a launch takes. Measure on "

@@ -1,8 +1,8 @@
-"""Runs a WebGPU artifact through wgpu-py, which reaches Vulkan, Metal and Direct3D 12.
+"""Runs a WebGPU artifact through wgpu-py, which uses Vulkan, Metal or Direct3D 12.
 
 A run is one command encoder with one compute pass: WebGPU makes each dispatch's writes visible to the next.
-Bind groups are made at the first use of a bucket and kept, so a run only replays them; pipelines come from
-threads, since wgpu makes them while its caller waits, and gives errors to the thread that made them.
+Bind groups are made at the first use of a bucket and kept, so a run only replays them. Threads make the
+pipelines, since wgpu blocks its caller meanwhile, and gives errors to the thread that made them.
 """
 
 from __future__ import annotations
@@ -41,16 +41,15 @@ class Dispatch:
     grid: tuple[int, int, int]
 
     def record(self, compute: Any) -> None:
-        """Put it into a compute pass."""
+        """Record the launch in a compute pass."""
         compute.set_pipeline(self.pipeline)
         compute.set_bind_group(0, self.group)
         compute.dispatch_workgroups(*self.grid)
 
 
 class WebGpuExecutor:
-    """See Executor.
-
-    The queue keeps the order of writes, runs, copies and fetches; only a fetch's result waits.
+    """See Executor. The queue keeps the order of writes, runs, copies and fetches; only the result of a fetch
+    waits.
     """
 
     name = "webgpu"
@@ -63,9 +62,10 @@ class WebGpuExecutor:
         *,
         beside: WebGpuExecutor | None = None,
     ) -> None:
-        """Open a device, load the weights, make the buffers for so many pages and positions.
+        """Open a device, load the weights, and allocate the buffers for the settings' pages and positions.
 
-        `beside`: take device and weights of another executor of the artifact, which is closed after this one.
+        `beside`: share the device and the weights of another executor of the artifact, which is closed after
+        this one.
         """
         self._wgpu = require_wgpu()
         self.precision, self.program_name = program.precision, program.name
@@ -126,7 +126,9 @@ class WebGpuExecutor:
             self._submit(encoder)
 
     def profile(self, function: str, size: int) -> tuple[float, ...]:
-        """See planned.Profiled. A pass a launch: WebGPU tells the time where passes begin and end."""
+        """See planned.Profiled. Each launch is a pass of its own: WebGPU records times where passes begin and
+        end.
+        """
         with self._guard(f"timing {function} of size {size}"):
             plan = self._plans.get((function, size)) or self._prepare(function, size)
             encoder = self._device.create_command_encoder()
@@ -161,7 +163,9 @@ class WebGpuExecutor:
         return wait
 
     def copy_page(self, group: int, source: int, target: int) -> None:
-        """See Executor.copy_page. Through a buffer between, since WebGPU copies no buffer onto itself."""
+        """See Executor.copy_page. Copies through a second buffer, since WebGPU does not copy a buffer onto
+        itself.
+        """
         with self._guard("copying a page"):
             encoder = self._device.create_command_encoder()
             for name, shape in self._layout.caches(group).items():
@@ -214,9 +218,8 @@ class WebGpuExecutor:
 
     @contextmanager
     def _guard(self, doing: str) -> Iterator[None]:
-        """Turn what wgpu raises into our errors.
-
-        DeviceLost where the device is gone, so that the engine opens it anew.
+        """Turn errors of wgpu into nearfar's; DeviceLost if the device is gone, so that the engine reopens
+        it.
         """
         try:
             yield
@@ -240,9 +243,8 @@ class WebGpuExecutor:
             ) from error
 
     def _is_lost(self, error: Exception) -> bool:
-        """Whether the device is gone.
-
-        wgpu-py (0.32) has no error class and no `device.lost` for that, only wgpu-native's words.
+        """Whether the device is gone. wgpu-py (0.32) has no error class and no `device.lost`, only
+        wgpu-native's messages.
         """
         if not isinstance(error, self._wgpu.GPUError | RuntimeError):
             return False
@@ -260,7 +262,7 @@ class WebGpuExecutor:
         return self._create(count, usage.MAP_READ | usage.COPY_DST)
 
     def _mapped(self, staging: Any, count: int) -> npt.NDArray[np.uint8]:
-        """Wait for the first `count` bytes of a staging buffer, and copy them."""
+        """Wait for the first `count` bytes of a staging buffer and copy them."""
         staging.map_sync(self._wgpu.MapMode.READ)
         data = np.frombuffer(staging.read_mapped(), np.uint8)[:count].copy()
         staging.unmap()
@@ -294,7 +296,7 @@ class WebGpuExecutor:
         )
 
     def _place(self) -> None:
-        """Make all buffers that plans name, and one that pages are copied through."""
+        """Allocate all buffers that plans name, and one through which pages are copied."""
         weights = {
             f"weight:{tensor.name}": tensor.bytes for tensor in self._artifact.manifest.weights.tensors
         }
@@ -310,7 +312,7 @@ class WebGpuExecutor:
         self._page = self._memory["page"] = self._create(max(pages, default=4))
 
     def _load_weights(self) -> None:
-        """In pieces: the stream never lies in host memory as a whole."""
+        """Upload the weights in pieces: the stream is never in host memory as a whole."""
         for tensor in self._artifact.manifest.weights.tensors:
             for start, piece in pieces(self._artifact, tensor, PIECE_BYTES):
                 self._device.queue.write_buffer(self._memory[f"weight:{tensor.name}"], start, piece)
@@ -324,10 +326,10 @@ class WebGpuExecutor:
         return plan
 
     def _begin(self, launches: Sequence[Launch], later: bool = False) -> list[Future[Any]]:
-        """Compile the kernels of a plan behind, in the order of their launches."""
+        """Compile the kernels of a plan in the background, in the order of their launches."""
         kernels = {launch.kernel: self._program.kernels[launch.kernel] for launch in launches}
         for kernel in kernels.values():
-            self._layout_of(kernel.access)  # here, since other threads only read them
+            self._layout_of(kernel.access)  # here, since the compile threads only read them
         return self._compiler.begin(kernels.items(), later=later)
 
     def _dispatch(self, launch: Launch, pipeline: Any) -> Dispatch:
@@ -345,7 +347,7 @@ class WebGpuExecutor:
         return Dispatch(pipeline, group, grid)
 
     def _uniform(self, value: int) -> Any:
-        """The buffer with packGridDimX; kernels with equal grids share it."""
+        """The uniform buffer with packGridDimX; kernels with equal grids share it."""
         if value not in self._uniforms:
             usage = self._wgpu.BufferUsage.UNIFORM
             self._uniforms[value] = self._device.create_buffer_with_data(

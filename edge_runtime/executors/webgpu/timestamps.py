@@ -1,4 +1,4 @@
-"""What each pass of an encoder takes, by the device's own clock."""
+"""Times the passes of an encoder by the device's own clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from nearfar.edge_runtime.executors.webgpu.device import require_wgpu
 
 
 class Timestamps:
-    """Timestamps at beginning and end of `count` passes, of a device with the feature `device.TIMESTAMPS`."""
+    """Timestamps at the beginning and end of `count` passes, on a device with the feature
+    `device.TIMESTAMPS`.
+    """
 
     def __init__(self, device: Any, count: int) -> None:
         flags = require_wgpu().BufferUsage
@@ -40,12 +42,12 @@ class Timestamps:
         }
 
     def end(self, encoder: Any) -> None:
-        """Record bringing the timestamps to where the host reads them."""
+        """Record a copy of the timestamps to memory that the host reads."""
         encoder.resolve_query_set(self._queries, 0, self._count, self._resolved, 0)
         encoder.copy_buffer_to_buffer(self._resolved, 0, self._landing, 0, 8 * self._count)
 
     def seconds(self) -> tuple[float, ...]:
-        """What each pass took; waits for the device."""
+        """The seconds of each pass; waits for the device."""
         self._landing.map_sync(require_wgpu().MapMode.READ)
         stamps: Stamps = np.frombuffer(self._landing.read_mapped(), np.uint64).reshape(-1, 2).copy()
         self._landing.unmap()
@@ -53,7 +55,8 @@ class Timestamps:
 
 
 def _period(device: Any) -> float:
-    """Nanoseconds of a tick: wgpu-native (29) gives raw ticks, whose length wgpu-py (0.32) does not tell.
+    """Nanoseconds of a tick. wgpu-native (29) returns raw ticks, whose length wgpu-py (0.32)
+    does not tell.
 
     WebGPU's own timestamps are nanoseconds.
     """
