@@ -32,10 +32,8 @@ class Origin:
 
 
 def key_rounding(manifest: Manifest, kv_bits: int | None) -> str | None:
-    """The text by which keys of a cache of `kv_bits` bits were calibrated: offsets that are subtracted from
-    keys depend on it.
-
-    None if nothing is subtracted.
+    """The text whose keys gave the offsets that a cache of `kv_bits` bits subtracts (provenance.keys); None
+    if it subtracts none.
     """
     told = manifest.provenance.get("keys")
     rounded = kv_bits is not None and OF_BITS.get(kv_bits) in ROUNDED

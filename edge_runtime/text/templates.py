@@ -47,9 +47,7 @@ class ChatTemplate:
         self._source = source
         try:
             self._template = _environment().from_string(source)
-        except (
-            Exception
-        ) as error:  # the parser and Python's compiler have different errors for deep nesting
+        except Exception as error:  # the parser and Python's compiler have different errors for deep nesting
             raise ArtifactError(f"the chat template cannot be read: {_reason(error)}") from error
 
     def asks_for(self) -> frozenset[str]:

@@ -60,7 +60,7 @@ def _any(texts: Collection[str]) -> str:
 
 
 def _diverging(texts: Collection[str]) -> str:
-    """A regular expression of the shortest texts that begin none of `texts`.
+    """A regular expression of the shortest texts with which none of `texts` begins.
 
     Characters beyond ASCII are written once after all beginnings: xgrammar needs a dozen states for them.
     """
