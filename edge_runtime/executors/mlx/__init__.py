@@ -29,7 +29,7 @@ def _open(artifact: Artifact, program: Program, settings: Settings) -> Executor:
 
 
 def _preferred() -> int:
-    """First of all devices if there is an Apple GPU, else a last resort."""
+    """Device preference: the highest if there is an Apple GPU, else very low."""
     from nearfar.edge_runtime.executors.mlx import device
 
     return 3 if device.installed() and device.has_metal() else -3

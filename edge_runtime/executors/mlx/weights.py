@@ -78,7 +78,6 @@ class Matrix:
 
     @property
     def arrays(self) -> list[mx.array]:
-        """The arrays of the matrix."""
         return [part for part in (self.weight, self.scales, self.biases) if part is not None]
 
 

@@ -22,7 +22,7 @@ def _installed() -> bool:
 
 
 def _preferred() -> int:
-    """After our own CPU kernels, but not after software GPUs."""
+    """Device preference: after our own CPU kernels, but not after software GPUs."""
     return -1 if _installed() else -4
 
 

@@ -45,7 +45,9 @@ def _beside(main: Executor, artifact: Artifact, program: Program, settings: Sett
 
 
 def _preferred() -> int:
-    """Before webgpu if there is a GPU; after all others but mlx for a software GPU, or if there is none."""
+    """Device preference: before webgpu if there is a GPU; for a software GPU, or none, only before mlx and an
+    uninstalled onnx.
+    """
     from nearfar.edge_runtime.executors.vulkan.device import gpus
 
     try:

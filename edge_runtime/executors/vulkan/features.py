@@ -75,7 +75,7 @@ def feature_structs(names: Collection[str], known: Collection[str]) -> list[Any]
 
 
 def _with_names(chain: list[Any]) -> Iterable[tuple[Any, tuple[str, ...]]]:
-    """Each struct of a chain with the names of its features."""
+    """Yield each struct of a chain with the names of its features."""
     ffi = require_vulkan().ffi
     for struct in chain:
         kind = str(ffi.typeof(struct).item.cname).removeprefix("struct ")

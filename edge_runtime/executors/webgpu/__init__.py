@@ -35,7 +35,7 @@ def _beside(main: Executor, artifact: Artifact, program: Program, settings: Sett
 
 
 def _preferred() -> int:
-    """After vulkan: on most systems WebGPU is a layer over its driver."""
+    """Device preference: after vulkan, since WebGPU is a layer over its driver on most systems."""
     from nearfar.edge_runtime.executors.webgpu import device
 
     return 1 if device.is_hardware() else -1
