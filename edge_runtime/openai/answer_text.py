@@ -41,7 +41,7 @@ class AnswerText:
         return self._taken_apart(self._stream.finish(), Piece(self._index, finish=finish))
 
     def logprob(self, token: int, value: float, top: Iterable[tuple[int, float]]) -> TokenLogprob:
-        """A token's log probability, with those of the likeliest tokens."""
+        """A token's log probability, and the log probabilities of the likeliest tokens."""
         return TokenLogprob(
             *self._described(token, value), [TopLogprob(*self._described(*one)) for one in top]
         )

@@ -43,8 +43,8 @@ class Shape(Protocol):
 
 @dataclass(frozen=True)
 class Layout:
-    """The geometry of all caches. `pages`: by group. `bits` None: floats of `dtype`; else `dtype` is that of
-    scales.
+    """The geometry of all caches. `pages`: by group. `bits` None: floats of `dtype`; else `dtype` is the type
+    of scales.
     """
 
     caches: tuple[Shape, ...]

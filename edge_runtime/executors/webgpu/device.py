@@ -83,7 +83,7 @@ def is_hardware() -> bool:
 def open_device(requires: Requires, buffer_bytes: int, what_fits: str) -> Any:
     """Open a device with a program's features and limits; DeviceError names what the adapter lacks.
 
-    `buffer_bytes`: the largest buffer (those of the cache grow with its budget).
+    `buffer_bytes`: the largest buffer (cache buffers grow with its budget).
     """
     found, have = adapter(), limits()
     missing = sorted(set(requires.features) - features())
