@@ -68,7 +68,7 @@ def _memory_call(call: relax.Call, values: Mapping[relax.Var, str], plan: Plan) 
 
 
 def _held(storage: str, plan: Plan) -> str:
-    """Name the next tensor in a storage, and count it in the plan."""
+    """Count one more tensor that a storage holds, and give the storage's name."""
     plan.tensors[storage] = plan.tensors.get(storage, 0) + 1
     return storage
 

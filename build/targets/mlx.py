@@ -115,7 +115,7 @@ class MlxTarget:
         return {"float"}
 
     def check(self, source: Source, options: BuildOptions) -> None:
-        """Reject what mlx cannot hold; exporting a function also needs mlx itself."""
+        """Raise BuildError for an exported function of an embedding model, or without mlx installed."""
         if options.export_function:
             if source.model.embedding is not None:
                 raise BuildError(
