@@ -170,7 +170,7 @@ class MlxLm:
 
 @dataclass
 class Bench:
-    """Both sides and the sizes."""
+    """Both sides of the comparison, and the sizes of prompts and answers."""
 
     ours: Nearfar
     theirs: MlxLm
@@ -232,13 +232,13 @@ class Bench:
 
 
 def agree(ours: Timed, theirs: Timed) -> None:
-    """Both must have computed the same: speed of something else is no speed."""
+    """Check that both sides computed the same tokens: otherwise their speeds cannot be compared."""
     if ours.tokens[:2] != theirs.tokens[:2]:
         raise SystemExit(f"the sides differ: {ours.tokens[:8]} and {theirs.tokens[:8]}")
 
 
 def run(bench: Bench, measures: list[str]) -> dict[str, dict[str, float]]:
-    """All measures, one after the other; the first round of each warms up."""
+    """Run all measures, one after the other; the first round of each warms up."""
     results: dict[str, dict[str, float]] = {}
     for name in measures:
         measure: Callable[[], dict[str, tuple[float, float]]] = getattr(bench, name)

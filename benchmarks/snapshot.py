@@ -28,7 +28,7 @@ QUESTION = 20
 
 
 def prompt(vocab: int, count: int) -> list[int]:
-    """Random tokens: of speed only their number is known."""
+    """Random tokens: for speed only their number matters."""
     return [int(token) for token in np.random.default_rng(0).integers(3, vocab, count + QUESTION)]
 
 

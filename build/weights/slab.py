@@ -12,9 +12,7 @@ LANES = 16
 """Groups that one loop iteration works on, each in a vector lane. They fill two registers, so that their
 dependency chains overlap.
 """
-WORD = (
-    16  # bits of a word of packed codes: a group of 16 fills whole words at any number of bits
-)
+WORD = 16  # bits of a word of packed codes: a group of 16 fills whole words at any number of bits
 LARGEST = 65504.0
 """The largest float16."""
 PARAMS = (

@@ -29,8 +29,8 @@ def key_file() -> Path:
 
 
 def user_key() -> bytes | None:
-    """This user's key, made when it is first needed. None, with a line in the log, where it cannot be made,
-    or where others can read the file.
+    """The key of this user, made when it is first needed. None, with a line in the log, where it cannot be
+    made, or where others can read the file.
     """
     path = key_file()
     try:
@@ -104,8 +104,7 @@ def _make(path: Path) -> None:
 
 
 def _machine() -> str:
-    """An id of the machine: on Linux its boot id (the same in its containers), elsewhere the system's own id.
-    """
+    """An id of the machine: on Linux its boot id (the same in its containers), elsewhere the system's own id."""
     if sys.platform == "win32":
         import winreg
 

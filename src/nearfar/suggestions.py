@@ -21,7 +21,9 @@ def suggested(given: str, names: Iterable[str]) -> str:
 
 
 def advised(unknown: Sequence[str], known: Iterable[str]) -> str:
-    """Advice about unknown names: a similar name, or the known ones if they are few; empty otherwise."""
+    """Advice about unknown names, as the end of a sentence: a similar name, the known ones if they are few,
+    or to leave the name out.
+    """
     names = sorted(known)
     listed = (
         f"; there {'is' if len(names) == 1 else 'are'} {', '.join(names)}" if 0 < len(names) <= FEW else ""

@@ -100,7 +100,7 @@ def _q3_k(b: Bytes) -> Affine:
 
 
 def _six(packed: Bytes) -> tuple[Bytes, Bytes]:
-    """Unpack eight scales and eight minima of six bits from 12 bytes."""
+    """Eight scales and eight minima of six bits, from 12 bytes."""
     first, second, third = packed[:, :4], packed[:, 4:8], packed[:, 8:]
     scales = np.concatenate([first & 63, third & 15 | first >> 6 << 4], axis=1)
     minima = np.concatenate([second & 63, third >> 4 | second >> 6 << 4], axis=1)

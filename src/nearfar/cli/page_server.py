@@ -120,7 +120,7 @@ def _linked_files(artifact: Path) -> dict[str, Path]:
 
 
 def _listed(value: object) -> Iterator[str]:
-    """Yield every path in a manifest: the values of all `file` and path entries, wherever they are."""
+    """Yield every path in a manifest: the values of all keys `file`, `plan` and `library`."""
     if isinstance(value, list):
         for item in value:
             yield from _listed(item)
@@ -242,8 +242,7 @@ class PageServer(ThreadingHTTPServer):
         return answers_for(given, self._hosts)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Report an error, except where a browser closed its connection, as it does when a load is aborted.
-        """
+        """Report an error, except where a browser closed its connection, as it does when a load is aborted."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
@@ -303,8 +302,8 @@ class _Handler(BaseHTTPRequestHandler):
         guessed = (
             MIME_TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
         )
-        # "no-cache" means: keep the file, but ask each time whether it changed. So a rebuilt artifact is seen at
-        # once.
+        # "no-cache" means: keep the file, but ask each time whether it changed. A rebuilt artifact is
+        # seen at once.
         size = path.stat().st_size
         headers = {"Content-Type": guessed, "ETag": etag, "Cache-Control": "no-cache"}
         start = self._range_start(size, etag)

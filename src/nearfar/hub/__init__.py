@@ -28,7 +28,8 @@ HUB_ID = re.compile(r"(?P<repository>\w[\w.-]*/[\w.-]+)(:(?P<wanted>[\w./ -]+))?
 """A hub id: `owner/name`, or for a repository of GGUF files `owner/name:Q4_K_M`."""
 
 
-os.environ.setdefault("HF_HUB_VERBOSITY", "critical")  # read when the client is imported; we report failures ourselves
+# The client reads this when it is imported. We report failures ourselves.
+os.environ.setdefault("HF_HUB_VERBOSITY", "critical")
 OWN = 1 << 18
 """Files of at least this many bytes are downloaded by nearfar.hub.transfer, smaller ones by the hub's client.
 """
@@ -163,7 +164,7 @@ def cached(repository: str) -> bool:
 
 def no_path(given: str) -> str | None:
     """The message for a misspelt path; None for an existing path, or for a possible name. `owner/name` is a
-    path where `owner` is a folder here, unless it is a short name or in the hub's cache.
+    path where `owner` is a folder here, unless a short name stands for it, or it is in the hub's cache.
     """
     named = HUB_ID.fullmatch(given)
     if Path(given).expanduser().exists():

@@ -133,8 +133,7 @@ class Store:
         return sorted((entry for entry in found if entry), key=lambda entry: entry.used, reverse=True)
 
     def unfinished(self) -> list[Entry]:
-        """Models whose build or download has not ended, with their folder's name where nothing else is known.
-        """
+        """Models whose build or download has not ended, with their folder's name where nothing else is known."""
         folders = [path for path in self.root.glob("[!.]*") if path.is_dir() and not (path / ENTRY).exists()]
         named = [(path, self._read(path / BEGUN)) for path in sorted(folders)]
         return [
@@ -281,7 +280,7 @@ class Store:
     def _read(self, file: Path) -> Entry | None:
         try:
             record = strict_json.loads(file.read_text(encoding="utf-8"))
-            later = record.get("quality", FIRST), record.get("requantize")  # earlier versions had neither field
+            later = record.get("quality", FIRST), record.get("requantize")  # new fields: may be missing
             wanted = Wanted(record["name"], record["source"], record["quant"], *later)
             return Entry(file.parent, wanted, record["mark"])
         except (OSError, ValueError, LookupError, TypeError):

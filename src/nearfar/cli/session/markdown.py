@@ -17,7 +17,7 @@ PARSER = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrou
 INTERVAL = 0.08
 """Seconds between two drawings, at least."""
 SHARE = 5
-"""After a drawing, the next one waits for at least this many times the time that it took."""
+"""The time between two drawings is at least this many times the time that the first one took."""
 
 
 def closed(text: str) -> tuple[str, str]:

@@ -62,7 +62,8 @@ class Session:
     def ask(self, question: str) -> None:
         """Answer a question; a refused question is not added to the conversation."""
         before = [*self.messages]
-        if self.unanswered:  # templates want alternating turns; here a device failed, or the file ended with a question
+        # Templates want alternating turns; after a device failed, or /load, the last one may be a question.
+        if self.unanswered:
             self.messages.pop()
             self.note("the question before this one has no answer, and is left out")
         self.messages.append({"role": "user", "content": question})
@@ -79,8 +80,8 @@ class Session:
         self.answer(before)
 
     def answer(self, before: list[Message]) -> None:
-        """Answer the conversation; a stopped answer is kept as far as it got. After an error the conversation
-        is set back to `before`.
+        """Answer the conversation; a stopped answer is kept as far as it got. After a RequestError the
+        conversation is set back to `before`.
         """
         made, stopped = Answered(), False
         try:
