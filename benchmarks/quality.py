@@ -44,7 +44,7 @@ OURS = "by_nearfar"
 
 @dataclass(frozen=True)
 class Row:
-    """A configuration: its name, the module of benchmarks/peers that makes it, and that module's arguments."""
+    """A configuration: its name, the module of benchmarks/peers that makes it, and its arguments."""
 
     name: str
     maker: str

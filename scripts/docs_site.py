@@ -28,7 +28,7 @@ it.
 
 
 def on_config(config: Any) -> Any:
-    """Append pages without a line in the navigation, such as the decisions, to its end, so that none is lost."""
+    """Append pages without a line in the navigation, such as the decisions, to its end: none is lost."""
     told = set(re.findall(r"[\w./-]+\.md", str(config.nav)))
     pages = {path.relative_to(ROOT).as_posix() for pattern in PAGES for path in ROOT.glob(pattern)}
     untold = sorted(name for name in pages - told if name.endswith(".md"))

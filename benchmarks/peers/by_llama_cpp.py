@@ -1,4 +1,4 @@
-"""Makes llama.cpp's types with its own llama-quantize, with or without an importance matrix of llama-imatrix."""
+"""Makes llama.cpp's types with its own llama-quantize, with or without llama-imatrix's importances."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ WEAK, STRONG = "mistralai/Mixtral-8x7B-Instruct-v0.1", "gpt-4-1106-preview"
 
 @dataclass(frozen=True)
 class Set:
-    """Questions: the gain of the strong model's answer over the weak one's [n], and scores [n] by row name."""
+    """Questions: the gain of the strong model's answers over the weak one's [n], scores [n] by row."""
 
     name: str
     gain: Array

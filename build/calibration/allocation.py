@@ -204,7 +204,7 @@ def allocate(costs: Mapping[str, Costs], budget: int) -> dict[str, int]:
 
 
 def _check_room(budget: int, least: int) -> None:
-    """Raise BuildError where the matrices take `least` bytes with the fewest bits, and `budget` is smaller."""
+    """Raise BuildError where the matrices take `least` bytes with the fewest bits, more than `budget`."""
     if least > budget:
         raise BuildError(
             f"the size asked for leaves {show_size(max(budget, 0))} for the matrices, which have "

@@ -68,7 +68,7 @@ class StepFunction:
     # -- for the functions of operations --
 
     def dtype(self, value: str) -> str:
-        """The dtype of a value: the activations' where all operations that read it accept that, else float32."""
+        """The dtype of a value: the activations' where all its readers accept that, else float32."""
         return self._dtypes.activations if value in self._narrow else "float32"
 
     def wide_value(self, name: str) -> relax.Var:

@@ -74,7 +74,7 @@ def _held(storage: str, plan: Plan) -> str:
 
 
 def staged_plan(plan: Plan, name: str, staged: Staged, buffers: Iterable[str]) -> Plan:
-    """Fill `plan` with kernels outside the graph (sampling); their parameters are buffers of the same name."""
+    """Fill `plan` with kernels outside the graph (sampling); their parameters are buffers' names."""
     known = set(buffers)
     plan.storage = [int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in staged.scratch]
     for kernel, stage in staged.named(name):

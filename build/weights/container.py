@@ -97,7 +97,7 @@ class Checkpoint(Protocol):
         ...
 
     def sha256(self, stop: threading.Event | None = None) -> str:
-        """SHA-256 of all files that a build reads. Setting `stop` ends it early; the result is then invalid."""
+        """SHA-256 of all files that a build reads. Setting `stop` ends it early, with an invalid result."""
         ...
 
     def write_tokenizer(self, folder: Path) -> list[Path]:

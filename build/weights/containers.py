@@ -17,7 +17,7 @@ from nearfar.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Container:
-    """A kind of container: a function that recognizes a path, and one that opens it, given the model's name."""
+    """A kind of container: functions that recognize a path, and open it, given the model's name."""
 
     claims: Callable[[Path], bool]
     open: Callable[[Path, str], Checkpoint]

@@ -174,7 +174,7 @@ def quantize_slice(
 
 
 def _by_group(importance: F32, group: int) -> F32:
-    """Convert importance [k] to the kernel's form: [k/group, group], with mean 1 in each group, and never 0."""
+    """Convert importance [k] to the kernel's form: [k/group, group], of mean 1 in a group, never 0."""
     wide = importance.reshape(-1, group).astype(np.float64)
     wide = wide / np.maximum(wide.mean(1, keepdims=True), np.finfo(np.float32).tiny) + LEAST_IMPORTANCE
     out: F32 = aligned_empty(wide.shape, np.float32)
@@ -200,7 +200,7 @@ def to_float32(array: Array) -> F32:
 
 
 def _copy_float32(array: Array, out: F32) -> None:
-    """Copy a floating array into `out`; bfloat16 is converted by its bits, several times as fast as a cast."""
+    """Copy a floating array into `out`; bfloat16 is converted by its bits, much faster than a cast."""
     if array.dtype == ml_dtypes.bfloat16:
         np.left_shift(array.view(np.uint16), np.uint32(16), out=out.view(np.uint32))
     else:

@@ -169,7 +169,7 @@ class _Groups:
             self._least_squares(h, sq[h], sqq[h], sqw[h])
 
     def _judge(self, h: int, sq: Expr, sqq: Expr, sqw: Expr) -> None:
-        """Keep the scale and bias if their error (without the constant sum of w squared) is the least so far."""
+        """Keep the scale and bias if their error (without the constant Σ w²) is the least so far."""
         scale, bias, two, n = self.scale[h], self.bias[h], v.splat(2.0), v.splat(float(self.group))
         error = v.keep(
             scale * (scale * sqq - two * sqw + two * bias * sq) + bias * (n * bias - two * self.moment[h])

@@ -249,7 +249,7 @@ class WeightStream:
         return array
 
     def _bytes(self, job: _Job) -> int:
-        """The checkpoint's bytes that a slice was made from; their sum over all slices is the tensors' size."""
+        """The checkpoint's bytes that a slice was made from; their sum is the tensors' size."""
         packed = self.packed is not None and job.tensor in self.packed.tensors
         names = self.packed.entries(job.tensor) if self.packed is not None and packed else (job.tensor,)
         sizes = [self.checkpoint.entries[name].bytes for name in names]

@@ -1,4 +1,4 @@
-"""Chooses the taught questions and their shares, and the questions that are held out for the test at the end."""
+"""Chooses the taught questions and their shares, and those that are held out for the test at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folders of this user's nearfar files: a cache that may be deleted at any time, and data that may not."""
+"""The folders of this user's nearfar files: a cache that may be deleted at any time, and data."""
 
 from __future__ import annotations
 

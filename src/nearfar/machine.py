@@ -104,7 +104,7 @@ def _make(path: Path) -> None:
 
 
 def _machine() -> str:
-    """An id of the machine: on Linux its boot id (the same in its containers), elsewhere the system's own id."""
+    """An id of the machine: on Linux its boot id (also in its containers), else the system's id."""
     if sys.platform == "win32":
         import winreg
 

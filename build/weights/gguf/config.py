@@ -26,14 +26,14 @@ SCALE = (1e-6, 1e6)
 
 @dataclass(frozen=True)
 class Facts:
-    """Input of the functions that read an architecture's own keys: the keys, the tensors, the config so far."""
+    """Input of the functions that read an architecture's own keys: keys, tensors, the config so far."""
 
     read: ConfigReader
     tensors: Mapping[str, Tensor]
     config: Config
 
     def factors(self, name: str) -> list[float] | None:
-        """Read a tensor as numbers by which frequencies are divided; None where the file has no such tensor."""
+        """Read a tensor of divisors of frequencies; None where the file has no such tensor."""
         if name not in self.tensors:
             return None
         tensor = self.tensors[name]

@@ -55,7 +55,7 @@ def tensor_name(architecture: str, name: str) -> str:
 
 
 def heads_of(architecture: str, name: str, config: Mapping[str, Any]) -> int | None:
-    """The number of heads in a tensor (transformers' `name`) whose rows are stored by pairs; None for others."""
+    """The number of heads in a tensor (transformers' `name`) with rows stored by pairs; else None."""
     if architecture not in PAIRED:
         return None
     if ".self_attn.q_proj." in name:

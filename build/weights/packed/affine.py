@@ -36,7 +36,7 @@ class Affine:
     biases: Floats
 
     def weights(self) -> F32:
-        """Dequantize to float32 [n, k]; computed in float64, since a bias can nearly cancel a code's weight."""
+        """Dequantize to float32 [n, k]; computed in float64, since biases can nearly cancel products."""
         n, k = self.codes.shape
         wide = self.codes.reshape(n, self.scales.shape[1], -1).astype(np.float64)
         wide *= self.scales[..., None].astype(np.float64)

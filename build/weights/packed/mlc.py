@@ -89,7 +89,7 @@ class Mlc(AffineFormat):
 
 
 def _inputs(checkpoint: Checkpoint, base: str) -> int:
-    """The inputs of a matrix of the supported model types (mlc_directory.MODELS): stored rows may be padded."""
+    """The inputs of a matrix of the supported model types (mlc_directory.MODELS): rows may be padded."""
     read = ConfigReader(checkpoint.config, "mlc-chat-config.json", "model_config.")
     hidden = read.size("hidden_size")
     if base.endswith("mlp.down_proj"):

@@ -107,7 +107,7 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def _shape(artifact: Artifact) -> dict[str, Any]:
-    """Facts about the model from the step's list: weights, attention layers, and how many have which window."""
+    """Facts about the model from the step's list: weights, attention layers, numbers by window."""
     step = artifact.manifest.step
     layers = [op for op in step.operations if isinstance(op, Attend)]
     windows = Counter(str(op.window) for op in layers if op.window is not None)

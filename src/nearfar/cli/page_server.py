@@ -242,7 +242,7 @@ class PageServer(ThreadingHTTPServer):
         return answers_for(given, self._hosts)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Report an error, except where a browser closed its connection, as it does when a load is aborted."""
+        """Report an error, except where a browser closed its connection, as after an aborted load."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 

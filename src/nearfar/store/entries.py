@@ -133,7 +133,7 @@ class Store:
         return sorted((entry for entry in found if entry), key=lambda entry: entry.used, reverse=True)
 
     def unfinished(self) -> list[Entry]:
-        """Models whose build or download has not ended, with their folder's name where nothing else is known."""
+        """Models whose build or download has not ended, by folder where nothing else is known."""
         folders = [path for path in self.root.glob("[!.]*") if path.is_dir() and not (path / ENTRY).exists()]
         named = [(path, self._read(path / BEGUN)) for path in sorted(folders)]
         return [

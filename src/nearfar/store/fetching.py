@@ -251,7 +251,7 @@ class _Download:
         return 0
 
     def _part(self, expected: Expected) -> Path:
-        """The path of a file until it is complete: no file of an artifact has a name that begins with a dot."""
+        """The path of a file until it is complete: no artifact's file name begins with a dot."""
         path = self._artifact.path / expected.file
         return path.with_name(f".{path.name}.part")
 
