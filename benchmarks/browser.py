@@ -149,7 +149,7 @@ def served(work: Path, quant: str, runtimes: Sequence[str]) -> Iterator[tuple[st
 def measure(
     browser: Browser, address: str, traffic: Traffic, runtime: str, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """One run in a tab with an empty profile, and one in a second tab of the same."""
+    """Measure one run in a tab with an empty profile, and one in a second tab with the same profile."""
     context = browser.new_context()
     cold = visit(context, address, traffic, runtime, options)
     warm = visit(context, address, traffic, runtime, options)
@@ -160,7 +160,7 @@ def measure(
 def visit(
     context: BrowserContext, address: str, traffic: Traffic, runtime: str, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """One run in a tab of its own."""
+    """Measure one run in a new tab."""
     tab = context.new_page()
     tab.set_default_timeout(TIMEOUT_MS)
     tab.goto(address)

@@ -100,7 +100,7 @@ class Nearfar:
         self.engine.save_cache(file, tokens=prompt)
 
     def restored(self, file: Path, prompt: list[int], more: list[int]) -> Timed:
-        """What follows a saved prompt, the loading of it included."""
+        """Generate after a saved prompt; the times include loading it."""
         self.forget()
         start = time.perf_counter()
         self.engine.load_cache(file)
@@ -153,7 +153,7 @@ class MlxLm:
         save_prompt_cache(str(file), cache)
 
     def restored(self, file: Path, prompt: list[int], more: list[int]) -> Timed:
-        """What follows a saved prompt, the loading of it included."""
+        """Generate after a saved prompt; the times include loading it."""
         start = time.perf_counter()
         return self.generate(more, 2, load_prompt_cache(str(file)), start)
 

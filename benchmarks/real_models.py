@@ -52,7 +52,7 @@ Continue = Callable[[str], str]
 
 
 def main() -> None:
-    """See the docstring of this file."""
+    """Measure every given file, print the tables and write --json."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

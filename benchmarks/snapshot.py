@@ -47,7 +47,7 @@ def first_token(engine: Engine, tokens: list[int]) -> float:
 
 
 def measure(args: argparse.Namespace) -> dict[str, float]:
-    """One measurement in this process."""
+    """Measure once in this process."""
     with open_engine(args) as engine:
         tokens = prompt(engine.manifest.model.vocab_size, args.tokens)
         if args.one == "save":

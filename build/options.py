@@ -26,8 +26,8 @@ QUALITY: Quality = "fast"
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What to build. `checkpoint`: a local directory or file of a format of docs/checkpoints.md, or a hub id.
-    `out`: a folder that gets one sub-directory a target.
+    """The options of a build. `checkpoint`: a local directory or file of a format of docs/checkpoints.md, or
+    a hub id. `out`: a folder that gets one sub-directory a target.
 
     `quant`, `group_size`: None means QUANT and GROUP_SIZE, or those of a quantized checkpoint. `requantize`:
     what a quantized checkpoint is quantized to anew, instead of keeping its codes. `export_function` (mlx):

@@ -31,7 +31,7 @@ from nearfar.step.reading import read_model
 SHAPES = Path(__file__).parent / "shapes"
 STD = 0.02  # of the weights, where the config has no initializer_range
 FILE_BYTES = 1_000_000_000
-CHUNK = 1 << 20  # weights drawn at a time; part of what a seed means
+CHUNK = 1 << 20  # weights drawn at a time; another value gives other weights for a seed
 BEFORE = 8  # chunks drawn ahead of the writer
 MARK = "nearfar_synth"  # key in config.json by which a directory of ours is known
 

@@ -45,7 +45,7 @@ PERSON = {
 
 @dataclass(frozen=True)
 class Answer:
-    """What one runtime said, and how fast."""
+    """The answer of one runtime, with its speed."""
 
     text: str
     speed: str

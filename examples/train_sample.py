@@ -143,7 +143,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
 def train(
     model: LlamaForCausalLM, data: tuple[Tensor, Tensor], steps: int, settings: Settings, save: "Save"
 ) -> None:
-    """One pass over the tokens; the learning rate falls by a cosine to 2 % of its peak."""
+    """Train in one pass over the tokens; the learning rate falls by a cosine to 2 % of its peak."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     muon = Muon(matrices, settings.muon_lr)

@@ -70,8 +70,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Point:
-    """One limit: the share of prompts that were escalated, of tokens from the cloud, the quality, and that
-    of random deals.
+    """One limit: the share of prompts that were escalated, of tokens from the cloud, the quality, and the
+    quality of random deals.
     """
 
     mark: str

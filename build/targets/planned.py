@@ -79,7 +79,7 @@ class PackedWriter(OverFiles):
 
 
 class PlannedTarget(Planned):
-    """What the pipeline does for a target with kernels; see nearfar.build.targets.target.Target."""
+    """The pipeline's side of a target with our own kernels; see nearfar.build.targets.target.Target."""
 
     def check(self, source: Source, options: BuildOptions) -> None:
         """Raise BuildError where a kernel is missing, a matrix exceeds the kernels' addresses, or, for

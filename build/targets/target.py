@@ -86,8 +86,8 @@ Tell = Callable[[int, int], None]
 
 
 class Target(Protocol):
-    """One target. The pipeline calls check; then writer, for a thread that writes the weights, and at the
-    same time compile; after both, finish.
+    """A target. The pipeline calls check; then writer, for a thread that writes the weights, and at the same
+    time compile; after both, finish.
     """
 
     @property

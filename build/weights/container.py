@@ -18,7 +18,7 @@ from nearfar.kernels.quantized import Array
 
 
 class Stored(Protocol):
-    """What is known of a tensor before it is read."""
+    """A tensor's properties before it is read."""
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -115,7 +115,9 @@ def _tar(path: Path) -> str | None:
 
 
 def _safetensors(head: bytes, path: Path) -> str | None:
-    """What to do with a safetensors file, known by its header: 64 bits of length, then a JSON object."""
+    """Recognize a safetensors file by its header (64 bits of length, then a JSON object), and say what to do
+    with it.
+    """
     if len(head) < HEAD_BYTES or head[8:9] != b"{" or struct.unpack("<Q", head[:8])[0] > path.stat().st_size:
         return None
     return (

@@ -85,7 +85,7 @@ def read_header(file: Path) -> dict[str, Entry]:
 
 
 def _entry(file: Path, name: str, record: object, data: int) -> Entry:
-    """One header record, its byte range checked against dtype and shape."""
+    """Convert one header record, after checking its byte range against dtype and shape."""
     known = record if isinstance(record, dict) else {}
     code, extents, offsets = (known.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not isinstance(code, str) or not _naturals(extents) or not _naturals(offsets) or len(offsets) != 2:

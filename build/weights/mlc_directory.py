@@ -113,7 +113,7 @@ def listed_entries(listed: Path) -> dict[str, Entry]:
 
 
 def _entry(listed: Path, file: Path, size: int, record: object) -> tuple[str, Entry]:
-    """One tensor, its bytes checked against shape, dtype and file."""
+    """Convert one tensor's record, after checking its bytes against shape, dtype and file."""
     known = record if isinstance(record, Mapping) else {}
     name, code, shape = (known.get(key) for key in ("name", "dtype", "shape"))
     offset, length = (known.get(key) for key in ("byteOffset", "nbytes"))

@@ -150,7 +150,9 @@ class _Groups:
             v.put1(self.shift, [h], bias[h] * self.inverse[h])
 
     def _refit(self) -> None:
-        """One pass: codes for the scale and bias at hand, their error, then least squares given the codes."""
+        """Emit one pass: codes for the current scale and bias, their error, then least squares given the
+        codes.
+        """
         sq, sqq, sqw = (v.registers(len(HALVES)) for _ in range(3))
         self._invert(self.scale, self.bias)
         for h in HALVES:

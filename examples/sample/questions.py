@@ -48,7 +48,7 @@ class Questions:
 
 
 def held_out(seed: int = 2026) -> list[Ask]:
-    """One hundred questions that no conversation has: each once, shares as HELD_OUT has them."""
+    """One hundred questions that no conversation has, each once, in the shares of HELD_OUT."""
     questions, found = Questions(seed), dict[str, Ask]()
     for kind, count in HELD_OUT.items():
         left = count

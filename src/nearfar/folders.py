@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 DIGEST_BYTES = 32
-_ABANDONED = 3600  # seconds after which nobody is writing a file any more
+_ABANDONED = 3600  # seconds after which a half-written file has no writer any more
 HOME = "NEARFAR_HOME"
 """The environment variable that names one folder for all files."""
 

@@ -203,7 +203,7 @@ class _Reader:
         return found
 
     def _value(self, kind: int, key: str) -> Any:
-        """One value of metadata."""
+        """Read one metadata value of a type."""
         if kind in NUMBERS:
             found = self._number(NUMBERS[kind], key)
             # A float32 as its shortest decimal, as config.json has it.

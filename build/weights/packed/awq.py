@@ -49,7 +49,7 @@ class Awq(AffineFormat):
         return Awq(checkpoint, max(group, 0))
 
     def wanted(self, base: str, n: int, k: int) -> dict[str, Wanted]:
-        """`qweight`, `qzeros` and `scales`."""
+        """The tensors `qweight`, `qzeros` and `scales`."""
         groups, words = whole(base, k, "inputs", self._group or k), whole(base, n, "outputs", IN_WORD)
         return {
             f"{base}.qweight": Wanted((k, words), ("int32",)),

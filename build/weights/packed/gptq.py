@@ -88,7 +88,7 @@ class Gptq(AffineFormat):
         return indices
 
     def wanted(self, base: str, n: int, k: int) -> dict[str, Wanted]:
-        """`qweight`, `qzeros`, `scales`, and `g_idx` if the checkpoint has it."""
+        """The tensors `qweight`, `qzeros`, `scales`, and `g_idx` if the checkpoint has it."""
         groups = -(-k // (self._group or k))
         words = [whole(base, size * self._bits, "bits", 32) for size in (k, n)]
         out = {

@@ -65,7 +65,7 @@ class Mlc(AffineFormat):
         return Mlc(checkpoint, KINDS[name])
 
     def wanted(self, base: str, n: int, k: int) -> dict[str, Wanted]:
-        """`q_weight` and `q_scale`."""
+        """The tensors `q_weight` and `q_scale`."""
         kind = self._kind
         groups = -(-k // kind.group)
         return {

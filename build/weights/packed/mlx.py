@@ -86,7 +86,7 @@ class Mlx(AffineFormat):
         return Mlx(checkpoint, common, {layer: own.get(layer, common) for layer in layers})
 
     def wanted(self, base: str, n: int, k: int) -> dict[str, Wanted]:
-        """`weight`, `scales` and, in mode affine, `biases`."""
+        """The tensors `weight`, `scales` and, in mode affine, `biases`."""
         own = self._settings[base]
         out = {f"{base}.weight": Wanted((n, k * own.bits // 32), ("uint32",))}
         groups = (n, k // own.group)

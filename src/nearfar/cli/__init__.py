@@ -121,7 +121,9 @@ class LazyGroup(typer.core.TyperGroup):
 
     @staticmethod
     def _import(name: str) -> ModuleType:
-        if f"_{PROGRAM.upper()}_COMPLETE" in os.environ:  # a shell asks, while somebody types a line
+        if (
+            f"_{PROGRAM.upper()}_COMPLETE" in os.environ
+        ):  # a shell's completion calls this while a line is typed
             return importlib.import_module(name)
         from nearfar.cli.progress import importing
 

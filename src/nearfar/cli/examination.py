@@ -46,7 +46,8 @@ cache.
 
 @dataclass(frozen=True)
 class Finding:
-    """`name` is what was looked at, `told` what was found, `how` what to do where it is not "ok".
+    """One finding: `name` is the thing examined, `told` the result, `how` the advice unless the state is
+    "ok".
 
     The state "missing": only some uses need it; "wrong": it does not work as intended.
     """

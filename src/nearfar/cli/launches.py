@@ -88,7 +88,7 @@ def _figures(artifact: Artifact, program: Program) -> dict[str, Figures]:
 
 
 def _launch(launch: Launch, program: Program, found: Mapping[str, Mapping[str, Figures]]) -> dict[str, Any]:
-    """What a launch runs (the plan's grid), and its most important figures; the others are listed with its
+    """A launch's kernel and grid, with its most important figures; the other figures are listed with the
     kernel.
     """
     kernel = found[program.name].get(launch.kernel)

@@ -64,7 +64,7 @@ class Bar(RichBar):
     """A bar that does not reach the terminal's edge."""
 
     def get_renderable(self) -> RenderableType:
-        """The renderable of the bar."""
+        """Draw the bar EDGE columns narrower than its line."""
         return _Narrow(super().get_renderable())
 
 

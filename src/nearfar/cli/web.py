@@ -38,9 +38,7 @@ def for_browsers(path: Path) -> Path | dict[str, Path]:
 
 @dataclass(frozen=True)
 class Offer:
-    """What the server offers to the page: artifacts by their folders below /artifact/, and the list of
-    models.
-    """
+    """The server's offer to the page: artifacts by their folders below /artifact/, and the list of models."""
 
     artifacts: Path | Mapping[str, Path]
     models: tuple[Mapping[str, object], ...] = ()

@@ -40,8 +40,8 @@ existed stay valid.
 
 @dataclass(frozen=True)
 class Wanted:
-    """What an entry is to be made of. `source`: a hub id, or the path of a checkpoint; `quant`: None for a
-    build's default; `requantize`: the scheme that a quantized checkpoint gets, None to keep its codes.
+    """The inputs of an entry. `source`: a hub id, or the path of a checkpoint; `quant`: None for a build's
+    default; `requantize`: the scheme that a quantized checkpoint gets, None to keep its codes.
     """
 
     name: str

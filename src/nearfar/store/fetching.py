@@ -148,7 +148,7 @@ def _manifest(address: str, targets: Sequence[str]) -> tuple[str, bytes]:
 
 
 def _no_json(text: bytes) -> str | None:
-    """What a text is instead of a JSON object; None for an object."""
+    """Describe a text that is not a JSON object; None for an object."""
     begun = text[:1024].lstrip().lower()
     if begun.startswith(b"{"):
         return None

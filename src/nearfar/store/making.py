@@ -39,10 +39,10 @@ class Best:
 
 @dataclass(frozen=True)
 class Runner:
-    """What is going to run a model. Any artifact for one of `targets` will do; `best` chooses which one to
-    build where there is none, and is called only then, because drivers are slow to answer. `every`: build all
-    targets, for all classes of GPUs, because the device is not known yet. `chats`: refuse models without a
-    chat template.
+    """The devices that will run a model. Any artifact for one of `targets` will do; `best` chooses which one
+    to build where there is none, and is called only then, because drivers are slow to answer. `every`: build
+    all targets, for all classes of GPUs, because the device is not known yet. `chats`: refuse models without
+    a chat template.
     """
 
     targets: Sequence[str]
