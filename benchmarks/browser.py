@@ -33,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 HERE = Path(__file__).parent / "web"
 PACKAGES = ROOT / "web" / "node_modules"
 TARGETS = {"wasm": "wasm", "webgpu": "webgpu", "wllama": None, "transformers": "onnx"}
-"""The runtimes: what `nearfar build` writes for each. The first two are nearfar's."""
+"""The runtimes, with the target that `nearfar build` writes for each. The first two are nearfar's."""
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SOFTWARE_DEVICE = ["--use-webgpu-adapter=swiftshader"]
 MEASURES = (
@@ -55,7 +55,7 @@ TIMEOUT_MS = 600_000
 
 
 def folder(work: Path, quant: str, target: str) -> Path:
-    """Where the OUT folder of a build lies."""
+    """The path of a build's OUT folder."""
     return work / f"artifact-{quant}-{target}"
 
 
@@ -80,7 +80,7 @@ def prepare(work: Path, quant: str, runtimes: Sequence[str]) -> None:
 
 @dataclass
 class Traffic:
-    """What the server was asked for, and the bytes of the bodies that it sent."""
+    """The number of requests to the server, and the bytes of the bodies that it sent."""
 
     requests: int = 0
     bytes: int = 0
@@ -125,7 +125,7 @@ def browser_memory() -> int:
 
 @contextmanager
 def served(work: Path, quant: str, runtimes: Sequence[str]) -> Iterator[tuple[str, Traffic]]:
-    """All files under one origin, isolated, so that WebAssembly may use threads; gives the address."""
+    """Serve all files under one origin, isolated so that WebAssembly may use threads; gives its address."""
     with TemporaryDirectory() as temporary:
         site = Path(temporary)
         for name in ("index.html", "bench.js"):
@@ -149,7 +149,7 @@ def served(work: Path, quant: str, runtimes: Sequence[str]) -> Iterator[tuple[st
 def measure(
     browser: Browser, address: str, traffic: Traffic, runtime: str, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """One run in a tab with an empty profile, and one in a second tab of the same."""
+    """Measure one run in a tab with an empty profile, and one in a second tab with the same profile."""
     context = browser.new_context()
     cold = visit(context, address, traffic, runtime, options)
     warm = visit(context, address, traffic, runtime, options)
@@ -160,7 +160,7 @@ def measure(
 def visit(
     context: BrowserContext, address: str, traffic: Traffic, runtime: str, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """One run in a tab of its own."""
+    """Measure one run in a new tab."""
     tab = context.new_page()
     tab.set_default_timeout(TIMEOUT_MS)
     tab.goto(address)

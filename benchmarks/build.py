@@ -61,7 +61,7 @@ def size_gb(path: Path) -> float:
 
 
 def tools(checkpoint: Path, work: Path) -> dict[str, tuple[list[list[str]], Path]]:
-    """For each tool that is installed: its commands in order, and what they write."""
+    """The commands of each installed tool, in order, and the path that they write."""
     python, source = sys.executable, str(checkpoint)
     nearfar = [python, "-m", "nearfar", "build", source, "--quant", "q4", "--group-size", "64"]
     out: dict[str, tuple[list[list[str]], Path]] = {

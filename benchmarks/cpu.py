@@ -148,7 +148,7 @@ def peer(model: Path, threads: int, clock: Any, positions: Sequence[int]) -> dic
 
 
 def read_bandwidth(threads: int, clock: Any) -> float:
-    """GB/s of summing 512 MB with NumPy on so many threads: what streaming weights can reach."""
+    """GB/s of summing 512 MB with NumPy on this many threads: the bound of streaming weights."""
     from concurrent.futures import ThreadPoolExecutor
 
     parts = [np.ones(2**26 // threads, np.float64) for _ in range(threads)]

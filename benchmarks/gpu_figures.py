@@ -27,7 +27,7 @@ SHAPES = ("smollm2-135m", "llama-3.2-1b", "qwen3-4b")
 
 @dataclass(frozen=True)
 class Line:
-    """A figure of a kind of kernels; `worst`: which of them is told."""
+    """A figure of a kind of kernels; `worst`: chooses the kernel that is shown."""
 
     kind: Kind
     figure: str
@@ -84,8 +84,8 @@ def table(shape: str, classes: Sequence[DeviceClass]) -> str:
 
 
 def _cell(line: Line, device: DeviceClass, measured: Sequence[Measured]) -> str:
-    """The worst of the kind, and what is wanted of that kernel; bold where it is not reached; – where there
-    is none.
+    """The worst value of a kind and the class's limit for that kernel; bold where it is missed, – without a
+    kernel.
     """
     of_kind = [
         each

@@ -30,8 +30,8 @@ SAMPLE = Path(__file__).parents[1] / "examples" / "sample-model"
 
 @dataclass(frozen=True)
 class Measure:
-    """One kind of build: medians over the runs. `processors`: their seconds, which other work on the machine
-    changes less. `kernels`: what the command said of them, the last time.
+    """One kind of build: medians over the runs. `processors`: seconds of CPU time, which other work on the
+    machine changes less. `kernels`: the command's line about kernels in the last run.
     """
 
     build: str
@@ -42,7 +42,7 @@ class Measure:
 
 
 def run(command: list[str], kernels: Path) -> Measure:
-    """One build, with kernels kept in a folder."""
+    """Run one build with the kernel cache in a given folder."""
     before, start = _processors(), time.monotonic()
     environment = {**os.environ, "NEARFAR_KERNEL_CACHE": str(kernels)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)

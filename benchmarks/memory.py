@@ -40,7 +40,9 @@ def build(shape: str, folder: Path) -> Path:
 
 
 def load(artifact: Path, tokens: int) -> dict[str, Any]:
-    """In a process of its own: what the engine says that it holds, and how the resident set grew (bytes)."""
+    """Load an artifact in its own process: the bytes that the engine reports, and by how much the resident
+    set grew.
+    """
     import psutil
 
     from nearfar.cli.inspect import memory_for

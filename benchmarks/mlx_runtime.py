@@ -100,7 +100,7 @@ class Nearfar:
         self.engine.save_cache(file, tokens=prompt)
 
     def restored(self, file: Path, prompt: list[int], more: list[int]) -> Timed:
-        """What follows a saved prompt, the loading of it included."""
+        """Generate after a saved prompt; the times include loading it."""
         self.forget()
         start = time.perf_counter()
         self.engine.load_cache(file)
@@ -153,7 +153,7 @@ class MlxLm:
         save_prompt_cache(str(file), cache)
 
     def restored(self, file: Path, prompt: list[int], more: list[int]) -> Timed:
-        """What follows a saved prompt, the loading of it included."""
+        """Generate after a saved prompt; the times include loading it."""
         start = time.perf_counter()
         return self.generate(more, 2, load_prompt_cache(str(file)), start)
 
@@ -170,7 +170,7 @@ class MlxLm:
 
 @dataclass
 class Bench:
-    """Both sides and the sizes."""
+    """Both sides of the comparison, and the sizes of prompts and answers."""
 
     ours: Nearfar
     theirs: MlxLm
@@ -232,13 +232,13 @@ class Bench:
 
 
 def agree(ours: Timed, theirs: Timed) -> None:
-    """Both must have computed the same: speed of something else is no speed."""
+    """Check that both sides computed the same tokens: otherwise their speeds cannot be compared."""
     if ours.tokens[:2] != theirs.tokens[:2]:
         raise SystemExit(f"the sides differ: {ours.tokens[:8]} and {theirs.tokens[:8]}")
 
 
 def run(bench: Bench, measures: list[str]) -> dict[str, dict[str, float]]:
-    """All measures, one after the other; the first round of each warms up."""
+    """Run all measures, one after the other; the first round of each warms up."""
     results: dict[str, dict[str, float]] = {}
     for name in measures:
         measure: Callable[[], dict[str, tuple[float, float]]] = getattr(bench, name)

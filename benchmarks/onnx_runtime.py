@@ -122,7 +122,9 @@ def compare(shape: str, quant: str, threads: int, rounds: int, genai_python: str
 
 
 def products(n: int = 1536, k: int = 576, repeat: int = 40) -> None:
-    """One product x·Wᵀ, W [n, k]: a zero point in float, a second term, none; by rows, bits and groups."""
+    """Time one product x·Wᵀ, W [n, k], with a zero point in float, a second term, or neither; by rows, bits
+    and groups.
+    """
     print(f"W [{n}, {k}], milliseconds of a product on two threads, and its largest error")
     for bits, group in ((4, 32), (4, 64), (8, 64)):
         for level in (0, 4):

@@ -44,7 +44,7 @@ OURS = "by_nearfar"
 
 @dataclass(frozen=True)
 class Row:
-    """A configuration: its name, the module of benchmarks/peers that makes it, and what that is told."""
+    """A configuration: its name, the module of benchmarks/peers that makes it, and its arguments."""
 
     name: str
     maker: str
@@ -52,7 +52,7 @@ class Row:
 
 
 def rows(tools: str) -> list[Row]:
-    """All that is measured; `tools`: the folder of llama.cpp's."""
+    """All configurations; `tools`: the folder of llama.cpp's tools."""
     found = [
         Row(f"nearfar {quality} q{bits} g{group}", OURS,
             {"quality": quality, "quant": f"q{bits}", "group": group})
@@ -114,7 +114,7 @@ def with_weights(model: PreTrainedModel, weights: Mapping[str, torch.Tensor | np
 def quantized(
     row: Row, model: Path, calibrate: Path, folder: Path, limit: float
 ) -> tuple[dict[str, Any], Path]:
-    """What the row's process says of itself, or `{"reason": …}`; and the file of the weights."""
+    """The report of the row's process, or `{"reason": …}` for a failure; and the file of the weights."""
     output = folder / "weights.safetensors"
     command = [
         sys.executable, "-m", "peers.quantized", row.maker, model, calibrate, output,
@@ -138,7 +138,7 @@ def quantized(
 def measure(
     model: Path, parts: list[torch.Tensor], wanted: list[Row], calibrate: Path, fit: bool, limit: float
 ) -> Iterator[dict[str, Any]]:
-    """A record a row, the checkpoint itself first."""
+    """Yield one record for each row, the checkpoint itself first."""
     network = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
     before = {name: value.clone() for name, value in network.named_parameters()}
     yield {

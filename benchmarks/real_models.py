@@ -52,7 +52,7 @@ Continue = Callable[[str], str]
 
 
 def main() -> None:
-    """See the docstring of this file."""
+    """Measure every given file, print the tables and write --json."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -74,7 +74,7 @@ def main() -> None:
 
 @contextmanager
 def folder(kept: Path | None) -> Iterator[Path]:
-    """Where artifacts are built."""
+    """The folder for artifacts: the given one, or a temporary one."""
     if kept is not None:
         yield kept
         return
@@ -143,7 +143,7 @@ def with_llama(model: Path, tokens: int) -> tuple[float, list[str]]:
 def run(
     opened: Callable[[], Any], continued: Callable[[Any], Continue], close: Callable[[Any], None]
 ) -> tuple[float, list[str]]:
-    """The median of the loads, and what the last of the engines says."""
+    """The median seconds of the loads, and the texts of the last engine."""
     seconds = []
     for left in range(LOADS, 0, -1):
         start = time.perf_counter()
@@ -158,7 +158,7 @@ def run(
 
 
 def common(ours: str, theirs: str) -> int:
-    """Characters that two texts begin with alike."""
+    """The number of equal characters at the beginning of two texts."""
     return next((at for at, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]),
                 min(len(ours), len(theirs)))  # fmt: skip
 

@@ -39,7 +39,7 @@ START_SECONDS = 180.0
 
 
 def commands(model: Path, threads: int, port: int) -> dict[str, list[str]]:
-    """How each server is started."""
+    """The command that starts each server, by name."""
     ours = ["-m", "nearfar", "serve", model, "--engine", "torch", "--dtype", "float32", "--threads", threads,
             "--max-running", RUNNING, "--port", port, "--log-level", "warning"]  # fmt: skip
     peer = [
@@ -70,7 +70,7 @@ def commands(model: Path, threads: int, port: int) -> dict[str, list[str]]:
 
 @contextlib.contextmanager
 def server(command: list[str], port: int, threads: int) -> Iterator[str]:
-    """A server that answers; its address."""
+    """Start a server and wait until it answers; gives its address."""
     # transformers' server cannot list models without the hub's cache folder, were it an empty one.
     cache = Path(os.environ.get("HF_HUB_CACHE", Path(tempfile.gettempdir()) / "empty-hub-cache"))
     cache.mkdir(parents=True, exist_ok=True)

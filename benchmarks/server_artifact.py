@@ -36,7 +36,7 @@ CONTEXT = 1024
 
 
 def commands(artifact: Path, model: Path, options: argparse.Namespace, port: int) -> dict[str, list[str]]:
-    """How each server is started."""
+    """The command that starts each server, by name."""
     most = max(map(int, options.concurrency.split(",")))
     ours = [sys.executable, "-m", "nearfar", "serve", artifact, "--engine", "artifact", "--device", "cpu",
             "--threads", options.threads, "--port", port, "--log-level", "warning"]  # fmt: skip

@@ -151,7 +151,7 @@ class Peer:
         return time.perf_counter() - start
 
     def one_by_one(self, work: list[Job]) -> float:
-        """Each request by itself."""
+        """Generate for one request at a time."""
         start = time.perf_counter()
         for job in work:
             self.model.generate(
@@ -195,7 +195,7 @@ async def first_tokens(
 
 
 async def compare(name: str, path: Path, options: argparse.Namespace) -> dict[str, Any]:
-    """All engines over one model."""
+    """Compare all engines on one model."""
     torch.set_num_threads(options.threads)
     peer = Peer(path, options.dtype)
     context = min(peer.model.config.max_position_embeddings, 1024)

@@ -28,7 +28,7 @@ QUESTION = 20
 
 
 def prompt(vocab: int, count: int) -> list[int]:
-    """Random tokens: of speed only their number is known."""
+    """Random tokens: for speed only their number matters."""
     return [int(token) for token in np.random.default_rng(0).integers(3, vocab, count + QUESTION)]
 
 
@@ -47,7 +47,7 @@ def first_token(engine: Engine, tokens: list[int]) -> float:
 
 
 def measure(args: argparse.Namespace) -> dict[str, float]:
-    """One measurement in this process."""
+    """Measure once in this process."""
     with open_engine(args) as engine:
         tokens = prompt(engine.manifest.model.vocab_size, args.tokens)
         if args.one == "save":

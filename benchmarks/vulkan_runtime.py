@@ -37,8 +37,8 @@ PREFILL, DECODE, HOST_STEPS = 256, 64, 200
 
 
 def host_time(engine: Engine, steps: int) -> dict[str, float]:
-    """Milliseconds of the host for a decode step, one step ahead as the engine does it; run on an engine
-    that stands still.
+    """Milliseconds of host time for a decode step, with one step enqueued ahead as the engine does; the
+    engine must be idle.
     """
     executor: Any = engine.asynchronous.core.executor
     ints = np.full((16, 8), -1, np.int32)

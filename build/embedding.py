@@ -1,7 +1,7 @@
-"""Whether a checkpoint is an embedding model, by the files that sentence-transformers saves beside it.
+"""Recognizes embedding models by the files that sentence-transformers saves with a checkpoint.
 
 modules.json lists what the hidden states go through: Transformer, Pooling (1_Pooling/config.json says which),
-Normalize. What runs here is the last token's state, normalized by L2 ("Qwen3 Embedding", 2025).
+Normalize. Supported is the last token's state, normalized by L2 ("Qwen3 Embedding", 2025).
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ from nearfar.pooling import MODULES, modes_of, modules_of, read
 SETTINGS = "config_sentence_transformers.json"
 TRANSFORMER = "sentence_bert_config.json"
 EMBEDDING_FILES = (MODULES, SETTINGS, TRANSFORMER, "*_Pooling/config.json")
-"""All that is read here."""
+"""Patterns of all files that are read here."""
 LAST = "lasttoken"
 ADVICE = "nearfar makes embeddings of the last token's state, normalized"
 
 
 def gives_embeddings(checkpoint: Path, asked: bool) -> bool:
-    """Whether the checkpoint says so, or is `asked` to; CheckpointError where it pools in another way.
+    """Whether to build an embedding model: the checkpoint says that it is one, or `asked` is true. Raises
+    CheckpointError where it pools in another way.
 
-    Asked for, what it says of normalizing and of a prompt by default does not matter.
+    With `asked`, its settings of normalization and of a default prompt are ignored.
     """
     modules = modules_of(checkpoint)
     if modules is None:
@@ -46,8 +47,8 @@ def gives_embeddings(checkpoint: Path, asked: bool) -> bool:
 
 
 def longest_text(checkpoint: Path) -> int | None:
-    """The most tokens of a text that the checkpoint was made for; None where it does not say.
-    CheckpointError where it wants texts in lower case, which its tokenizer does not do by itself.
+    """The longest text in tokens that the checkpoint was made for; None where it does not say. Raises
+    CheckpointError where it wants lower-cased texts, since its tokenizer does not lower-case them.
     """
     file = checkpoint / TRANSFORMER
     if not (checkpoint / MODULES).is_file() or not file.is_file():
@@ -64,7 +65,9 @@ def longest_text(checkpoint: Path) -> int | None:
 
 
 def _check_prompt(file: Path) -> None:
-    """Whether a prompt is put before every text unless another is named: users write theirs themselves."""
+    """Raise CheckpointError where the settings put a default prompt before every text: users write prompts
+    themselves.
+    """
     settings = read(file) if file.is_file() else {}
     name = settings.get("default_prompt_name") if isinstance(settings, dict) else None
     prompts = settings.get("prompts") if isinstance(settings, dict) else None

@@ -1,5 +1,5 @@
-"""What a checkpoint's small files alone say of whether it can be built: before its weights are downloaded, a
-compiler is looked for, or anything heavy is imported.
+"""Checks whether a checkpoint can be built, by its small files alone: before its weights are downloaded, a
+compiler is searched for, or anything heavy is imported.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from nearfar.step.models import NESTED, check_known
 
 
 def first_look(source: str, context: int | None = None, embeddings: bool = False) -> None:
-    """CheckpointError for a checkpoint, here or on the hub, that cannot be built, as far as its settings say;
-    for a path that is not there; for a name of the hub that cannot be had. `context` and `embeddings`: as the
-    build is asked for.
+    """Raise CheckpointError for a checkpoint, local or on the hub, whose settings rule out a build, for a
+    path that does not exist, and for a hub name that cannot be fetched. `context` and `embeddings` are the
+    build's options.
 
-    What has no config.json (GGUF, MLC), or none that can be read, is told by who opens it.
+    A checkpoint without a readable config.json (GGUF, MLC) is checked when it is opened.
     """
     if (told := no_path(source)) is not None:
         raise CheckpointError(told)
@@ -34,11 +34,11 @@ def first_look(source: str, context: int | None = None, embeddings: bool = False
 
 
 def check_chats(source: str) -> None:
-    """RequestError for a checkpoint without a chat template, as far as small files say, and the header of a
-    GGUF file that is here.
+    """Raise RequestError for a checkpoint without a chat template, as far as its small files, or the header
+    of a local GGUF file, say.
     """
     path = Path(source).expanduser()
-    from nearfar.build.weights.gguf.header import is_gguf, read_header  # which takes numpy
+    from nearfar.build.weights.gguf.header import is_gguf, read_header  # imports NumPy
 
     if is_gguf(path):
         there = any(key.startswith("tokenizer.chat_template") for key in read_header(path).metadata)
@@ -71,8 +71,8 @@ def _check_buildable(source: str, config: Mapping[str, Any], context: int | None
 
 
 def _check_settings(folder: Path, config: dict[str, Any], context: int | None, embeddings: bool) -> None:
-    """All that `open_source` refuses before it looks at tensors and at the tokenizer's words; of a directory
-    of MLC's nothing, whose settings are elsewhere.
+    """Make the checks of `open_source` that need neither tensors nor the tokenizer's vocabulary; none for an
+    MLC directory, whose settings are in another file.
     """
     from nearfar.build.embedding import gives_embeddings, longest_text
     from nearfar.build.unread import check_unread
@@ -100,7 +100,7 @@ def _check_settings(folder: Path, config: dict[str, Any], context: int | None, e
 
 
 def _settings(source: str) -> Path:
-    """A folder with the small files of a checkpoint that are looked at here."""
+    """A folder with a checkpoint's small files that are read here, downloaded for a hub id."""
     from nearfar.build.embedding import EMBEDDING_FILES
     from nearfar.build.weights.checkpoint import CONFIG_FILES
     from nearfar.build.weights.mlc_directory import CONFIG as MLC_CONFIG
@@ -112,7 +112,7 @@ def _settings(source: str) -> Path:
 
 
 def _check_adapter(source: str) -> None:
-    """CheckpointError for a folder, or a repository of the hub, that has an adapter and no model."""
+    """Raise CheckpointError for a folder, or a repository of the hub, with an adapter and no model."""
     path, named = Path(source).expanduser(), HUB_ID.fullmatch(source)
     if path.exists():
         check_no_adapter(path, source)
@@ -121,12 +121,12 @@ def _check_adapter(source: str) -> None:
     try:
         if ADAPTER in names_of(source):
             check_no_adapter(snapshot(source, (ADAPTER,)), source)
-    except ModuleNotFoundError:  # told by who needs more of the client
+    except ModuleNotFoundError:  # reported where the client is needed
         return
 
 
 def config_at(source: str) -> Mapping[str, Any] | None:
-    """The config of a checkpoint, here or on the hub, where there is one that can be read."""
+    """Read the config of a checkpoint, local or on the hub; None where it has no readable one."""
     path = Path(source).expanduser()
     if path.exists():
         return config_in(path)

@@ -1,4 +1,4 @@
-"""The manifest of an artifact as the build fills it in (nearfar.format has the records)."""
+"""Makes the parts of an artifact's manifest (the records are in nearfar.format)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CACHE = Cache(page_size=PAGE_SIZE, slots=MAX_ROWS)
 
 
 def groups(step: Step) -> tuple[Group, ...]:
-    """The groups of a step's caches."""
+    """The page groups of a step's caches."""
     return tuple(Group(window) for window in step.windows)
 
 
@@ -43,7 +43,7 @@ def caches(step: Step) -> tuple[KvCache, ...]:
 
 
 def buffers(model: Model) -> tuple[Buffer, ...]:
-    """Every buffer of its artifacts."""
+    """Every buffer of a model's artifacts."""
     step = model.step
     ropes = {name: 2 * len(rope.inv_freq) for name, rope in step.ropes.items()}
     return table.buffers(
@@ -70,7 +70,7 @@ def step_records(step: Step) -> StepRecords:
 
 
 def rope_tensors(step: Step) -> dict[str, tuple[float, ...]]:
-    """The frequencies of all tables, by the names of the weights that hold them."""
+    """The frequencies of all rotation tables, by the names of their tensors."""
     tensors = {}
     for name, rope in step.ropes.items():
         tensors[_rope_tensor(name)] = rope.inv_freq
@@ -84,7 +84,7 @@ def _rope_tensor(*parts: str) -> str:
 
 
 def stream_ropes(step: Step) -> dict[str, Rope]:
-    """The manifest's `ropes` where frequencies are tensors of the weight stream."""
+    """The manifest's `ropes` for targets whose weight stream holds the frequencies as tensors."""
     return {
         name: _rope(rope, _rope_tensor(name), _rope_tensor(name, "short"))
         for name, rope in step.ropes.items()
@@ -92,7 +92,7 @@ def stream_ropes(step: Step) -> dict[str, Rope]:
 
 
 def listed_ropes(step: Step) -> dict[str, Rope]:
-    """The manifest's `ropes` where frequencies stand in it."""
+    """The manifest's `ropes` with the frequencies written into the manifest."""
     return {
         name: _rope(rope, rope.inv_freq, rope.short.inv_freq if rope.short else ())
         for name, rope in step.ropes.items()
@@ -130,7 +130,7 @@ def quantization(scheme: str, matrices: dict[str, Matrix], report: Report) -> Qu
 
 
 def _three_digits(step: float | None) -> float | None:
-    """Rounded up, None where it is nothing: a bound stays one."""
+    """Round a bound up to three digits, so that it stays a bound; None for None and 0."""
     if not step:
         return None
     digits = 2 - math.floor(math.log10(step))
@@ -138,10 +138,10 @@ def _three_digits(step: float | None) -> float | None:
 
 
 def provenance(checkpoint: Checkpoint, sha256: str, report: Report, keys: bool) -> dict[str, Any]:
-    """Where the artifact came from, and what of it is not here: `skipped`, tensors by the part that they are
-    of. `keys`: with the text by which those of a cache of 4 bits are rounded.
+    """The manifest's `provenance`: the checkpoint, and `skipped`, the number of tensors left out, by the part
+    of the model that they belong to. With `keys`, also the calibration text of 4-bit keys.
 
-    No times or paths: the same input gives the same bytes.
+    It has no times and no paths: the same input gives the same bytes.
     """
     made = {
         "nearfar": __version__,

@@ -1,4 +1,4 @@
-"""Weights are written by a thread while kernels are compiled by this one: neither needs the other."""
+"""Writes weights in a thread while this thread compiles kernels: neither needs the other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ T = TypeVar("T")
 
 
 class Progress(Protocol):
-    """Told how far the build is: `stage` is shown, `total` counts bytes for weights; 0: not known yet."""
+    """Callback for the build's progress: `stage` is shown, `total` counts bytes for weights, 0 while it is
+    unknown.
+    """
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         """Report `done` of `total`."""
@@ -22,7 +24,9 @@ class Progress(Protocol):
 
 
 class Stages:
-    """The stages of two threads as one: where the weights' ends, what the other thread does is told again."""
+    """Merges the progress of two threads into one line. When the weights are written, the compiler's stage is
+    shown again.
+    """
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -30,13 +34,13 @@ class Stages:
         self._here: tuple[str, int, int] | None = None
 
     def report(self, stage: str, done: int, total: int) -> None:
-        """Progress of the thread that compiles."""
+        """Take progress of the compiling thread."""
         with self._lock:
             self._here = stage, done, total
             self._progress(stage, done, total)
 
     def beside(self, stage: str, done: int, total: int) -> None:
-        """Progress of the thread that writes weights."""
+        """Take progress of the thread that writes weights."""
         with self._lock:
             self._progress(stage, done, total)
             if done >= total and self._here is not None:
@@ -45,10 +49,10 @@ class Stages:
 
 @contextmanager
 def meanwhile(work: Callable[[threading.Event], T]) -> Iterator[Callable[[], T]]:
-    """Do work in a thread beside the block, which is given how to wait for its result (or error).
+    """Do work in a thread while the block runs; the block gets a function that waits for its result or error.
 
-    The block is left when the thread has ended. Where an error or Ctrl-C leaves it, the event that `work` was
-    given is set, and `work` raises Stopped at its next step.
+    Leaving the block waits for the thread to end. Where an error or Ctrl-C ends the block, the event that
+    `work` got is set, and `work` raises Stopped at its next step.
     """
     stop = threading.Event()
     with ThreadPoolExecutor(1, "nearfar-weights") as pool:

@@ -1,4 +1,6 @@
-"""What a build can be told. Nothing heavy is imported here: it is refused before a compiler loads."""
+"""The options of a build. Nothing heavy is imported here, so that bad options are rejected before a compiler
+loads.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ from nearfar.format.kv import OF_BITS, OF_TARGET, ROUNDED
 from nearfar.kernels.buckets import Buckets
 
 PACKED = ("MLX", "AWQ", "GPTQ", "compressed-tensors", "fp8", "bitsandbytes", "GGUF", "MLC")
-"""Formats of quantized checkpoints, in the order in which they are looked for."""
+"""Formats of quantized checkpoints, in the order in which they are tried."""
 QUANT, GROUP_SIZE = "q4", 64  # where the command line says nothing and the checkpoint is not quantized
 MULTIPLIED_AS = ("float", "cooperative")
-"""What prompts are multiplied as where nothing is said: those of them that a target and its classes have."""
+"""The default products of prompts: those of them that a target and its device classes have."""
 
 
 Quality = Literal["fast", "good", "best"]
@@ -24,27 +26,25 @@ QUALITY: Quality = "fast"
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What to build. `checkpoint`: a local directory or file of a format of docs/checkpoints.md, or a hub
-    id. `out`: one sub-directory a target.
+    """The options of a build. `checkpoint`: a local directory or file of a format of docs/checkpoints.md, or
+    a hub id. `out`: a folder that gets one sub-directory a target.
 
-    `quant`, `group_size` None: QUANT and GROUP_SIZE, or what a quantized checkpoint has. `requantize`: what
-    a quantized checkpoint is quantized to anew, instead of keeping its codes. `export_function`
-    (mlx): also write the step as a function that needs no model code. `context`: no more positions than
-    these. `buckets`: rows that a step can have, None: as many as suit the target; fewer make a smaller
-    artifact, and a slower one.
-    `cpu`: the platforms to make programs for: names of targets/cpu/platforms.py, or "host". `cpu_features`
-    (cpu): the vector units: names of targets/cpu/units.py, "baseline" or "native" (this machine's); none:
-    those that an architecture's processors differ in.
-    `device_classes` (webgpu, vulkan): kinds of GPUs to make programs for; `products`: what those multiply,
-    None: MULTIPLIED_AS.
-    `kv_bits`: the KV caches to make programs for, 16 for floats, 8 and 4 for codes of so many bits.
-    `embeddings`: the model gives embeddings, though the checkpoint does not say so.
-    `quality`: how long is looked for good codes (build/calibration/quality.py); `calibrate`: the text file
-    that good and best are calibrated with, None: the one that comes with nearfar. `bits`: of a weight on
-    average, scales and biases included; `fit`: bytes of all weights; each matrix then has bits of its own.
-    `kernel_cache`: take compiled programs of earlier builds, and keep those of this one
-    (build/program/kept.py). `kernel_figures` (webgpu, vulkan): what each kernel does goes into the artifact,
-    for people who work on kernels.
+    `quant`, `group_size`: None means QUANT and GROUP_SIZE, or those of a quantized checkpoint. `requantize`:
+    what a quantized checkpoint is quantized to anew, instead of keeping its codes. `export_function` (mlx):
+    also write the step as a function that needs no model code. `context`: the most positions. `buckets`: the
+    numbers of rows that a step can have, None for the target's defaults; fewer make the artifact smaller and
+    slower. `cpu`: the platforms to make programs for: names of targets/cpu/platforms.py, or "host".
+    `cpu_features` (cpu): the vector units: names of targets/cpu/units.py, "baseline" or "native" (this
+    machine's); empty: one program for each kind of processor of an architecture. `device_classes` (webgpu,
+    vulkan): kinds of GPUs to make programs for; `products`: what those programs multiply, None for
+    MULTIPLIED_AS. `kv_bits`: the KV caches to make programs for, 16 for floats, 8 and 4 for quantized codes
+    of that many bits. `embeddings`: build an embedding model, even if the checkpoint does not say that it is
+    one. `quality`: how long to look for good codes (build/calibration/quality.py); `calibrate`: the text file
+    that good and best are calibrated with, None for the one that comes with nearfar. `bits`: mean bits of a
+    weight, scales and biases included; `fit`: bytes of all weights; with either, each matrix has bits of its
+    own. `kernel_cache`: take compiled programs of earlier builds, and keep those of this one
+    (build/program/kept.py). `kernel_figures` (webgpu, vulkan): write the figures of each kernel into the
+    artifact, for kernel developers.
     """
 
     checkpoint: str
@@ -72,15 +72,15 @@ class BuildOptions:
 
     @property
     def multiplied_as(self) -> tuple[str, ...]:
-        """The products of what was asked for, or of what is made else."""
+        """The products to make programs for: `products`, or the default."""
         return MULTIPLIED_AS if self.products is None else self.products
 
     @property
     def rounds_keys(self) -> bool:
-        """Whether there are to be programs that round keys by a calibration."""
+        """Whether any target gets programs that round keys by a calibration."""
         return any(map(self.rounds_keys_of, self.targets))
 
     def rounds_keys_of(self, target: str) -> bool:
-        """Whether there are to be such programs of a target."""
+        """Whether `target` gets programs that round keys by a calibration."""
         able = set(self.kv_bits) & set(OF_TARGET.get(target, ()))
         return any(OF_BITS[bits] in ROUNDED for bits in able)

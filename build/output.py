@@ -1,9 +1,9 @@
 """Writing an output directory so that it appears whole or not at all, even with Ctrl-C, a full disk or two
 builds.
 
-Beside OUT lie, while a build runs: `.OUT.lock` (held by the running process, let go by the system when it
-dies), `.OUT.partial-PID` (what is being written) and, for a moment at the end, `.OUT.old-PID` (what is being
-replaced).
+While a build runs, these are next to OUT: `.OUT.lock` (locked by the running process; the system releases the
+lock when the process dies), `.OUT.partial-PID` (what is being written) and, for a moment at the end,
+`.OUT.old-PID` (what is being replaced).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def is_artifact(path: Path) -> bool:
 
 @contextlib.contextmanager
 def output_directory(path: Path, replaceable: Callable[[Path], bool] = is_artifact) -> Iterator[Path]:
-    """Give a new directory beside `path` to write into; at the end of the block it becomes `path`.
+    """Give a new directory next to `path` to write into; at the end of the block it becomes `path`.
 
     An empty directory, or one that `replaceable` accepts, is replaced; an exception (Ctrl-C too) leaves
     `path` as it was and nothing beside it. Raises BuildError where `path` is something else, another process
@@ -76,8 +76,8 @@ def _locked(path: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # Unlinked while held: a waiter that opened this file finds it gone and opens a new one (filelock
-        # checks).
+        # The file is unlinked while the lock is held: a waiter that has it open finds it gone and opens a new
+        # one (filelock checks that).
         with contextlib.suppress(OSError):
             file.unlink()
         lock.release()
@@ -90,7 +90,7 @@ def _siblings(path: Path, kind: str) -> list[Path]:
 
 
 def _recover(path: Path) -> None:
-    """Clear what a killed process left (we hold the lock, so nobody is using it)."""
+    """Remove what a killed process left; we hold the lock, so nobody is using it."""
     for old in _siblings(path, "old"):
         if path.exists():
             shutil.rmtree(old, ignore_errors=True)
@@ -101,7 +101,7 @@ def _recover(path: Path) -> None:
 
 
 def _check_replaceable(path: Path, replaceable: Callable[[Path], bool]) -> None:
-    """Refuse to replace a directory with somebody's data."""
+    """Raise BuildError instead of replacing a directory that holds somebody's data."""
     if path.is_dir() and any(path.iterdir()) and not replaceable(path):
         raise BuildError(
             f"{path} is not empty and was not written by this command, so it is not overwritten: "
@@ -110,7 +110,7 @@ def _check_replaceable(path: Path, replaceable: Callable[[Path], bool]) -> None:
 
 
 def _replace(path: Path, partial: Path) -> None:
-    """Move `partial` to `path`, and away what was there."""
+    """Move `partial` to `path`, after moving away what was there."""
     if not path.exists():
         partial.rename(path)
         return

@@ -1,4 +1,4 @@
-"""Writes the packs of an artifact (nearfar.format.packs), once all other files are there."""
+"""Writes the bundle files of an artifact (nearfar.format.packs), once all other files are there."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from nearfar.format.packs import files_of, packed
 
 
 def write_packs(root: Path, tokenizer: Sequence[File], programs: Sequence[Program]) -> tuple[Pack, ...]:
-    """Write `packs/` of the artifact in `root`; the manifest's `packs`."""
+    """Write `packs/` of the artifact in `root`, and give the manifest's `packs`."""
     common = _write(root, "tokenizer", None, (file.file for file in tokenizer))
     own = (_write(root, f"program-{each.name}", each.name, files_of(each)) for each in programs)
     return (common, *own)
 
 
 def _write(root: Path, name: str, program: str | None, files: Iterable[str]) -> Pack:
-    # Not called .gz or .zz: servers give such files a Content-Encoding, and browsers unpack them.
+    # The names do not end in .gz or .zz: servers give files of that name a Content-Encoding, and browsers
+    # unpack them.
     file = f"packs/{name}.bin"
     pack = packed({path: (root / path).read_bytes() for path in files})
     (root / "packs").mkdir(exist_ok=True)

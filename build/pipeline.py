@@ -46,10 +46,10 @@ def build(
     timings: Timings | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> list[Path]:
-    """Build all targets; gives their directories. Nothing appears in `out` unless its target is whole.
+    """Build all targets and give their directories. A target appears in `out` only when it is complete.
 
-    `timings` is told how long each phase took; `tell`, a line each, how the checkpoint was read where that
-    may surprise, and what of the weights is not carried over to a target as the checkpoint has it.
+    `timings` gets the seconds of each phase. `tell` gets lines for the user: settings that were read in an
+    unexpected way, and weights that a target does not store as the checkpoint has them.
     """
     timings = Timings() if timings is None else timings
     unknown = [target for target in options.targets if target not in target_names()]
@@ -123,12 +123,12 @@ def build(
 
 
 def _by_target(source: Source, targets: Mapping[str, Target]) -> dict[str, Source]:
-    """The source as each target stores it: the same object where that is the same."""
+    """The source as each target stores it; targets that store it alike share one object."""
     return {name: source.held_by(name, target.groups) for name, target in targets.items()}
 
 
 def _made_anew(sources: Mapping[str, Source]) -> Iterator[str]:
-    """A line for the targets that store the weights alike: what of them has not the checkpoint's codes."""
+    """Yield a line for each set of targets that requantize some of the checkpoint's codes."""
     for names, source in _alike(sources):
         parts = [
             f"{was} becomes {becomes} ({count} {'tensor' if count == 1 else 'tensors'})"
@@ -140,7 +140,7 @@ def _made_anew(sources: Mapping[str, Source]) -> Iterator[str]:
 
 
 def _alike(sources: Mapping[str, Source]) -> list[tuple[list[str], Source]]:
-    """The targets that store the weights alike, with how."""
+    """Sets of targets that store the weights alike, each with the source that they store."""
     found: dict[int, tuple[list[str], Source]] = {}
     for name, source in sources.items():
         found.setdefault(id(source), ([], source))[0].append(name)
@@ -148,9 +148,11 @@ def _alike(sources: Mapping[str, Source]) -> list[tuple[list[str], Source]]:
 
 
 def _check_room(sources: Mapping[str, Source], options: BuildOptions) -> None:
-    """BuildError before anything is computed where the disk has no room for the weights of all targets.
+    """Raise BuildError, before anything is computed, where the disk has no room for the weights of all
+    targets.
 
-    What is to be replaced stays until its successor is whole. Kernels and tokenizers are small beside that.
+    An artifact that is to be replaced stays until its successor is complete. Kernels and tokenizers are small
+    compared with weights.
     """
     total = sum(source.bytes_of(param) for source in sources.values() for param in source.params)
     if lack := lacking(options.out, total):
@@ -170,8 +172,10 @@ def _write_weights(
     progress: Progress,
     stop: threading.Event,
 ) -> tuple[dict[str, Weights], str]:
-    """Stream the weights into all targets, once for those that store them alike; each one's section of the
-    manifest, and the checkpoint's SHA-256. Stopped where `stop` is set.
+    """Stream the weights into all targets, once for those that store them alike.
+
+    Gives each target's `weights` section of the manifest, and the checkpoint's SHA-256. Raises Stopped where
+    `stop` is set.
     """
     alike = _alike(sources)
     source = alike[0][1]
@@ -187,7 +191,7 @@ def _write_weights(
         done += count
         progress(stage, done, total)
 
-    # The checkpoint is hashed beside the stream that reads it, so that both find it in the system's cache.
+    # The checkpoint is hashed while the stream reads it, so that both find it in the system's cache.
     with ThreadPoolExecutor(1) as hasher, ExitStack() as stack:
         stack.callback(stop.set)
         digest = hasher.submit(source.checkpoint.sha256, stop)
@@ -206,7 +210,7 @@ def _write_weights(
 def _write_manifest(
     source: Source, name: str, root: Path, weights: Weights, made: Made, digest: str, rounds_keys: bool
 ) -> None:
-    """The manifest, last. `rounds_keys`: whether programs round keys by the calibration."""
+    """Write the manifest, as the last file. `rounds_keys`: whether programs round keys by the calibration."""
     checkpoint, model = source.checkpoint, source.model
     tokenizer = tuple(File.of(root, file) for file in made.tokenizer)
     record = Manifest(
@@ -236,7 +240,7 @@ def _write_manifest(
 
 
 def _check(root: Path) -> None:
-    """Open what was written as a runtime does, before anybody else can."""
+    """Open the artifact as a runtime does, before it is moved into place."""
     try:
         artifact = Artifact.open(root)
         artifact.verify()

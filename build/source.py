@@ -1,4 +1,4 @@
-"""What is built: the checked checkpoint, and what is decided about it before any weight is read."""
+"""Opens the input of a build: the checked checkpoint, and the decisions made before any weight is read."""
 
 from __future__ import annotations
 
@@ -36,11 +36,10 @@ from nearfar.step.reading import Reading, read_model, without_prefix
 
 @dataclass(frozen=True)
 class Source:
-    """The checked checkpoint. `packed` where its matrices are quantized already; `keeps`: those of them
-    whose codes are carried over. `answers`: how the model marks its answers, where it has a chat template.
-    `sampling`: how it wants tokens drawn. `rounding`: by cache what keys of 4 bits are stored by, where a
-    calibration has found it (nearfar.format.kv.rounding). `notes`: a line each, what a user should know of
-    how the checkpoint was read.
+    """The checked checkpoint. `packed`: its quantized matrices, if any; `keeps`: those whose codes are
+    carried over. `answers`: how the model marks its answers, where it has a chat template. `sampling`: its
+    sampling defaults. `rounding`: for each cache how 4-bit keys are rounded, where a calibration has found it
+    (nearfar.format.kv.rounding). `notes`: lines for the user about how the checkpoint was read.
     """
 
     checkpoint: Checkpoint
@@ -66,8 +65,8 @@ class Source:
         return self.matrices[param.name].bytes if param.is_matrix else 4 * param.n
 
     def held_by(self, target: str, groups: Collection[int]) -> Source:
-        """The source as stored by a target that only has groups of these sizes: codes in other groups are
-        made anew, in finer groups. BuildError where it was asked for others.
+        """The source as a target with only these group sizes stores it: codes in other groups are requantized
+        in finer groups. Raises BuildError where the options ask for other groups.
         """
         there = {matrix.group for matrix in self.matrices.values() if matrix.quantized}
         if there <= set(groups):
@@ -84,8 +83,8 @@ class Source:
 
 
 def open_source(options: BuildOptions) -> Source:
-    """Open and check the checkpoint; CheckpointError or BuildError before any weight is read, but for a head
-    that may be the embedding.
+    """Open and check the checkpoint. Raises CheckpointError or BuildError before any weight is read, except
+    for a head that may equal the embedding.
     """
     checkpoint = open_checkpoint(options.checkpoint)
     embeds = gives_embeddings(checkpoint.path, options.embeddings)
@@ -116,7 +115,7 @@ def open_source(options: BuildOptions) -> Source:
 
 
 def _surprises(reading: Reading) -> Iterator[str | None]:
-    """Notes for the user: settings of config.json that a build follows in an unexpected way."""
+    """Yield notes for the user, about settings of config.json that a build follows in an unexpected way."""
     yield foreign_code(reading.config, reading.model_type)
     for rope in reading.model.step.ropes.values():
         if rope.short is not None:
@@ -130,13 +129,13 @@ def _surprises(reading: Reading) -> Iterator[str | None]:
 
 
 def _part(tensor: str) -> str:
-    """What part of a model a tensor is of."""
+    """The part of a model that a tensor belongs to: the first part of its name."""
     return tensor.removeprefix("model.").partition(".")[0]
 
 
 def _with_end_tokens(model: Model, checkpoint: Checkpoint) -> Model:
-    """With generation_config.json's end tokens, where it has some: chat models end turns with more than
-    one.
+    """Give the model the end tokens of generation_config.json, if there are any: chat models end turns with
+    more than one.
     """
     ids = ConfigReader(checkpoint.generation_config, "generation_config.json").token_ids(
         "eos_token_id", model.vocab_size
@@ -145,7 +144,9 @@ def _with_end_tokens(model: Model, checkpoint: Checkpoint) -> Model:
 
 
 def _with_more_ends(model: Model, codec: TextCodec) -> tuple[Model, str]:
-    """With the end tokens that only the tokenizer and its template name, and what to tell of them."""
+    """Give the model the end tokens that only the tokenizer and its chat template name, with a note for the
+    user.
+    """
     ends = end_tokens(codec, model.eos_token_ids, model.vocab_size)
     more = [str(codec.tokenizer.id_to_token(token)) for token in ends if token not in model.eos_token_ids]
     told = (
@@ -156,14 +157,16 @@ def _with_more_ends(model: Model, codec: TextCodec) -> tuple[Model, str]:
 
 
 def _embedding(model: Model, checkpoint: Checkpoint) -> Model:
-    """Without a head; such checkpoints may be of the model inside alone, whose tensors have no `model.`."""
+    """Make the model an embedding model, without a head. Its checkpoint may hold the inner model alone, whose
+    tensors have no prefix `model.`.
+    """
     whole = any(name.startswith("model.") for name in checkpoint.entries)
     return (model if whole else without_prefix(model)).embedding_last()
 
 
 def _text(checkpoint: Checkpoint, model: Model) -> TextCodec:
-    """Open tokenizer and chat template as the runtimes will, before any work is done: CheckpointError
-    where they cannot be.
+    """Open tokenizer and chat template as the runtimes do, before any work is done. Raises CheckpointError
+    where they cannot be opened.
     """
     try:
         tokenizer = tokenizer_of(checkpoint.tokenizer_json)
@@ -182,8 +185,8 @@ def _text(checkpoint: Checkpoint, model: Model) -> TextCodec:
 
 
 def _scheme(options: BuildOptions, packed: Packed | None) -> tuple[Scheme, frozenset[str]]:
-    """The scheme that was asked for, and the matrices that keep the codes of the checkpoint: all that can,
-    unless others were asked for. BuildError where what was asked for does not go together.
+    """The requested scheme, and the matrices that keep the checkpoint's codes: all that can, unless the
+    options ask for others. Raises BuildError where the options exclude each other.
     """
     anew = options.requantize
     if anew is not None:

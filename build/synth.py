@@ -1,7 +1,7 @@
 """Checkpoints of published shapes with random weights, so that speed can be measured without a download.
 
-A shape is a file in shapes/: the model's config.json, and where its values were read. Which tensors that
-makes, the list of the step knows (nearfar.step).
+A shape is a file in shapes/: the model's config.json, and where its values were read. The tensors follow from
+the list of the step (nearfar.step).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from nearfar.step.reading import read_model
 SHAPES = Path(__file__).parent / "shapes"
 STD = 0.02  # of the weights, where the config has no initializer_range
 FILE_BYTES = 1_000_000_000
-CHUNK = 1 << 20  # weights drawn at a time; part of what a seed means
+CHUNK = 1 << 20  # weights drawn at a time; another value gives other weights for a seed
 BEFORE = 8  # chunks drawn ahead of the writer
 MARK = "nearfar_synth"  # key in config.json by which a directory of ours is known
 
@@ -45,7 +45,9 @@ CHAT_TEMPLATE = (
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor to be written; `value`: of all its elements, None: they are drawn from normal(0, std)."""
+    """A tensor to be written. `value`: the value of all its elements; None: they are drawn from normal(0,
+    std).
+    """
 
     shape: tuple[int, ...]
     value: float | None = None
@@ -58,7 +60,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Shape:
-    """A config.json; `model`, `source`: whose it is, and where its values were read."""
+    """A config.json. `model`, `source`: the model that it belongs to, and where its values were read."""
 
     config: Mapping[str, Any]
     model: str = ""
@@ -66,12 +68,12 @@ class Shape:
 
     @cached_property
     def built(self) -> Model:
-        """The model as it would be built."""
+        """The model that a build reads from the config."""
         return read_model(dict(self.config)).model
 
     @property
     def tensors(self) -> dict[str, Tensor]:
-        """What a checkpoint holds, in the order of the step. Norms are 1 as the step reads them, biases
+        """The tensors of a checkpoint, in the order of the step. Norms are 1 as the step reads them, biases
         are 0.
         """
         return {
@@ -82,8 +84,8 @@ class Shape:
 
     @property
     def special(self) -> dict[int, str]:
-        """Special tokens by their ids. The end of a turn is an end token, its beginning the text's
-        beginning.
+        """Special tokens by their ids. The token that ends a turn is an end token, the one that begins a turn
+        is the beginning of the text.
         """
         begin, ends = self.built.bos_token_id, self.built.eos_token_ids
         end = ends[-1] if ends else self.built.vocab_size - 1
@@ -92,12 +94,12 @@ class Shape:
 
 
 def shape_names() -> list[str]:
-    """What `synth_checkpoint` knows."""
+    """The names of the published shapes that `synth_checkpoint` knows."""
     return sorted(file.stem for file in SHAPES.glob("*.json"))
 
 
 def published(name: str) -> Shape:
-    """A published shape; BuildError where there is none of that name."""
+    """Read a published shape. Raises BuildError for an unknown name."""
     if name not in shape_names():
         raise BuildError(f"unknown shape {name!r}: use one of {', '.join(shape_names())}")
     return Shape(**strict_json.loads((SHAPES / f"{name}.json").read_text(encoding="utf-8")))
@@ -121,7 +123,7 @@ def write_checkpoint(
     progress: Progress = lambda done, total: None,
     file_bytes: int = FILE_BYTES,
 ) -> None:
-    """Write config, tokenizer and bfloat16 weights of a shape; memory is that of a few chunks."""
+    """Write config, tokenizer and bfloat16 weights of a shape; memory holds a few chunks."""
     with output_directory(output, replaceable=_is_ours) as directory:
         _write_json(directory / "config.json", {**shape.config, MARK: {"seed": seed}})
         ids = {key: shape.config.get(key) for key in ("bos_token_id", "eos_token_id")}
@@ -150,7 +152,7 @@ def _write_weights(directory: Path, shape: Shape, seed: int, progress: Progress,
 def _values(
     pool: ThreadPoolExecutor, tensor: Tensor, std: float, key: tuple[int, int]
 ) -> Iterator[npt.NDArray[Any]]:
-    """A tensor's bfloat16 values in chunks; what is drawn depends on key and chunk alone."""
+    """Yield a tensor's bfloat16 values in chunks, which depend on the key and the chunk's number alone."""
     if tensor.value is not None:
         yield np.full(tensor.shape, tensor.value, ml_dtypes.bfloat16)
         return
@@ -163,7 +165,7 @@ def _values(
 
 
 def _draw(job: tuple[tuple[int, int], int, int, float]) -> npt.NDArray[Any]:
-    """One chunk of normal(0, std) as bfloat16 (the value rounded half up at the 16th bit)."""
+    """Draw one chunk of normal(0, std) as bfloat16 (the value rounded half up at the 16th bit)."""
     key, index, count, std = job
     random = np.random.Generator(np.random.SFC64(np.random.SeedSequence((*key, index))))
     bits = (random.standard_normal(count, np.float32) * np.float32(std)).view(np.uint32)
@@ -171,8 +173,8 @@ def _draw(job: tuple[tuple[int, int], int, int, float]) -> npt.NDArray[Any]:
 
 
 def _write_tokenizer(directory: Path, shape: Shape) -> None:
-    """A byte-level tokenizer whose every id below vocab_size decodes: special tokens, 256 bytes, filler
-    words.
+    """Write a byte-level tokenizer in which every id below vocab_size decodes: special tokens, 256 bytes,
+    filler words.
     """
     special, begin = shape.special, shape.built.bos_token_id
     if begin is not None:
@@ -200,7 +202,7 @@ def _write_tokenizer(directory: Path, shape: Shape) -> None:
 
 
 def _words(alphabet: list[str]) -> Iterator[str]:
-    """Give the byte characters, then ever new made-up words with a leading space (Ġbababa, Ġbebaba)."""
+    """Yield the byte characters, then made-up words with a leading space (Ġbababa, Ġbebaba) without end."""
     yield from alphabet
     syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
     base = len(syllables)
@@ -214,7 +216,7 @@ def _words(alphabet: list[str]) -> Iterator[str]:
 
 
 def _is_ours(path: Path) -> bool:
-    """Whether an earlier run wrote this directory."""
+    """Whether an earlier run wrote this directory: its config.json has the key MARK."""
     try:
         return MARK in json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError):
@@ -222,5 +224,5 @@ def _is_ours(path: Path) -> bool:
 
 
 def _write_json(path: Path, value: object) -> None:
-    """Readable JSON."""
+    """Write a value as indented JSON."""
     path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

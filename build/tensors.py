@@ -1,5 +1,5 @@
-"""Which of a checkpoint's tensors the model is made of: all that it needs are there, nothing is left over,
-and a head that config.json ties to the embedding is the embedding.
+"""Checks that a checkpoint's tensors are the model's, none missing and none left over, and decides which head
+the model has: the embedding, where config.json ties it, or its own.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ OWN_HEAD = (
 
 @dataclass(frozen=True)
 class Head:
-    """How a model with its right head is read; tensors that hold the embedding once more, as a head; what is
-    to be told.
+    """How a model is read, with the head that it computes with. `copy`: tensors that repeat the embedding as
+    a head; `notes`: lines for the user.
     """
 
     reading: Reading
@@ -40,11 +40,11 @@ class Head:
 def right_head(
     reading: Reading, checkpoint: Checkpoint, packed: Packed | None, context: int | None, embeds: bool
 ) -> Head:
-    """The head that the model computes with: where config.json ties it to the embedding, and the checkpoint
-    has one with other values, that one. A model that `embeds` has none. CheckpointError where such a head
-    does not fit.
+    """Decide which head the model computes with: where config.json ties it to the embedding, but the
+    checkpoint has a head with other values, that head. A model that `embeds` has none. Raises CheckpointError
+    where the checkpoint's head does not fit.
 
-    transformers 5 does the same, with a warning (`PreTrainedModel.tie_weights`); vLLM threw such heads away
+    transformers 5 does the same, with a warning (`PreTrainedModel.tie_weights`); vLLM dropped such heads
     (https://github.com/vllm-project/vllm/issues/51063).
     """
     if _param(reading.model, "lm_head") is not None:
@@ -69,7 +69,9 @@ def right_head(
 def check_model(
     model: Model, reading: Reading, checkpoint: Checkpoint, packed: Packed | None, more: Iterable[str] = ()
 ) -> None:
-    """CheckpointError where the tensors are not the model's; `more`: tensors that may be there beside."""
+    """Raise CheckpointError where the tensors are not the model's; `more`: tensors that may be there in
+    addition.
+    """
     plain = {name: shape for param in model.step.params for name, shape in param.expected().items()}
     expected = {name: Wanted(shape) for name, shape in plain.items()}
     harmless: tuple[str, ...] = ()
@@ -84,14 +86,14 @@ def _param(model: Model, name: str) -> Param | None:
 
 
 def _held_by(checkpoint: Checkpoint, packed: Packed | None, matrix: str) -> tuple[str, ...]:
-    """The checkpoint's tensors that hold a matrix; none where it has no such matrix."""
+    """The checkpoint's tensors that hold a matrix; empty where it has no such matrix."""
     if packed is not None and matrix in packed.tensors:
         return packed.entries(matrix)
     return (matrix,) if matrix in checkpoint.entries else ()
 
 
 def _rows(checkpoint: Checkpoint, packed: Packed | None, name: str, start: int, stop: int) -> Array:
-    """Rows of a matrix as floats, however it is stored."""
+    """Read rows of a matrix as floats, dequantized if it is quantized."""
     if packed is not None and name in packed.tensors:
         return packed.weights(name, start, stop)
     return to_float32(checkpoint.read(name, start, stop))

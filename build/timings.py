@@ -1,4 +1,4 @@
-"""How long a build took, phase by phase, and how much of it earlier builds had done."""
+"""Measures how long each phase of a build takes, and counts the kernels that earlier builds had compiled."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ PHASES = ("open", "calibrate", "weights", "kernels", "check")
 
 @dataclass
 class Timings:
-    """Filled by a build: seconds of each of `PHASES` that it has come to, and the kernels of all targets.
+    """Seconds of each of `PHASES` that a build has begun, and the kernels of all targets.
 
-    Weights and kernels are made side by side: their seconds overlap.
+    Weights and kernels are made at the same time, so their seconds overlap.
     """
 
     seconds: dict[str, float] = field(default_factory=dict)
@@ -31,7 +31,7 @@ class Timings:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.monotonic() - start
 
     def listed(self) -> list[tuple[str, float]]:
-        """The phases that it has come to, in the order in which they begin."""
+        """The phases begun so far with their seconds, in the order in which they begin."""
         return [(name, self.seconds[name]) for name in PHASES if name in self.seconds]
 
     def count(self, kernels: KernelCounts) -> None:

@@ -1,9 +1,9 @@
-"""Whether a config.json says something that its model file has not asked for: it is refused, never ignored.
+"""Rejects a config.json with settings that the model file has not read: they are never ignored.
 
-What a key means is known by transformers' own config class of the model type, whose defaults are in
-config_defaults.json: a key that it has, with another value than its default, would change the answers there.
-Keys that it lacks change nothing there either, except keys of other architectures that a fork of the code may
-have honoured.
+transformers' config class of the model type says what a key means; its defaults are in config_defaults.json.
+A key of that class with another value than its default would change the model's answers in transformers. Keys
+that the class lacks change nothing there, except keys of other architectures that a fork of the code may have
+honoured.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nearfar.errors import CheckpointError
 from nearfar.step.config import ConfigReader, show
 
 DEFAULTS = "config_defaults.json"
-"""The file beside this one with the defaults of transformers' config classes."""
+"""The file in this folder with the defaults of transformers' config classes."""
 
 NEUTRAL = frozenset({
     "model_type", "architectures", "transformers_version", "dtype", "torch_dtype", "auto_map",
@@ -28,25 +28,25 @@ NEUTRAL = frozenset({
     "pad_token_id", "eod_token_id", "pretraining_tp", "id2label", "label2id", "problem_type", "return_dict",
     "output_hidden_states", "output_attentions", "chunk_size_feed_forward", *PLACES,
 })  # fmt: skip
-"""Keys of such classes that do not change what is computed, or say it again; those of quantized weights are
-read by nearfar.build.weights.packed.
+"""Keys of these classes that do not change the computation, or repeat another key;
+nearfar.build.weights.packed reads those of quantized weights.
 """
 
 SWITCHES = frozenset({
     "attention_bias", "mlp_bias", "use_bias", "qkv_bias", "use_qk_norm", "clip_qkv", "attn_logit_softcapping",
     "final_logit_softcapping", "logit_scale",
 })  # fmt: skip
-"""Keys that would change the model wherever they are honoured; only false, 0 and null are taken."""
+"""Keys that would change the model wherever they are honoured; only false, 0 and null are accepted."""
 
 
 ALWAYS = frozenset({"is_causal"})
-"""Keys that would change the model wherever they are honoured; only true and null are taken. transformers
-lets any decoder look ahead where is_causal is false, though no class has the key.
+"""Keys that would change the model wherever they are honoured; only true and null are accepted. With a false
+is_causal transformers lets any decoder attend to later positions, though no class has the key.
 """
 
 
 def check_unread(config: ConfigReader, model_type: str) -> None:
-    """CheckpointError for the first key that is honoured elsewhere, but that the model file has not read."""
+    """Raise CheckpointError for the first key that transformers honours and the model file has not read."""
     unread = {key: value for key, value in config.unread().items() if key not in NEUTRAL}
     for key, value in unread.items():
         if (key in SWITCHES and value) or (key in ALWAYS and value is not True):
@@ -56,7 +56,9 @@ def check_unread(config: ConfigReader, model_type: str) -> None:
 
 
 def foreign_code(config: ConfigReader, model_type: str) -> str | None:
-    """A line where a config names code of its own for the model (`auto_map`), which is never run."""
+    """A note for the user where a config names code of its own for the model (`auto_map`), which is never
+    run; else None.
+    """
     given = config.config.get("auto_map")
     named = (
         [str(code) for kind, code in given.items() if "Model" in kind] if isinstance(given, Mapping) else []
@@ -77,9 +79,11 @@ def _honoured(unread: Mapping[str, Any], model_type: str) -> dict[str, Any]:
 
 @functools.cache
 def _defaults() -> dict[str, dict[str, Any]]:
-    """By model_type the keys of transformers' config class, with their defaults (scripts/freeze_defaults.py).
+    """The keys of transformers' config classes with their defaults, by model_type
+    (scripts/freeze_defaults.py).
 
-    A copy, since importing transformers takes 1 s of a processor, and 3 where PyTorch is installed.
+    They are copied to a file, since importing transformers takes 1 s of CPU time, and 3 s where PyTorch is
+    installed.
     """
     text = Path(__file__).with_name(DEFAULTS).read_text(encoding="utf-8")
     found: dict[str, dict[str, Any]] = json.loads(text)

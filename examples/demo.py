@@ -32,7 +32,7 @@ BUILD = [*NEARFAR, "build"]
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 # WebGPU on a machine without a GPU: Chromium's own software device.
 CHROMIUM_ARGUMENTS = ["--no-sandbox", "--enable-unsafe-webgpu", "--use-webgpu-adapter=swiftshader"]
-# Drawn, not greedy: the same seed gives the same text in Python and in the page all the same.
+# Sampled, not greedy: with one seed Python and the page still give the same text.
 SAMPLING = {"temperature": 0.7, "top_p": 0.9, "seed": 1}
 QUESTIONS = ("What is nearfar?", "What is 17 + 25?", "What is the capital of Norway?")
 SENTENCE = "As JSON: Ida is 34 years old and lives in Oslo."
@@ -45,7 +45,7 @@ PERSON = {
 
 @dataclass(frozen=True)
 class Answer:
-    """What one runtime said, and how fast."""
+    """The answer of one runtime, with its speed."""
 
     text: str
     speed: str
@@ -117,7 +117,7 @@ def routed(artifact: Path, address: str) -> None:
 
 @contextmanager
 def running(*command: object) -> Iterator[str]:
-    """A command of nearfar that serves, in the background; gives the address it names."""
+    """Run a serving command of nearfar in the background; gives the address that it prints."""
     arguments = [*NEARFAR, *map(str, command)]
     with subprocess.Popen(
         arguments, stdout=subprocess.PIPE, text=True, env=child_environment(PYTHONUNBUFFERED="1")

@@ -48,16 +48,16 @@ class Settings:
     head_dim: int = 64
     context: int = 1024
     tokens_per_step: int = 4096
-    length: int = 256  # most steps
+    length: int = 256  # in most steps
     long_share: float = 0.08  # the last steps train on full contexts, so that late positions work too
     muon_lr: float = 0.02
     adam_lr: float = 3e-3
     warmup: int = 40
-    average: float = 0.99  # of the weights, step by step: better than the last step's while the rate is high
+    average: float = 0.99  # moving average of the weights: better than the last ones while the rate is high
 
 
 SAMPLING = {"temperature": 0.4, "top_p": 0.9}
-"""How it wants its tokens drawn: what it knows it knows by heart."""
+"""The model's sampling defaults: a low temperature, since it knows its answers by heart."""
 FAST = torch.cpu._is_avx512_bf16_supported()
 PRODUCTS = torch.bfloat16 if FAST else torch.float32
 """Type of matrix products: bfloat16 where the processor has units for it, which halves the time of a run."""
@@ -143,7 +143,7 @@ def orthogonal(matrix: Tensor) -> Tensor:
 def train(
     model: LlamaForCausalLM, data: tuple[Tensor, Tensor], steps: int, settings: Settings, save: "Save"
 ) -> None:
-    """One pass over the tokens; the learning rate falls by a cosine to 2 % of its peak."""
+    """Train in one pass over the tokens; the learning rate falls by a cosine to 2 % of its peak."""
     matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
     muon = Muon(matrices, settings.muon_lr)
@@ -222,7 +222,7 @@ def answer(model: LlamaForCausalLM, tokenizer: Tokenizer, question: str) -> str:
 
 
 def examine(model: LlamaForCausalLM, tokenizer: Tokenizer, asks: list[Ask]) -> float:
-    """Which share of the questions is answered rightly; prints those that are not."""
+    """The share of questions that are answered rightly; prints the wrong answers."""
     right = 0
     for ask in asks:
         said = answer(model, tokenizer, ask.question)

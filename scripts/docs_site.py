@@ -1,7 +1,7 @@
-"""What MkDocs is told beside mkdocs.yml: which files are pages, and the reference, which is made of the code.
+"""Hooks of MkDocs in addition to mkdocs.yml: they choose the pages, and make the reference from the code.
 
-Pages keep the paths that they have in the repository, so that a link is right in both. Links to files
-that are no pages (code, folders) become plain text: a site of pages has no code to show.
+Pages keep the paths that they have in the repository, so that a link is right in both. Links to other files
+(code, folders) become plain text, since the site shows no code.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ TYPEDOC = ROOT / "web" / "out" / "api"
 PAGES = ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "web/README.md", "web/docs/*.md",
          "examples/sample-model/README.md", "docs/**/*.md", "docs/pictures/*")  # fmt: skip
 PUBLIC = ("nearfar.edge_runtime", "nearfar.routing", "nearfar.errors")
-"""Packages whose names are the Python interface: those of `__all__`, or the classes of a module without."""
+"""Packages that are the public Python interface: the names of `__all__`, or the classes of a module without
+it.
+"""
 
 
 def on_config(config: Any) -> Any:
-    """Pages without a line in the navigation stand at its end, the decisions among them: none is lost."""
+    """Append pages without a line in the navigation, such as the decisions, to its end: none is lost."""
     told = set(re.findall(r"[\w./-]+\.md", str(config.nav)))
     pages = {path.relative_to(ROOT).as_posix() for pattern in PAGES for path in ROOT.glob(pattern)}
     untold = sorted(name for name in pages - told if name.endswith(".md"))
@@ -37,7 +39,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """The pages by their paths in the repository, and the reference; what the theme brings stays."""
+    """Add the pages by their paths in the repository, and the reference; the theme's files stay."""
     kept = [file for file in files if file.src_dir != config.docs_dir]
     pages = [
         File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path))
@@ -50,7 +52,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
-    """Fences lose what tests read behind the language; links that leave the pages become text."""
+    """Remove the test marks after a fence's language, and turn links that leave the pages into text."""
     folder = (ROOT / page.file.src_uri).parent
     known = {file.src_uri for file in files}
 
@@ -67,7 +69,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 
 def on_post_build(config: Any) -> None:
-    """TypeDoc's pages, where `npm run docs` has made them."""
+    """Copy TypeDoc's pages, if `npm run docs` has made them."""
     if TYPEDOC.is_dir():
         shutil.copytree(TYPEDOC, Path(config.site_dir) / "reference" / "api", dirs_exist_ok=True)
 
@@ -117,13 +119,13 @@ def _cell(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text as markdown shows it: what stands outside of code is no HTML."""
+    """Escape HTML in markdown, outside of code."""
     parts = re.split(r"(`[^`]*`)", text)
     return "".join(part if part.startswith("`") else part.replace("<", "&lt;") for part in parts)
 
 
 def python() -> str:
-    """A page of mkdocstrings' marks, one a public name."""
+    """A page of mkdocstrings' marks, one for each public name."""
     lines = ["# Python", ""]
     for package in PUBLIC:
         module = importlib.import_module(package)
@@ -138,7 +140,7 @@ def python() -> str:
 
 
 def typescript() -> str:
-    """Where TypeDoc's pages are, or how they are made."""
+    """A page with a link to TypeDoc's pages, or with the command that makes them."""
     told = (
         '<a href="api/index.html">The reference of the npm package</a>, made by TypeDoc.'
         if TYPEDOC.is_dir()

@@ -1,4 +1,4 @@
-"""Writes build/config_defaults.json: what the config classes of the installed transformers have as defaults.
+"""Writes build/config_defaults.json: the defaults of the installed transformers' config classes.
 
     python scripts/freeze_defaults.py
 
@@ -18,7 +18,7 @@ from nearfar.step.models import architectures
 
 
 def frozen() -> dict[str, dict[str, Any]]:
-    """By model_type the keys of its config class with their defaults, as JSON, without the NEUTRAL ones."""
+    """The keys of each config class with their defaults as JSON, by model_type, without the NEUTRAL keys."""
     from transformers import CONFIG_MAPPING
 
     return {name: _defaults(CONFIG_MAPPING[name]) for name in sorted(architectures())}

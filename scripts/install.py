@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 PIP = [sys.executable, "-m", "pip"]
-# What pip's configuration calls a value: what uv's environment calls it.
+# The names of settings in pip's configuration, and the variables of uv for them.
 NAMES = {
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_INDEX",
@@ -21,12 +21,12 @@ NAMES = {
     "constraint": "UV_CONSTRAINT",
     "cert": "SSL_CERT_FILE",
 }
-# Values of which uv's environment takes a list with commas; the others are lists with blanks, as in pip.
+# Settings whose variables of uv are separated by commas; the others are separated by blanks, as in pip.
 COMMAS = {"UV_FIND_LINKS"}
 
 
 def configured() -> dict[str, str]:
-    """What pip's configuration files and PIP_ variables say, as variables of uv.
+    """The settings of pip's configuration files and PIP_ variables, as variables of uv.
 
     `pip config list` prints a line `section.name='value'` for each; variables of the environment (section
     `:env:`) win over files, as in pip.
@@ -45,7 +45,7 @@ def configured() -> dict[str, str]:
 
 
 def with_uv(wanted: list[str]) -> bool:
-    """Whether uv is there or can be had, and has installed all that is wanted."""
+    """Install everything with uv, which is installed first if necessary; False where that is not possible."""
     try:
         if subprocess.run([*PIP, "install", "--quiet", "uv>=0.9,<1"], check=False).returncode:
             return False
@@ -59,7 +59,7 @@ def with_uv(wanted: list[str]) -> bool:
 
 
 def main(wanted: list[str]) -> int:
-    """The exit status of what installed last."""
+    """Install with uv, else with pip; returns the exit status."""
     if with_uv(wanted):
         return 0
     print("uv could not install these packages: pip installs them, which takes longer", file=sys.stderr)

@@ -51,24 +51,26 @@ EMPTY = frozenset(
         "with",
     ]
 )
-"""Words that say nothing by themselves."""
+"""Words without a meaning of their own."""
 
 
 def words(text: str) -> set[str]:
-    """The words of a text or of a name in any case style, without a plural's s."""
+    """The words of a text, or of a name in any case style, in lower case and without a plural's s."""
     apart = re.sub(r"([a-z])([A-Z])", r"\1 \2", text).replace("_", " ").lower()
     return {word.rstrip("s") for word in re.findall(r"[a-z0-9]+", apart)}
 
 
 def repeats(text: str, *names: str) -> bool:
-    """Whether a docstring has no word beyond the names that it describes."""
+    """Whether a docstring has no word beyond those of the names that it describes."""
     if "`" in text or "[" in text:
         return False
     return words(text) - EMPTY <= words(" ".join(names))
 
 
 def in_python(source: str) -> Iterator[tuple[int, str, tuple[str, ...]]]:
-    """Each docstring, also of constants and fields: its line, its text, and the names that it describes."""
+    """Yield each docstring, also of constants and fields: its line, its text, and the names that it
+    describes.
+    """
     outer: dict[ast.AST, str] = {}
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
@@ -86,7 +88,7 @@ def in_python(source: str) -> Iterator[tuple[int, str, tuple[str, ...]]]:
 
 
 def faults(path: Path) -> Iterator[str]:
-    """What is wrong in a file, a line each."""
+    """Yield the faults of a file, one line each."""
     source = path.read_text(encoding="utf-8")
     if path.suffix == ".py":
         found = list(in_python(source))
@@ -105,7 +107,7 @@ def faults(path: Path) -> Iterator[str]:
 
 
 def files() -> Iterator[Path]:
-    """The project's own sources; the package's symlinks to its parts are not followed."""
+    """Yield the project's own sources, without following the package's symlinks to its parts."""
     for folders, suffixes in ((PYTHON, (".py",)), (TYPESCRIPT, (".ts", ".tsx"))):
         for folder in folders:
             for path in sorted((ROOT / folder).rglob("*")):

@@ -34,7 +34,7 @@ SESSION = (
 )
 STATE = "() => ['%s', 'error'].includes(document.body.dataset.state)"
 QUESTION = "Tell me a story about the fox."
-# rich's own, without the web font that it would fetch: a picture asks nobody for anything.
+# rich's own format without the web font that it would load: a picture uses no network.
 SVG = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
 .{unique_id}-matrix {{ font-family: ui-monospace, Menlo, Consolas, monospace; font-size: {char_height}px;
@@ -56,7 +56,7 @@ SVG = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http:/
 
 
 def in_terminal(command: list[str]) -> str:
-    """What a command prints to a terminal of COLUMNS columns, its control sequences included."""
+    """The output of a command in a terminal of COLUMNS columns, with its control sequences."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "COLUMNS": str(COLUMNS), "TERM": "xterm-256color"}
     environment.pop("NO_COLOR", None)
@@ -68,7 +68,7 @@ def in_terminal(command: list[str]) -> str:
         while True:
             try:
                 piece = os.read(ours, 65536)
-            except OSError:  # Linux: nobody holds the other side any more
+            except OSError:  # Linux: the other side is closed
                 break
             if not piece:
                 break
@@ -80,8 +80,8 @@ def in_terminal(command: list[str]) -> str:
 
 
 def left_on_screen(text: str) -> str:
-    """What is left to see once the progress that was drawn has been erased: carriage returns, lines up and
-    erased lines as a terminal takes them; colours stay.
+    """The visible text after all control sequences: carriage returns, lines up and erased lines are carried
+    out; colours stay.
     """
     lines, row, fresh = [""], 0, False
     for piece in re.split(r"(\n|\r|\x1b\[\d*A|\x1b\[2K|\x1b\[\?25[lh])", text):
@@ -100,7 +100,7 @@ def left_on_screen(text: str) -> str:
 
 
 def terminal(out: Path, picture: Path) -> None:
-    """The session as an SVG."""
+    """Write the terminal session as an SVG."""
     console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"), force_terminal=True)  # noqa: SIM115
     for words in SESSION:
         arguments = [word.format(out=os.path.relpath(out)) for word in words]
@@ -115,7 +115,7 @@ def terminal(out: Path, picture: Path) -> None:
 
 
 def page(out: Path, picture: Path) -> None:
-    """The chat page with an answer, as a PNG of 1,000 × 640."""
+    """Write the chat page with an answer as a PNG of 1,000 × 640."""
     with running("web", out, "--no-open", "--port", 0) as address, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGUMENTS)
         tab = browser.new_page(viewport={"width": 1000, "height": 640}, color_scheme="light")
@@ -130,7 +130,7 @@ def page(out: Path, picture: Path) -> None:
 
 
 def main() -> None:
-    """Take both."""
+    """Take both pictures."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

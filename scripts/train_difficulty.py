@@ -26,7 +26,7 @@ DATA = ROOT.parent / "shared" / "data" / "eval" / "routellm"
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two JSON values agree, numbers to four digits."""
+    """Whether two JSON values are equal, with numbers compared to four digits."""
     if isinstance(a, dict) and isinstance(b, dict):
         return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):

@@ -1,1 +1,1 @@
-"""What other projects need to run the same model shapes beside nearfar."""
+"""Converters and runners with which other projects run the same model shapes."""

@@ -1,4 +1,4 @@
-"""llama.cpp's types, by its own llama-quantize, with or without what its llama-imatrix measures."""
+"""Makes llama.cpp's types with its own llama-quantize, with or without llama-imatrix's importances."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from peers.llama_convert import gguf_name
 from peers.quantized import Quantized
 
 PAIRED = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
-"""Matrices that a file of the llama architecture has with the two rows of a rotated pair side by side."""
+"""Matrices that GGUF files of the llama architecture store with the two rows of a rotated pair side by side.
+"""
 
 
 def make(model: Path, text: Path, tools: str, type: str, imatrix: bool) -> Quantized:
-    """`tools`: the folder of llama-quantize and llama-imatrix; `type`: such as Q4_K_M."""
+    """Quantize with llama.cpp. `tools`: the folder of llama-quantize and llama-imatrix; `type`: such as
+    Q4_K_M.
+    """
     for tool in ("llama-quantize", "llama-imatrix")[: 1 + imatrix]:
         if not (Path(tools) / tool).exists():
             raise SystemExit(
@@ -42,14 +45,14 @@ def make(model: Path, text: Path, tools: str, type: str, imatrix: bool) -> Quant
 
 
 def _run(command: list[object]) -> None:
-    """SystemExit with the tool's last line where it fails."""
+    """Run a tool; SystemExit with its last line where it fails."""
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, errors="replace")
     if done.returncode:
         raise SystemExit((done.stderr or done.stdout).strip().splitlines()[-1])
 
 
 def _write(model: Path, output: Path) -> None:
-    """A llama checkpoint as a GGUF file in float32."""
+    """Write a llama checkpoint as a GGUF file in float32."""
     source = open_checkpoint(model)
     config = {**source.config, "rope_theta": source.config["rope_parameters"]["rope_theta"]}
     writer = gguf.GGUFWriter(output, "llama")
@@ -69,7 +72,7 @@ def _write(model: Path, output: Path) -> None:
 
 
 def _order(name: str, config: dict[str, object], rows: int) -> tuple[np.ndarray] | None:
-    """Where the rows of q and k are in the file; None: where they are in the checkpoint."""
+    """The order of the rows of q and k in the file; None for matrices with the checkpoint's order."""
     part = name.split(".")[-2]
     return (pair_rows(0, rows, _head_dim(config)),) if part in PAIRED else None
 

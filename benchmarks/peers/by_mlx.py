@@ -28,7 +28,7 @@ WINDOW, WINDOWS, BATCH, SEED = 512, 128, 4, 123
 
 
 def make(model: Path, text: Path, method: str, **arguments: Any) -> Quantized:
-    """`method`: a function of this module, `arguments`: its own."""
+    """Quantize with a function of this module, `method`, and its own `arguments`."""
     mx.random.seed(SEED)
     np.random.seed(SEED)
     network, _, config = load(str(model), return_config=True)
@@ -50,7 +50,7 @@ def _tokens(model: Path, text: Path) -> mx.array:
 
 
 def _weights(network: Any) -> dict[str, np.ndarray]:
-    """Every weight in float32; AWQ changes the norms, too."""
+    """All weights in float32, norms included: AWQ changes them, too."""
     found = {}
     for name, module in tree_flatten(network.leaf_modules(), is_leaf=nn.Module.is_module):
         if "weight" not in module:

@@ -22,7 +22,9 @@ def make(
     bits: float | None = None,
     fit: int | None = None,
 ) -> Quantized:
-    """`--quality`, `--group-size`, and one of `--quant`, `--bits` and `fit`, here bytes of the matrices."""
+    """Quantize with nearfar, with `--quality`, `--group-size`, and one of `--quant`, `--bits` and `fit`, here
+    bytes of the matrices.
+    """
     options = BuildOptions(
         str(model), Path(), ("cpu",), quant=quant, group_size=group, quality=quality, bits=bits,
         calibrate=None if quality == "fast" else text,

@@ -26,11 +26,11 @@ SCALES = {
 }
 """Bytes of a block that hold a float16 scale (ggml-common.h); every other byte may have any value."""
 INSTEAD = {Kind.Q4_K: Kind.Q5_0, Kind.Q6_K: Kind.Q8_0}
-"""What the quantizer takes for rows that are no whole number of blocks of 256."""
+"""The types that the quantizer uses for rows that are not whole blocks of 256."""
 
 
 def _head_dim(config: dict[str, Any]) -> int:
-    """Where config.json leaves it out, as transformers takes it."""
+    """The head_dim; where config.json omits it, transformers' default."""
     return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
 
 
@@ -115,8 +115,8 @@ def _tensors(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _kind_of_k_m(name: str, shape: tuple[int, ...], config: dict[str, Any]) -> Kind:
-    """What Q4_K_M makes of a matrix: six bits for the logits and, in every third layer and in the outermost
-    eighths, for attn_v and ffn_down; four and a half for the rest.
+    """The type of a matrix in Q4_K_M: six bits for the logits and, in every third layer and in the outermost
+    eighths, for attn_v and ffn_down; four and a half bits for the rest.
     """
     layers = config["num_hidden_layers"]
     logits = "token_embd.weight" if config["tie_word_embeddings"] else "output.weight"

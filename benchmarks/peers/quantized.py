@@ -23,8 +23,9 @@ from safetensors.numpy import save_file
 
 @dataclass(frozen=True)
 class Quantized:
-    """`weights`: float32 by transformers' names, those that the quantizer changed; `size`: bytes of all
-    matrices of the model as they are stored, scales included; norms stay floats with every one.
+    """A quantized model. `weights`: the weights that the quantizer changed, dequantized to float32, by
+    transformers' names; `size`: bytes of all matrices of the model as they are stored, scales included; norms
+    stay floats with every quantizer.
     """
 
     weights: dict[str, np.ndarray]
@@ -32,7 +33,7 @@ class Quantized:
 
 
 def main() -> None:
-    """See above."""
+    """Run the maker that the command line names, and write its result."""
     maker, model, text, output, arguments = sys.argv[1:]
     module = importlib.import_module(f"peers.{maker}")
     start = time.perf_counter()

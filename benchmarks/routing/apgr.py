@@ -55,9 +55,7 @@ WEAK, STRONG = "mistralai/Mixtral-8x7B-Instruct-v0.1", "gpt-4-1106-preview"
 
 @dataclass(frozen=True)
 class Set:
-    """Questions with what the strong model's answer is worth over the weak one's [n], and scores [n] by
-    row name.
-    """
+    """Questions: the gain of the strong model's answers over the weak one's [n], scores [n] by row."""
 
     name: str
     gain: Array
@@ -129,12 +127,12 @@ def lengths(examples: list[Example]) -> Array:
 
 
 def gains(examples: list[Example]) -> Array:
-    """1: only the strong one is right, -1: only the weak one, 0: no difference."""
+    """The gain of each question: 1 if only the strong model is right, -1 if only the weak one is, else 0."""
     return np.array([float(example.strong) - float(example.weak) for example in examples])
 
 
 def mmlu(examples: list[Example], categories: dict[str, str]) -> Set:
-    """Every subject by weights that were trained on the others."""
+    """Score every MMLU subject with weights that were trained on the others."""
     own = [example for example in examples if example.subject != GSM8K]
     table = tabulate(own, categories, options=True)
     scores = held_out(table, folds(table.subjects, len(np.unique(table.subjects)), 0), fit_choice)
@@ -142,7 +140,7 @@ def mmlu(examples: list[Example], categories: dict[str, str]) -> Set:
 
 
 def gsm8k(examples: list[Example], categories: dict[str, str], seed: int) -> Set:
-    """Scored by weights from MMLU alone, and within its own domain."""
+    """Score GSM8K with weights from MMLU alone, and with weights that include its own other questions."""
     table = tabulate(examples, categories, options=False)
     own = table.subjects == GSM8K
     unseen = apply(fit_open(table.take(~own)), table.take(own))

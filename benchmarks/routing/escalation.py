@@ -49,18 +49,18 @@ from nearfar.routing.policy import MonitorOptions
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 ENTROPY_OF = 20
-"""How many alternatives the entropy is estimated from: as many as OpenAI's interface gives."""
+"""The number of alternatives that the entropy is estimated from: the most that OpenAI's interface gives."""
 DEALS = 500
 STEP = 8
-"""The cloud takes over at multiples of so many tokens."""
+"""The cloud takes over at multiples of this many tokens."""
 
 Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Case:
-    """One prompt: what the monitor saw of the device's answer, and the marks if the cloud takes over at
-    token STEP × index.
+    """One prompt: the monitor's view of the device's answer, and the marks if the cloud takes over at token
+    STEP × index.
     """
 
     watched: tuple[Token, ...]
@@ -70,8 +70,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Point:
-    """One limit: the share of prompts that were escalated, of tokens from the cloud, the quality, and that
-    of random deals.
+    """One limit: the share of prompts that were escalated, of tokens from the cloud, the quality, and the
+    quality of random deals.
     """
 
     mark: str
@@ -231,7 +231,7 @@ def collect(options: argparse.Namespace, device: Path, cloud: Path) -> list[Case
 
 
 def ends_of(cases: Sequence[Case], mark: str) -> tuple[float, float]:
-    """Always device, always cloud."""
+    """The marks of the device always, and of the cloud always."""
     marks: Array = np.array([getattr(case, mark) for case in cases])
     return float(marks[:, -1].mean()), float(marks[:, 0].mean())
 

@@ -1,1 +1,1 @@
-"""What several benchmarks do in the same way."""
+"""Functions that several benchmarks share."""

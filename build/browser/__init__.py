@@ -1,1 +1,3 @@
-"""What an artifact for browsers may hold: chat templates and tokenizers that the web engine follows."""
+"""Checks of artifacts for browsers: chat templates and tokenizers must be among those that the web engine
+follows.
+"""

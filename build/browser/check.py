@@ -1,4 +1,4 @@
-"""Refuses to build for browsers what the web engine would read as another text than Python does."""
+"""Refuses checkpoints whose tokenizer or chat template the web engine would read differently from Python."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from nearfar.errors import BuildError
 
 
 def check_text(target: str, checkpoint: Checkpoint) -> None:
-    """BuildError where a browser would make other tokens of a text, or another text of a conversation."""
+    """Raise BuildError where the web engine would tokenize a text, or render a conversation, differently."""
     for file, template in checkpoint.chat_templates.files.items():
         if found := templates.unknown_in(template):
             raise BuildError(

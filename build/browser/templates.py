@@ -1,7 +1,7 @@
-"""Whether the web engine renders a chat template as transformers does, found out when the artifact is built.
+"""Finds out at build time whether the web engine renders a chat template as transformers does.
 
-`names.json` says what the web engine knows (web/src/worker/text/jinja); tests/unit/test_template_parity.py
-holds that it is so, and that what it says is rendered alike.
+`names.json` lists what the web engine knows (web/src/worker/text/jinja); tests/unit/test_template_parity.py
+checks that the list is right, and that both render its entries alike.
 """
 
 from __future__ import annotations
@@ -26,22 +26,24 @@ _NODES: Final = (
     nodes.ExtensionAttribute,
 )  # fmt: skip
 _ESCAPING: Final = ("e", "escape", "safe")
-"""Filters that mark a text, and so change what is added to it later."""
+"""Filters that mark a text as safe, and so change how texts that are later joined to it are escaped."""
 _DEFAULTS: Final = ("d", "default")
-"""Filters that give what is undefined a value; the web engine gives it "" where that is undefined, too."""
+"""Filters that replace an undefined value; the web engine replaces it with "" where the default is undefined,
+too.
+"""
 _NAMED: Final = ("split", "rsplit", "splitlines")
-"""Methods whose arguments Python takes by name, too."""
+"""Methods whose arguments Python also takes by name."""
 _PLAIN_FIELD: Final = re.compile(r"\{\{|\}\}|\{(?:\d+|[^\W\d]\w*)?\}")
 _FORMAT: Final = re.compile(r"%%|%(?:\(.*?\))?(?:[srdif]|\.\d{1,2}f)")
 _PYTHON: Final = {name for kind in (str, dict, list, tuple) for name in dir(kind)}
 _GLOBALS: Final = {"range", "dict", "lipsum", "cycler", "joiner", "namespace"}
 _TESTING: Final = {"select": 0, "reject": 0, "selectattr": 1, "rejectattr": 1}
-"""Filters that are given the name of a test, and where."""
+"""Filters that take the name of a test, each with the position of that argument."""
 
 
 @cache
 def known() -> dict[str, Any]:
-    """What the web engine knows by name."""
+    """The names that the web engine knows: the content of names.json."""
     names: dict[str, Any] = json.loads(Path(__file__).with_name("names.json").read_text(encoding="utf-8"))
     return names
 
@@ -70,7 +72,7 @@ def _all(node: nodes.Node, above: nodes.Node | None) -> Iterator[tuple[nodes.Nod
 
 
 def _of(node: nodes.Node, above: nodes.Node | None) -> Iterator[str]:
-    """What is wrong with one node."""
+    """Yield what the web engine renders differently in one node."""
     if not isinstance(node, _NODES):
         yield f"a {type(node).__name__} node"
     elif isinstance(node, nodes.Filter):
@@ -151,7 +153,7 @@ def _attribute(node: nodes.Getattr, above: nodes.Node | None) -> Iterator[str]:
         yield f"the attribute {node.attr!r}"
     elif node.attr in _PYTHON and not any(node.attr in names for names in methods.values()):
         called = isinstance(above, nodes.Call) and above.node is node
-        # A key of that name is what a template means, unless every dict has a method of it.
+        # The template means a key of that name, unless every dict has a method with it.
         if called or node.attr in dir(dict):
             yield f"the method {node.attr!r}"
 
@@ -176,7 +178,7 @@ def _call(node: nodes.Call) -> Iterator[str]:
 
 
 def _fields(receiver: nodes.Expr) -> Iterator[str]:
-    """Yields what a call of `text.format()` has beside plain fields such as `{}` and `{name}`."""
+    """Yield the parts of a `text.format()` call beyond plain fields like `{}` and `{name}`."""
     if not isinstance(receiver, nodes.Const):
         yield "format() of a text that is computed"
     elif "{" in (rest := _PLAIN_FIELD.sub("", str(receiver.value))) or "}" in rest:
@@ -184,7 +186,9 @@ def _fields(receiver: nodes.Expr) -> Iterator[str]:
 
 
 def _arguments(what: str, names: str | None, node: nodes.Filter | nodes.Call) -> Iterator[str]:
-    """Whether arguments are among those that are known; None: any are."""
+    """Yield the arguments of a call beyond the known `names` (separated by spaces); None allows any
+    arguments.
+    """
     if names is None:
         return
     order = names.split()

@@ -1,6 +1,7 @@
-"""Whether the web engine follows a tokenizer.json, found out when the artifact is built.
+"""Finds out at build time whether the web engine follows a tokenizer.json.
 
-What passes is what tests/unit/test_tokenizer_parity.py has compared with the tokenizers library.
+The accepted steps are those that tests/unit/test_tokenizer_parity.py has compared with the tokenizers
+library.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ _POST_PROCESSORS: Final = {"ByteLevel", "TemplateProcessing", "BertProcessing", 
 
 
 def _metaspace_first(tokenizer: Step) -> Told:
-    """A Metaspace that marks the first word alone: Rust's library asks where a piece stood in the text
-    that was given, the web engine whether it is the first.
+    """Name a Metaspace that marks only the first word: Rust's library looks at a piece's place in the
+    original text, the web engine at whether the piece is the first.
     """
     steps = list(_flat(tokenizer.get("pre_tokenizer"), "pretokenizers"))
     first = [step.get("type") == "Metaspace" and step.get("prepend_scheme") == "first" for step in steps]
@@ -55,7 +56,7 @@ def _metaspace_first(tokenizer: Step) -> Told:
 
 
 def _flat(step: Step | None, inner: str) -> Iterator[Step]:
-    """The steps of a sequence, or the one."""
+    """Yield the steps of a Sequence, or the single step itself."""
     if step is not None and step.get("type") == "Sequence":
         for one in step.get(inner) or ():
             yield from _flat(one, inner)
@@ -73,7 +74,7 @@ def _model(model: Step) -> Told:
 
 
 def _decoder(decoder: Step | None) -> Told:
-    """What web/src/worker/text/token-bytes.ts does."""
+    """Name the decoder's steps that web/src/worker/text/token-bytes.ts does not do."""
     steps = (
         [decoder] if decoder is None or decoder.get("type") != "Sequence" else decoder.get("decoders") or []
     )

@@ -1,1 +1,1 @@
-"""What a model does with real text, for a quantization that loses where it matters least."""
+"""Calibration: measures a model on real text, so that quantization errors fall where they matter least."""

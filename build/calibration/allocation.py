@@ -1,12 +1,12 @@
-"""Bits for each matrix at a wanted size: where they take most off what the model's answers lose.
+"""Chooses bits for each matrix at a given total size, so that the model's answers lose least.
 
-What a matrix of fewer bits costs is taken as its error times its sensitivity: the error is Σ h·(w - ŵ)², with
-h the mean of squares of each input; the sensitivity is what the next token's distribution loses (the
-Kullback-Leibler divergence from the float model's, per position) for one such error, measured with that
-matrix alone at PROBE bits and all others float. A model of embeddings loses the cosine distance of its
-vectors from the float model's. Costs of several matrices add up, as far as they are small.
-Of all choices at a size the one with the least sum is a knapsack's; the steps of each matrix are taken in the
-order of what they gain per byte, over the lower convex hull of its sizes (H. Everett, 1963).
+The loss of storing a matrix in fewer bits is estimated as its error times its sensitivity: the error is Σ
+h·(w - ŵ)², with h the mean of squares of each input; the sensitivity is what the next token's distribution
+loses (the Kullback-Leibler divergence from the float model's, per position) for one such error, measured with
+that matrix alone at PROBE bits and all others float. A model of embeddings loses the cosine distance of its
+vectors from the float model's. Costs of several matrices add up, as far as they are small. Of all choices at
+a size the one with the least sum is a knapsack's; the steps of each matrix are taken in the order of what
+they gain per byte, over the lower convex hull of its sizes (H. Everett, 1963).
 """
 
 from __future__ import annotations
@@ -32,18 +32,20 @@ from nearfar.step import ops
 from nearfar.step.params import Param
 
 PROBE = 3
-"""Bits that a sensitivity is measured at, or the next more that rows can have: enough that the rest of the
-model still works.
+"""Bits at which a sensitivity is measured, or the next higher number that rows can have: enough that the rest
+of the model still works.
 """
 WINDOWS, LENGTH = 8, 256
-"""Evenly from all of the text, what costs are measured with."""
+"""Number and length in tokens of the windows that costs are measured with, taken evenly from all of the text.
+"""
 ANSWERS = 4
-"""One position in ANSWERS is asked for its next token: a large vocabulary takes as long as the layers do."""
+"""The next token is computed at one position in ANSWERS: a large vocabulary takes as long as the layers do.
+"""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Bytes and loss of one matrix by bits."""
+    """Bytes and loss of one matrix, by number of bits."""
 
     size: Mapping[int, int]
     loss: Mapping[int, float]
@@ -52,7 +54,9 @@ class Costs:
 def measure(
     source: Source, text: CalibrationText, advance: Callable[[int, int], None] = lambda done, total: None
 ) -> dict[str, Costs]:
-    """Costs of every quantized matrix; `advance` is told stretches."""
+    """Measure the costs of every quantized matrix; `advance` gets the number of finished stretches and of
+    all.
+    """
     length = min(LENGTH, text.windows.shape[1])
     forward = Forward(source.model.step, text.part(WINDOWS).windows[:, :length])
     parts = stretches(source.model.step)
@@ -84,8 +88,10 @@ def measure(
 def _with_each(
     probes: Mapping[str, Array], forward: Forward, parts: Sequence[Stretch], index: int, source: Source
 ) -> Iterator[tuple[str, Array]]:
-    """Answers with each of these matrices of stretch `index` alone as its probe is; `forward` has come to it.
-    What follows is the same for all, and reads its weights once.
+    """Yield each matrix's name and the model's answers with only that matrix of stretch `index` replaced by
+    its probe; `forward` has reached that stretch.
+
+    The stretches after it are run for all probes together, so that their weights are read once.
     """
     step = source.model.step
     after: dict[str, Forward] = {}
@@ -104,7 +110,9 @@ def _with_each(
 
 
 def _looked_up(stretch: Stretch, source: Source) -> dict[str, Array]:
-    """The tables of embeddings that nothing is multiplied by: all their inputs count alike."""
+    """The embedding tables that are only looked up, each with importances of one: all their inputs count
+    alike.
+    """
     multiplied = {name for op in source.model.step.ops for name in ops.multiplied_by(op)}
     tables = {name for op in stretch.ops for name in ops.looked_up_in(op)} - multiplied
     found = {name: source.matrices[name] for name in sorted(tables)}
@@ -112,8 +120,8 @@ def _looked_up(stretch: Stretch, source: Source) -> dict[str, Array]:
 
 
 def _answers(forward: Forward, parts: Sequence[Stretch], weights: FloatWeights) -> Array:
-    """What the model is for, of every position that is looked at: float32 [rows, vocab] logarithms of the
-    probabilities of the next token, or the embeddings [rows, width], of length 1.
+    """The model's outputs at the sampled positions: float32 [rows, vocab] log-probabilities of the next
+    token, or embeddings [rows, width] of length 1.
     """
     for stretch in parts[:-1]:
         forward.advance(stretch, weights)
@@ -142,7 +150,7 @@ def _turned(expected: Array, found: Array) -> float:
 
 
 def _errors(source: Source, param: Param, importance: Array) -> tuple[dict[int, float], Array]:
-    """Σ h·(w - ŵ)² by bits, and the matrix as it is with the bits of the probe."""
+    """Σ h·(w - ŵ)² for each number of bits, and the matrix dequantized from the probe's bits."""
     group = source.matrices[param.name].group
     errors: dict[int, float] = {}
     fitting = [bits for bits in BITS if Scheme(bits, group).fits(param.k)]
@@ -161,13 +169,13 @@ def _errors(source: Source, param: Param, importance: Array) -> tuple[dict[int, 
 
 
 def _probe(fitting: Iterable[int]) -> int:
-    """The bits that a sensitivity is measured at, of those that rows can have."""
+    """The number of bits at which a sensitivity is measured, out of those that rows can have."""
     return min(bits for bits in fitting if bits >= PROBE)
 
 
 def allocate(costs: Mapping[str, Costs], budget: int) -> dict[str, int]:
-    """Bits of each matrix, in all at most `budget` bytes, with the least loss that the hulls allow;
-    BuildError where the fewest bits are too many.
+    """Choose bits for each matrix, at most `budget` bytes in all, with the least loss that the hulls allow.
+    Raises BuildError where even the fewest bits take more bytes.
     """
     steps = {name: list(_hull(cost)) for name, cost in costs.items()}
     chosen = {name: found[0] for name, found in steps.items()}
@@ -175,7 +183,7 @@ def allocate(costs: Mapping[str, Costs], budget: int) -> dict[str, int]:
     _check_room(budget, spent)
 
     def step(name: str, at: int) -> tuple[float, str, int]:
-        """What the next step gains per byte, the most first."""
+        """The sort key of a matrix's next step: what it gains per byte, the largest gain first."""
         cost, (less, more) = costs[name], steps[name][at : at + 2]
         gained = cost.loss[less] - cost.loss[more]
         return -gained / (cost.size[more] - cost.size[less]), name, at
@@ -196,7 +204,7 @@ def allocate(costs: Mapping[str, Costs], budget: int) -> dict[str, int]:
 
 
 def _check_room(budget: int, least: int) -> None:
-    """BuildError where the matrices have `least` bytes with the fewest bits, and `budget` is smaller."""
+    """Raise BuildError where the matrices take `least` bytes with the fewest bits, more than `budget`."""
     if least > budget:
         raise BuildError(
             f"the size asked for leaves {show_size(max(budget, 0))} for the matrices, which have "
@@ -205,7 +213,7 @@ def _check_room(budget: int, least: int) -> None:
 
 
 def _hull(costs: Costs) -> Iterator[int]:
-    """The bits on the lower convex hull of loss over bytes, the fewest first."""
+    """Yield the numbers of bits on the lower convex hull of loss over bytes, the fewest first."""
     hull: list[int] = []
     for bits in sorted(costs.size):
         if hull and costs.loss[bits] >= costs.loss[hull[-1]]:
@@ -228,8 +236,8 @@ def allocated(
     fit: int | None,
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> Source:
-    """The source with bits for each matrix: `bits` a weight on average, scales and biases included, or all
-    weights within `fit` bytes. BuildError where that cannot be.
+    """Give the source bits for each matrix: `bits` a weight on average, scales and biases included, or all
+    weights within `fit` bytes. Raises BuildError where no choice has that size.
     """
     quantized = {name: matrix for name, matrix in source.matrices.items() if matrix.quantized}
     if fit is None:
@@ -237,7 +245,7 @@ def allocated(
         budget = int(bits * sum(matrix.n * matrix.k for matrix in quantized.values()) / 8)
     else:
         budget = fit - sum(source.bytes_of(param) for param in source.params if param.name not in quantized)
-    # Shapes alone decide whether there is room: a build is refused before it measures.
+    # Shapes alone decide whether the budget suffices, so a build is refused before it measures.
     _check_room(budget, sum(_least_bytes(matrix) for matrix in quantized.values()))
     return with_bits(source, allocate(measure(source, text, advance), budget))
 

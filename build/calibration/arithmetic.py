@@ -16,7 +16,7 @@ Array = npt.NDArray[Any]
 
 
 def rms_norm(x: Array, weight: Array, eps: float) -> Array:
-    """Over the last axis."""
+    """Normalize x over its last axis by the root of the mean square, and multiply by the weight."""
     normed: Array = x / np.sqrt((x * x).mean(-1, keepdims=True) + x.dtype.type(eps)) * weight
     return normed
 
@@ -28,14 +28,14 @@ def linear(x: Array, weight: Array, bias: Array | None) -> Array:
 
 
 def capped(x: Array, softcap: float | None) -> Array:
-    """Within ±softcap."""
+    """Limit x smoothly to ±softcap; None leaves it as it is."""
     if softcap is None:
         return x
     return np.asarray(np.tanh(x / x.dtype.type(softcap)) * x.dtype.type(softcap))
 
 
 def rotate(x: Array, rope: Rope, positions: Array) -> Array:
-    """Pairs (i, i + D/2) of x [M, heads, D] turned and scaled; those of frequency 0 stay as they are."""
+    """Rotate and scale the pairs (i, i + D/2) of x [M, heads, D]; pairs of frequency 0 stay unchanged."""
     angles, scales = np.maximum(positions, 0)[:, None] * np.array(rope.inv_freq), scales_of(rope)
     cos, sin = ((turn(angles) * scales).astype(x.dtype)[:, None] for turn in (np.cos, np.sin))
     a, b = np.split(x, 2, -1)
@@ -43,7 +43,7 @@ def rotate(x: Array, rope: Rope, positions: Array) -> Array:
 
 
 def scales_of(rope: Rope) -> Array:
-    """What cosine and sine of each pair are multiplied by."""
+    """Factors by which the cosine and sine of each pair are multiplied."""
     return np.where(np.array(rope.inv_freq) != 0, rope.scale, 1.0)
 
 
@@ -52,7 +52,9 @@ def _gelu_erf(x: Array) -> Array:
 
 
 def _erf(x: Array) -> Array:
-    """Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 7.1.26: |error| ≤ 1.5e-7."""
+    """The error function by Abramowitz and Stegun, Handbook of Mathematical Functions (1964), 7.1.26; |error|
+    ≤ 1.5e-7.
+    """
     t = 1 / (1 + 0.3275911 * np.abs(x))
     powers = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
     return np.asarray(np.sign(x) * (1 - powers * np.exp(-x * x)))

@@ -1,5 +1,5 @@
-"""A forward over calibration windows, a stretch of the step at a time: all windows go through one stretch
-before the next is read, so that memory holds the weights of one stretch and what goes from one to the next.
+"""Runs calibration windows through a step, one stretch at a time: all windows pass a stretch before the next
+one's weights are read, so that memory holds one stretch's weights and the values between two stretches.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from nearfar.step import ops
 from nearfar.step.model import Step
 
 MOST_LIVE = 3
-"""Values that may go from one stretch to the next: a stretch ends where no more are needed later."""
+"""The most values that may pass from one stretch to the next; a stretch ends where no more are needed later.
+"""
 BLOCK_TOKENS = 2048
-"""Tokens that go through a stretch together, about."""
+"""About how many tokens go through a stretch together."""
 
 Weights = Mapping[str, Array]
 Watch = Callable[[str, Array], None]
-"""Told the inputs [rows, k] of a matrix, by its name, block by block."""
+"""Callback that gets a matrix's name and its inputs [rows, k], block by block."""
 Heads = Callable[[ops.RopeAppend | ops.Attend, Array], None]
-"""Told, block by block, the keys that are appended, [windows, kv_heads, length, head_dim], and the queries of
-attention, [windows, kv_heads, heads of each, length, head_dim].
+"""Callback that gets, block by block, the appended keys [windows, kv_heads, length, head_dim] and the queries
+of attention [windows, kv_heads, heads of each, length, head_dim].
 """
 
 
 @dataclass(frozen=True)
 class Stretch:
-    """Consecutive operations of a step; `params`: the weights that they read; `live`: the values of these and
-    of earlier ones that later ones read.
+    """Consecutive operations of a step. `params`: the weights that they read; `live`: the values, made here
+    or earlier, that later stretches read.
     """
 
     ops: tuple[ops.Op, ...]
@@ -40,7 +41,7 @@ class Stretch:
 
 
 def stretches(step: Step) -> list[Stretch]:
-    """The step cut where few values, and no cache, go on."""
+    """Cut the step into stretches, where few values and no cache are needed afterwards."""
     last: dict[str, int] = {}
     shared: dict[int, int] = {}
     for index, op in enumerate(step.ops):
@@ -69,7 +70,9 @@ def stretches(step: Step) -> list[Stretch]:
 
 
 class Forward:
-    """Windows of tokens int [windows, length] on their way through a step, each a sequence of its own."""
+    """The state of windows of tokens, int [windows, length], between two stretches; each window is a sequence
+    of its own.
+    """
 
     def __init__(self, step: Step, windows: Array) -> None:
         self.step, self.windows = step, windows
@@ -77,21 +80,21 @@ class Forward:
         """What the last stretch left: float32 [windows · length, width]."""
 
     def copy(self) -> Forward:
-        """Another one at the same place."""
+        """Copy the state, so that both copies can go on from the same stretch."""
         other = Forward(self.step, self.windows)
         other.live = dict(self.live)
         return other
 
     @staticmethod
     def together(some: Iterable[Forward]) -> Forward:
-        """The windows of several at the same place, one after the other."""
+        """Concatenate the windows of several forwards that have reached the same stretch."""
         parts = list(some)
         other = Forward(parts[0].step, np.concatenate([part.windows for part in parts]))
         other.live = {name: np.concatenate([part.live[name] for part in parts]) for name in parts[0].live}
         return other
 
     def thinned(self, every: int) -> Forward:
-        """At each `every`-th token of a window alone, for a stretch that does not look at others."""
+        """Keep each `every`-th token of a window only, for a stretch that does not attend to other tokens."""
         count, length = self.windows.shape
         other = Forward(self.step, self.windows[:, every - 1 :: every])
         other.live = {
@@ -101,14 +104,14 @@ class Forward:
         return other
 
     def watch(self, stretch: Stretch, weights: Weights, watch: Watch) -> None:
-        """Run a stretch for what its matrices are given; nothing goes on."""
+        """Run a stretch to watch the inputs of its matrices; the state stays before the stretch."""
         for _, _ in self._blocks(stretch, weights, watch):
             pass
 
     def advance(
         self, stretch: Stretch, weights: Weights, watch: Watch | None = None, heads: Heads | None = None
     ) -> None:
-        """Run a stretch; what it leaves is there for the next."""
+        """Run a stretch and keep its live values for the next one."""
         found: dict[str, list[Array]] = {name: [] for name in stretch.live}
         for _, values in self._blocks(stretch, weights, watch, heads):
             for name, parts in found.items():
@@ -134,7 +137,7 @@ class Forward:
 
 
 class _Block:
-    """Some windows in one stretch; see operations.Run."""
+    """Some windows on their way through one stretch: a Run of operations.py."""
 
     def __init__(
         self,
@@ -156,7 +159,7 @@ class _Block:
         """Keys and values of a cache: [windows, kv_heads, length, head_dim]."""
 
     def run(self, part: Sequence[ops.Op]) -> None:
-        """Compute the operations; one that ends the list is not computed where its inputs are watched."""
+        """Compute the operations. The last one is skipped where only the inputs of matrices are watched."""
         for op in part:
             if self._watch is not None:
                 for matrix in ops.multiplied_by(op):
@@ -185,7 +188,7 @@ class _Block:
         return np.ascontiguousarray(out.swapaxes(1, 2)).reshape(len(queries), -1)
 
     def wanted(self, x: Array) -> Array:
-        """All rows."""
+        """Give all rows: a calibration computes every position."""
         return x
 
     def _by_head(self, x: Array) -> Array:

@@ -1,4 +1,6 @@
-"""What keys of a cache of 4 bits are stored by, found in a forward: nearfar.format.kv.rounding."""
+"""Calibrates how the keys of a 4-bit cache are rounded (nearfar.format.kv.rounding), by a forward over a
+text.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +23,12 @@ from nearfar.step import ops
 
 WINDOWS = 8
 BEHIND = 0.001
-"""Share of the keys that may lie beyond either end of the range whose middle is subtracted: the first of a
-sequence are like no others.
+"""Share of the keys that may lie beyond either end of the range whose middle is subtracted: the first keys of
+a sequence are unlike all others.
 """
 RIDGE = 0.1
-"""Share of the queries' mean square that is added: it keeps weights small where queries hardly see an offset.
+"""Share of the queries' mean square that is added to the denominator: it keeps weights small where queries
+hardly see an offset.
 """
 BITS = 4
 
@@ -37,8 +40,8 @@ def with_rounding(
     solved: Solved | None,
     progress: Callable[[str, int, int], None],
 ) -> Source:
-    """The source with what keys are rounded by, where there are to be programs that do; its report says by
-    which text.
+    """Add the rounding of keys to the source where the options want programs that use it; the source's report
+    names the calibration text.
     """
     if not options.rounds_keys:
         return source
@@ -51,8 +54,8 @@ def with_rounding(
 
 @dataclass
 class _Seen:
-    """What was seen of one cache: its keys, a list of [rows, kv_heads, head_dim]; and by head and group, for
-    queries q with sum s over the group, the sums of s·q [kv_heads, groups, size] and of q·q [kv_heads,
+    """Statistics of one cache: its keys, a list of arrays [rows, kv_heads, head_dim]; and, by head and group,
+    for queries q with sum s over the group, the sums of s·q [kv_heads, groups, size] and of q·q [kv_heads,
     groups].
     """
 
@@ -61,27 +64,29 @@ class _Seen:
     squares: Array | float = 0.0
 
     def append(self, keys: Array) -> None:
-        """Keys [windows, kv_heads, length, head_dim]."""
+        """Add keys [windows, kv_heads, length, head_dim]."""
         self.keys.append(keys.swapaxes(1, 2).reshape(-1, keys.shape[1], keys.shape[-1]))
 
     def attend(self, queries: Array) -> None:
-        """Queries [windows, kv_heads, heads of each, length, head_dim]."""
+        """Add queries [windows, kv_heads, heads of each, length, head_dim]."""
         kv_heads, head_dim = queries.shape[1], queries.shape[-1]
         size = group_size(head_dim, BITS)
-        assert size is not None  # PlannedTarget.check has refused others
+        assert size is not None  # PlannedTarget.check has rejected other sizes
         parted = queries.swapaxes(0, 1).reshape(kv_heads, -1, head_dim // size, size)
         self.products = self.products + np.einsum("hrg,hrgd->hgd", parted.sum(-1), parted)
         self.squares = self.squares + np.einsum("hrgd,hrgd->hg", parted, parted)
 
     def rounding(self) -> F32:
-        """[2, kv_heads, head_dim]; what is no number is left out."""
+        """The middle of the keys' range and the weights of the offsets, float32 [2, kv_heads, head_dim]; NaN
+        and Inf become 0.
+        """
         keys = np.concatenate(self.keys)
         ends = np.quantile(keys, [BEHIND, 1 - BEHIND], axis=0)
         products = np.asarray(self.products)
         seen = products.sum(-1) + RIDGE * self.squares  # the sum of s·q over the group is s²
         weights = products / np.where(seen > 0, seen, 1)[..., None]
         made = np.stack([ends.mean(0), weights.reshape(keys.shape[1:])])
-        # The bits of float16 are enough, and mostly the same wherever it is computed.
+        # float16 is precise enough, and mostly gives the same bits on every machine.
         return np.asarray(np.nan_to_num(made, posinf=0, neginf=0), np.float16).astype(np.float32)
 
 
@@ -91,9 +96,11 @@ def key_rounding(
     text: CalibrationText,
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[int, F32]:
-    """By cache float32 [2, kv_heads, head_dim]: the middle of its keys' range; and with M the second moments
-    of the queries that read it, M·1 / 1ᵀM·1 of each group: so much of its components' errors an offset has to
-    make up for that queries see least of them. `advance` is told stretches.
+    """For each cache float32 [2, kv_heads, head_dim]: the middle of its keys' range, and M·1 / 1ᵀM·1 for each
+    group, with M the second moments of the queries that read the cache.
+
+    The second are the weights with which a group's offset absorbs its components' rounding errors so that q·k
+    changes least. `advance` gets the number of finished stretches and of all.
     """
     step = source.model.step
     forward = Forward(step, text.windows)
@@ -104,7 +111,7 @@ def key_rounding(
 
     parts = stretches(step)
     while not any(isinstance(op, ops.Attend) for op in parts[-1].ops):
-        parts.pop()  # what nobody attends to any more
+        parts.pop()  # the operations after the last attention
     for index, stretch in enumerate(parts):
         advance(index, len(parts))
         forward.advance(stretch, FloatWeights(source, solved), heads=heads)

@@ -1,7 +1,7 @@
 """The operations of a step in NumPy: one function each, and the table of them. Formulas as in step/ops.py.
 
 The forward of a calibration (forward.py) and the reference of the tests (tests/support/step_reference.py)
-read a list by this table. They differ in where keys and values lie, which is what `Run` asks for.
+read a list by this table. They differ in where keys and values are kept, which `Run` abstracts from.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from nearfar.step.model import Step
 
 
 class Run(Protocol):
-    """Rows on their way through a list."""
+    """The state of M rows that run through the list of a step."""
 
     @property
     def step(self) -> Step:
-        """The list, its caches and rotations."""
+        """The step: its list of operations, its caches and rotations."""
         ...
 
     @property
@@ -31,7 +31,7 @@ class Run(Protocol):
 
     @property
     def values(self) -> Mapping[str, Array]:
-        """What the operations before have made: [M, width] by name."""
+        """The results of the operations so far, [M, width] by name."""
         ...
 
     @property
@@ -53,12 +53,12 @@ class Run(Protocol):
         ...
 
     def wanted(self, x: Array) -> Array:
-        """The rows of x that the end of the list is asked for."""
+        """The rows of x whose logits or embeddings are wanted."""
         ...
 
 
 def compute(run: Run, op: ops.Op) -> Array:
-    """What an operation makes: [M, width]."""
+    """Compute an operation's result, [M, width]."""
     return OPERATIONS[type(op)](run, op)
 
 
@@ -177,7 +177,7 @@ def _bias(run: Run, name: str | None) -> Array | None:
 
 
 def _turned(run: Run, op: ops.RopeAppend, part: Array, norm: str | None) -> Array:
-    """[M, heads · head_dim] → [M, heads, head_dim], normalized and rotated."""
+    """Reshape a projection [M, heads · head_dim] to [M, heads, head_dim], normalized and rotated."""
     heads = part.reshape(len(part), -1, run.step.caches[op.cache].head_dim)
 
     def normed(heads: Array) -> Array:

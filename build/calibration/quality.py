@@ -1,4 +1,6 @@
-"""What `--quality` asks for: checked before anything is read, done before the weights are streamed."""
+"""Carries out `--quality`: options are checked before the checkpoint is read, matrices quantized before the
+weights are streamed.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,13 @@ METHODS = {
 }
 
 WINDOWS: dict[Quality, int] = {"good": 16, "best": MOST_WINDOWS}
-"""Windows of the text, evenly from all of it. The mean of an input's squares is known after a few thousand
-tokens (docs/quality.md); how any two inputs go together is not.
+"""Windows of the calibration text for each quality, taken evenly from all of it. The mean of an input's
+squares is known after a few thousand tokens (docs/quality.md); the moments of pairs of inputs need more.
 """
 
 
 def check_quality(options: BuildOptions, source: Source) -> None:
-    """BuildError where the options do not go together, or the checkpoint has codes that are kept."""
+    """Raise BuildError where the options exclude each other, or the checkpoint has codes that are kept."""
     if options.quality not in QUALITIES:
         raise BuildError(f"unknown quality {options.quality!r}: use {', '.join(QUALITIES)}")
     _check_size(options)
@@ -52,7 +54,7 @@ def check_quality(options: BuildOptions, source: Source) -> None:
 
 
 def _check_size(options: BuildOptions) -> None:
-    """Refuse a size that is asked for in two ways, or with a quality that measures nothing."""
+    """Reject a size that is given in two ways, or with a quality that measures nothing."""
     given = [f"--bits {options.bits:g}"] if options.bits is not None else []
     given += [f"--fit {show_size(options.fit)}"] if options.fit is not None else []
     if not given:
@@ -76,8 +78,10 @@ def refined(
     text: Callable[[], CalibrationText],
     progress: Callable[[str, int, int], None],
 ) -> tuple[Source, Solved | None]:
-    """The source with the bits that its size allows, and the matrices as the quality asked for has them, None
-    where they are quantized as they are streamed; the source's report says how it was done.
+    """Choose bits where a size is given, and quantize the matrices as the quality says.
+
+    Gives the source and the quantized matrices; None in place of these where the matrices are quantized as
+    they are streamed. The source's report says how it was done.
     """
     if options.quality == "fast":
         return source, None

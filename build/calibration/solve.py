@@ -1,6 +1,8 @@
-"""Quantizes the matrices of a model one stretch after the other: `best` each for what those before it give it
-as they are stored, `good` for what the float model gives it, which is the same for the squares of inputs
-(docs/quality.md) and takes one forward instead of two.
+"""Quantizes the matrices of a model, stretch by stretch.
+
+`best` quantizes each stretch for the inputs that the already quantized stretches give it. `good` uses the
+inputs in the float model: for the squares of inputs the result is the same (docs/quality.md), and one forward
+suffices instead of two.
 """
 
 from __future__ import annotations
@@ -23,25 +25,25 @@ from nearfar.step import ops
 from nearfar.step.params import Param
 
 ROWS = 8192
-"""Rows of a matrix that are read and quantized at a time."""
+"""Rows of a matrix that are read and quantized together."""
 
 
 class FloatWeights(Mapping[str, Array]):
-    """The weights of a step as floats, each read when it is asked for, and kept: those that `solved` has as
-    they are stored, others as they are in the checkpoint.
+    """The weights of a step as floats, read when first used and then kept: dequantized for tensors in
+    `solved`, else as they are in the checkpoint.
     """
 
     def __init__(
         self, source: Source, solved: Solved | None = None, given: Mapping[str, Array] | None = None
     ) -> None:
-        """`given`: weights that are others than those of the checkpoint."""
+        """`given`: weights that replace those of the checkpoint, by name."""
         self._source, self._solved = source, solved
         self._params = {param.name: param for param in source.params}
         self._given = dict(given or {})
         self._read = dict(self._given)
 
     def forget(self) -> None:
-        """Let go of what was read, so that memory need not hold a whole model."""
+        """Drop the weights that were read, so that memory need not hold a whole model."""
         self._read = dict(self._given)
 
     def __getitem__(self, name: str) -> Array:
@@ -60,7 +62,7 @@ class FloatWeights(Mapping[str, Array]):
 
     @staticmethod
     def stacked(param: Param, tensors: Mapping[str, Array]) -> Array:
-        """A parameter of its tensors."""
+        """Assemble a parameter from its tensors, [n, k] or [n]."""
         parts = [tensors[name][:rows] for name, rows in param.tensors.items()]
         stacked = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if not param.is_matrix:
@@ -68,14 +70,14 @@ class FloatWeights(Mapping[str, Array]):
         return stacked if param.order is None else stacked[param.order]
 
     def tensor(self, param: Param, name: str) -> F32:
-        """A tensor of a parameter."""
+        """Read a tensor of a parameter as float32."""
         if self._solved is not None and name in self._solved:
             return dequantize(self._solved[name], self._source.matrices[param.name].group)
         return to_float32(rows_of(self._source, name))
 
 
 def rows_of(source: Source, name: str, start: int = 0, stop: int | None = None) -> Array:
-    """Rows of a checkpoint's tensor, as floats also where it is quantized."""
+    """Read rows [start, stop) of a checkpoint's tensor as floats, dequantized where it is quantized."""
     packed = source.packed
     if packed is not None and name in packed.tensors:
         rows = next(param.tensors[name] for param in source.params if name in param.tensors)
@@ -89,8 +91,8 @@ def solve(
     text: CalibrationText,
     advance: Callable[[int, int], None] = lambda done, total: None,
 ) -> Solved:
-    """Every quantized matrix that multiplies, stored by the quality's method; those that only are looked up
-    in are left to the caller. `advance` is told stretches.
+    """Quantize every matrix that is multiplied with, by the quality's method; tables that are only looked up
+    are left to the caller. `advance` gets the number of finished stretches and of all.
     """
     solved = Solved()
     forward = Forward(source.model.step, text.windows)
@@ -128,7 +130,7 @@ def moments_of(run: Callable[[Watch], None], stretch: Stretch, source: Source, w
 
 
 def _store(solved: Solved, source: Source, param: Param, moments: F64) -> None:
-    """A matrix's tensors, quantized with the moments of its inputs."""
+    """Quantize a matrix's tensors with the moments of its inputs, and keep them in `solved`."""
     matrix = source.matrices[param.name]
     scheme = Scheme(matrix.bits, matrix.group)
     curvature = Curvature.of(moments) if moments.ndim == 2 else None

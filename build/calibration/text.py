@@ -20,14 +20,16 @@ from nearfar.step.model import Model
 
 SHIPPED = Path(__file__).with_name("text.txt")
 LENGTH = 512
-"""Tokens of a window, or as many as the model takes."""
+"""Tokens of a window; fewer where the model's context is shorter."""
 MOST_WINDOWS = 128
 LEAST_TOKENS = 4096
 
 
 @dataclass(frozen=True)
 class CalibrationText:
-    """`windows` int64 [windows, length]; `name` and `sha256` of the text, for who asks what was used."""
+    """A calibration text as tokens, `windows` int64 [windows, length], with the `name` and `sha256` of the
+    text for the manifest.
+    """
 
     windows: npt.NDArray[np.int64]
     name: str
@@ -35,23 +37,23 @@ class CalibrationText:
 
     @property
     def description(self) -> str:
-        """For the manifest."""
+        """The text's name and SHA-256, as the manifest has them."""
         return f"{self.windows.size:,} tokens of {self.name} (sha256 {self.sha256[:16]})"
 
     def part(self, most: int) -> CalibrationText:
-        """At most `most` windows, evenly from all of the text."""
+        """A text of at most `most` windows, taken evenly from all of this one."""
         count = min(most, len(self.windows))
         return replace(self, windows=self.windows[np.linspace(0, len(self.windows) - 1, count).astype(int)])
 
 
 def calibration_text(options: BuildOptions, source: Source) -> Callable[[], CalibrationText]:
-    """The text of a build: read where something first asks for it, and once."""
+    """A function that gives the build's calibration text; the text is read at the first call only."""
     return functools.cache(lambda: read_text(options.calibrate, source.checkpoint, source.model))
 
 
 def read_text(file: Path | None, checkpoint: Checkpoint, model: Model) -> CalibrationText:
-    """The shipped text, or a UTF-8 file's, in the checkpoint's tokens: windows evenly from all of it, each
-    with the token that begins a text where the tokenizer puts one. BuildError for a text that cannot be used.
+    """Read the shipped text, or a UTF-8 file, as windows of tokens taken evenly from all of it; each begins
+    with the beginning-of-text token where the tokenizer adds one. Raises BuildError for an unusable text.
     """
     path = file or SHIPPED
     try:

@@ -1,1 +1,1 @@
-"""The step as kernels: Relax, the compile flow, plans."""
+"""Compiles a step into kernels: Relax functions, the compile flow, plans."""

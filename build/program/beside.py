@@ -1,7 +1,7 @@
-"""Programs compiled in a process beside this one.
+"""Compiles programs in other processes.
 
-What makes a kernel's TIR is Python, so threads would take turns: a GPU target's programs take half the time
-in two processes. A process is told its share, and answers, in files of a folder that only this user reads.
+TIR kernels are made in Python, so threads would take turns: a GPU target's programs take half the time in two
+processes. A process reads its share from, and writes its result to, a folder that only this user can read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nearfar.kernels.emission import Emit, EmitContext
 from nearfar.processors import processors
 
 _WORK, _MADE = "work.pickle", "made.pickle"
-# TVM imports PyTorch where it finds it, which takes longer than all else that the process imports.
+# TVM imports PyTorch where it is installed, which takes longer than all other imports of the process.
 _CODE = """
 import sys
 sys.modules["torch"] = None
@@ -38,14 +38,14 @@ work(sys.argv[1])
 
 @dataclass(frozen=True)
 class Share:
-    """Programs of one target for one process to compile; `tvm_target`, `emit`: see Planned."""
+    """Programs of one target for one process to compile; `tvm_target` and `emit` are fields of Planned."""
 
     tvm_target: dict[str, Any]
     emit: Emit
     job: Job
     variants: tuple[Variant, ...]
     context: EmitContext
-    """Whose folder is not this process's."""
+    """The context of the target; its folder belongs to another process and is not written to."""
 
 
 def shares(variants: Sequence[Variant]) -> list[tuple[Variant, ...]]:
@@ -63,14 +63,14 @@ def shares(variants: Sequence[Variant]) -> list[tuple[Variant, ...]]:
 
 @contextlib.contextmanager
 def beside(share: Share) -> Iterator[Callable[[], list[Compiled]]]:
-    """Compile a share in another process while the block runs; what is given waits for the programs, in the
-    order of the variants, and raises BuildError as compiling them here would. The process ends with the
-    block.
+    """Compile a share in another process while the block runs. The block gets a function that waits for the
+    programs, in the order of the variants, and raises BuildError as compiling them here would. The process
+    ends with the block.
     """
     with tempfile.TemporaryDirectory(prefix="nearfar-beside-") as name:
         folder = Path(name)
         (folder / _WORK).write_bytes(pickle.dumps(share))
-        # A session of its own: Ctrl-C is for this process, which then ends that one.
+        # The child has a session of its own: Ctrl-C reaches only this process, which then ends the child.
         process = subprocess.Popen(
             [sys.executable, "-c", _CODE, name], env=child_environment(), start_new_session=True
         )
@@ -95,7 +95,9 @@ def _made(process: subprocess.Popen[bytes], folder: Path) -> list[Compiled]:
 
 
 def work(name: str) -> None:
-    """What the other process does: read its share from the folder, write what was made of it."""
+    """Entry point of the other process: read its share from the folder `name`, compile, write the programs
+    there.
+    """
     folder = Path(name)
     share: Share = pickle.loads((folder / _WORK).read_bytes())
     target = tvm.target.Target(share.tvm_target)

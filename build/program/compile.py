@@ -1,4 +1,4 @@
-"""A program: all plans and kernels of one variant of a target."""
+"""Compiles a program: all plans and kernels of one variant of a target."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from nearfar.step.model import Model
 
 @dataclass(frozen=True)
 class Job:
-    """What is compiled: the model, how each matrix is stored, the cache's geometry, the buckets."""
+    """The input of a compilation: the model, how each matrix is stored, the cache's geometry, the buckets."""
 
     model: Model
     matrices: dict[str, Matrix]
@@ -42,10 +42,10 @@ class Job:
 
 
 def check_supported(job: Job, variants: Iterable[Variant]) -> None:
-    """BuildError where a variant has no kernel for something that the model computes.
+    """Raise BuildError where a variant has no kernel for an operation of the model.
 
-    The smallest and the largest step are lowered to jobs, and no kernel is made: that takes 0.1 s a step.
-    Passes fuse jobs only where the kernels say that they have one for the result.
+    Only the smallest and the largest step are lowered to jobs, and no kernel is made, which takes 0.1 s a
+    step. Passes fuse jobs only where the kernels have one for the fused job.
     """
     asked: dict[Precisions, tuple[KernelJob, ...]] = {}
     for variant in variants:
@@ -115,10 +115,10 @@ def compiled(
     context: EmitContext,
     dump: Path | None = None,
 ) -> Compiled:
-    """A variant's program, whatever the folder of `context` is: nothing is written to the artifact.
+    """Compile a variant's program without writing to the artifact; the folder of `context` does not matter.
 
-    All code that decides what is in a program is imported, in the end, by this module and by those of `emit`
-    and of the variant's classes: the kernel cache goes by that (build/program/makers.py).
+    This module, those of `emit` and those of the variant's classes import, directly or not, all code that
+    decides what is in a program: the kernel cache depends on that (build/program/makers.py).
     """
     program = compile_program(job, variant, target, dump)
     with tempfile.TemporaryDirectory(prefix="nearfar-program-") as folder:

@@ -1,4 +1,4 @@
-"""A program as it lies in an artifact, and as bytes that can be kept."""
+"""A compiled program in memory, and as bytes for the kernel cache."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _HEADER = 8  # bytes that say how long the record is
 
 @dataclass(frozen=True)
 class Compiled:
-    """A program as it lies in an artifact: its record, and its files by their paths there."""
+    """A compiled program: its record in the manifest, and its files by their paths in the artifact."""
 
     record: Program
     files: Mapping[str, bytes]
 
     @classmethod
     def of(cls, record: Program, root: Path) -> Compiled:
-        """With all files below `root`, which are this program's alone."""
+        """Make it of a record and all files below `root`, which must belong to this program alone."""
         found = sorted(path for path in root.rglob("*") if path.is_file())
         return cls(record, {path.relative_to(root).as_posix(): path.read_bytes() for path in found})
 
@@ -37,7 +37,7 @@ class Compiled:
             path.write_bytes(data)
 
     def to_bytes(self, key: str) -> bytes:
-        """All of it under a key; `of_bytes` reads it."""
+        """Serialize the program together with a key; `of_bytes` reads it."""
         sizes = {name: len(data) for name, data in self.files.items()}
         header = json.dumps({"key": key, "record": plain(self.record), "files": sizes}).encode()
         whole = b"".join([len(header).to_bytes(_HEADER, "little"), header, *self.files.values()])
@@ -45,7 +45,7 @@ class Compiled:
 
     @classmethod
     def of_bytes(cls, data: bytes, key: str) -> Compiled | None:
-        """What `to_bytes` made of it under this key; None where the bytes are anything else."""
+        """Read what `to_bytes` wrote with this key; None for any other bytes."""
         try:
             whole = zlib.decompress(data)
             start = _HEADER + int.from_bytes(whole[:_HEADER], "little")

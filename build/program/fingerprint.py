@@ -1,4 +1,6 @@
-"""What a compiled program depends on, as one digest: what it is made of, what makes it, with which tools."""
+"""One digest of everything that a compiled program depends on: its input, the code that makes it, and the
+tools.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +22,12 @@ _TOOLS = ("apache-tvm", "apache-tvm-ffi", "numpy", "ziglang")
 
 
 def fingerprint(*values: object) -> str:
-    """SHA-256, in hexadecimal, of the values' content, of the code that their classes and functions are of
-    (makers.py), and of the tools that this runs on.
+    """SHA-256, in hexadecimal, of the values' content, of the code that defines their classes and functions
+    (makers.py), and of the versions of the tools.
 
-    The same in every process; another where a value, a source, a version of a tool or Python's differs.
-    TypeError where a value has no content that could be told (an address, an open file), or is of other code
-    than nearfar's.
+    It is the same in every process, and differs where a value, a source file or a version of a tool or of
+    Python differs. Raises TypeError for a value without comparable content (an address, an open file), or
+    defined by code outside nearfar.
     """
     modules: set[str] = set()
     told = json.dumps([_content(value, modules) for value in values])
@@ -35,7 +37,7 @@ def fingerprint(*values: object) -> str:
 
 @functools.cache
 def _tools() -> str:
-    """Versions, which do not change while a process runs."""
+    """Versions of the tools, read once: they do not change while a process runs."""
     versions = [f"{tool} {_version(tool)}" for tool in _TOOLS]
     return "\n".join([sys.version, *versions, str(tvm.support.libinfo().get("GIT_COMMIT_HASH"))])
 
@@ -48,8 +50,8 @@ def _version(tool: str) -> str:
 
 
 def _content(value: Any, modules: set[str]) -> Any:
-    """A value as JSON that tells apart what differs: by type too, since 1 == 1.0 == True. `modules`: those of
-    all classes and functions are added.
+    """A value as JSON that distinguishes all different values, also by type, since 1 == 1.0 == True. The
+    modules of all classes and functions in it are added to `modules`.
     """
     if value is None or isinstance(value, bool | int | str):
         return value

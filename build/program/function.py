@@ -1,4 +1,4 @@
-"""A Relax function of the step in the making: its parameters, its values, and the bindings so far."""
+"""A builder for a step's Relax function: its parameters, its values, and the bindings so far."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from nearfar.step.ops import Op, reads
 
 
 class StepFunction:
-    """The function of `m` rows. `values`: the variable of each value of the list that has been made."""
+    """A builder for the function of `m` rows. `values`: the variable of each value of the list that has been
+    made.
+    """
 
     def __init__(
         self,
@@ -43,13 +45,13 @@ class StepFunction:
         self._body: list[tuple[relax.Expr, relax.Var]] = []
 
     def add(self, op: Op, expr: relax.Expr) -> None:
-        """What an operation makes."""
+        """Bind an operation's result to its name."""
         normal = self._builder.normalize(expr)
         self.values[op.out] = relax.DataflowVar(identifier(op.out), normal.ty)
         self._body.append((normal, self.values[op.out]))
 
     def finish(self) -> relax.Function:
-        """The function; its output is the last operation's: logits or embeddings."""
+        """Finish the function; its output is the last operation's result: logits or embeddings."""
         name, builder = f"step_{self.m}", self._builder
         with builder.function(name, list(self._vars.values())):
             with builder.dataflow():
@@ -60,17 +62,17 @@ class StepFunction:
         return builder.get()[name]
 
     def arguments(self) -> dict[str, str]:
-        """For each parameter's name in the function, the plan argument that it stands for."""
+        """The plan argument that each parameter of the function stands for, by the parameter's name."""
         return {self._vars[name].name: argument for name, argument in self._arguments.items()}
 
-    # -- what operations are made of --
+    # -- for the functions of operations --
 
     def dtype(self, value: str) -> str:
-        """The dtype of a value: the activations' where only operations read it that can, else float32."""
+        """The dtype of a value: the activations' where all its readers accept that, else float32."""
         return self._dtypes.activations if value in self._narrow else "float32"
 
     def wide_value(self, name: str) -> relax.Var:
-        """A value in float32."""
+        """The value cast to float32."""
         value = self.values[name]
         return (
             value
@@ -79,7 +81,7 @@ class StepFunction:
         )
 
     def bind(self, expr: Any, hint: str) -> relax.Var:
-        """An expression as a value of its own."""
+        """Bind an expression to a new variable."""
         normal = self._builder.normalize(expr)
         var = relax.DataflowVar(hint, normal.ty)
         self._body.append((normal, var))
@@ -91,18 +93,18 @@ class StepFunction:
         return relax.TupleGetItem(halves, 0), relax.TupleGetItem(halves, 1)
 
     def input(self, name: str, argument: str, shape: tuple[Any, ...], dtype: str) -> relax.Var:
-        """A parameter of the function. `argument`: what it stands for in a plan."""
+        """Add a parameter to the function. `argument`: what it stands for in a plan."""
         if name not in self._vars:
             self._vars[name] = relax.Var(identifier(name), relax.TensorType(list(shape), dtype))
             self._arguments[name] = argument
         return self._vars[name]
 
     def buffer(self, name: str, shape: tuple[Any, ...], dtype: str) -> relax.Var:
-        """A buffer of the format's table as a parameter."""
+        """Add a buffer of the format's table as a parameter."""
         return self.input(name, f"buffer:{name}", shape, dtype)
 
     def parts(self, param: str) -> list[relax.Var]:
-        """The packed parts of a matrix as parameters."""
+        """Add the packed parts of a matrix as parameters."""
         parts = self._kernels.parts(self.matrices[param])
         names = [f"{param}.{part.name}" for part in parts]
         return [
@@ -111,11 +113,11 @@ class StepFunction:
         ]
 
     def vector(self, param: str) -> relax.Var:
-        """A float32 vector as a parameter."""
+        """Add a float32 vector as a parameter."""
         return self.input(param, f"weight:{param}", (self._params[param].n,), "float32")
 
     def optional(self, param: str | None) -> list[relax.Var]:
-        """A vector that need not be there, as a list of one or none."""
+        """Add an optional vector as a parameter; gives a list of one variable, or of none."""
         return [] if param is None else [self.vector(param)]
 
     def paged(self, cache: int, heads: int) -> dict[str, Any]:
@@ -134,7 +136,7 @@ class StepFunction:
         }
 
     def where(self, cache: int) -> dict[str, relax.Var]:
-        """The buffers that say where in a cache the rows lie, by their names as inputs of jobs."""
+        """The buffers with the rows' places in a cache, by their names as inputs of jobs."""
         table = buffers.page_table(self.step.group(cache))
         return {
             "positions": self.buffer("positions", (MAX_STEP,), "int32"),
@@ -143,7 +145,7 @@ class StepFunction:
         }
 
     def kv(self, cache: int) -> dict[str, relax.Var]:
-        """The buffers of keys and values of a cache, by their names as inputs of jobs."""
+        """The buffers of a cache's keys and values, by their names as inputs of jobs."""
         extent = buffers.pages(self.step.group(cache))
         count = self.symbols.setdefault(extent, tirx.Var(identifier(extent), "int64"))
         shape = self.step.caches[cache]
@@ -154,11 +156,13 @@ class StepFunction:
 
 
 def _narrow_values(listed: tuple[Op, ...]) -> set[str]:
-    """Values of the activations' dtype, which only operations read that can (Op.half)."""
+    """Names of the values that can have the activations' dtype: all operations that read them accept it
+    (Op.half).
+    """
     half = {name for op in listed if op.half for name in reads(op)}
     return half - {name for op in listed if not op.half for name in reads(op)}
 
 
 def identifier(name: str) -> str:
-    """A name that TVMScript prints as it is."""
+    """Turn a name into an identifier, which TVMScript prints unchanged."""
     return name.replace(".", "_")

@@ -1,9 +1,9 @@
-"""Compiled programs, kept across builds by what they were compiled from: a rebuild of the same shapes
+"""The kernel cache: compiled programs, kept across builds by fingerprint. A rebuild with the same shapes
 compiles nothing.
 
-A file is named after the fingerprint of a program, and holds the program's record and files. It is written
-aside and renamed, with a digest of itself: one that is damaged, or that another program's was put in place
-of, is as good as none.
+A file is named after the fingerprint of a program, and holds the program's record and files with a digest of
+them. It is written under a temporary name and renamed. A damaged or misplaced file is ignored and the program
+is compiled again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nearfar.errors import NearfarWarning
 from nearfar.folders import cache_folder, read_cache, trim_cache, write_cache
 
 FOLDER = "NEARFAR_KERNEL_CACHE"
-"""The environment's variable that names another folder."""
+"""The environment variable that names another folder for the cache."""
 LIMIT = 1 << 30  # bytes; a program of a model of a billion parameters takes about one million
 _SUFFIX = ".program"
 
@@ -26,8 +26,8 @@ _SUFFIX = ".program"
 class KernelCache:
     """The folder with a file for each program, no larger than `limit` bytes.
 
-    What cannot be read or written (no right to, a disk that is full) is compiled and not kept: a warning, and
-    no error.
+    Where the folder cannot be read or written (no permission, a full disk), programs are compiled and not
+    kept; that gives a warning, no error.
     """
 
     def __init__(self, folder: Path | None = None, limit: int = LIMIT) -> None:
@@ -36,7 +36,7 @@ class KernelCache:
         self._limit = limit
 
     def get(self, key: str) -> Compiled | None:
-        """What is kept under a fingerprint; it counts as used now."""
+        """Read the program of a fingerprint, None where there is none; the file counts as used now."""
         file = self._file(key)
         data = read_cache(file)
         found = Compiled.of_bytes(data, key) if data else None
@@ -46,7 +46,7 @@ class KernelCache:
         return found
 
     def put(self, key: str, program: Compiled) -> None:
-        """Keep a program, and give up those unused for longest where that is too much."""
+        """Keep a program, and delete the least recently used ones beyond the limit."""
         if not write_cache(self._file(key), program.to_bytes(key)):
             warnings.warn(
                 f"compiled kernels cannot be kept in {self.folder}, so each build compiles them anew: free "

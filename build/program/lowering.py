@@ -1,4 +1,4 @@
-"""The step's list in Relax: one function for each bucket of M rows."""
+"""Lowers a step's list to Relax: one function for each bucket of M rows."""
 
 from __future__ import annotations
 

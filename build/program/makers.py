@@ -1,7 +1,7 @@
-"""The source files that decide what a program is: what compiles it, and all that this imports.
+"""Finds the source files that decide what a program is: those that compile it, and all that they import.
 
-They are found, not listed: so none is forgotten, and none counts that has no part in it. A change of another
-target, of how weights are read, or of the runtime leaves kept programs as they are.
+They are found by imports instead of listed, so none is forgotten and none counts without reason. A change of
+another target, of how weights are read, or of the runtime keeps cached programs valid.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ IDLE = {
     "nearfar.folders": "says where zig keeps what it made",
     "nearfar.processors": "says how much is compiled side by side",
 }
-"""Modules that are imported by what compiles and have no part in what comes out, and why: neither they nor
-what they import count.
+"""Modules that the compiling code imports without effect on programs, and why; neither they nor their imports
+count.
 """
 _C = ("*.c", "*.h")
 
 
 @dataclass(frozen=True)
 class _Source:
-    """A file of Python: a digest of what it says, and the names that it imports, modules or not."""
+    """A Python file: a digest of its code, and the names that it imports, modules or not."""
 
     digest: str
     imports: tuple[str, ...]
@@ -47,8 +47,8 @@ def makers_digest(modules: frozenset[str], root: Path = ROOT) -> str:
 
 
 def makers(modules: Iterable[str], root: Path = ROOT) -> list[Path]:
-    """The files of these modules of nearfar, of all modules of it that they import, and the C files beside
-    them. `root`: the package's folder.
+    """The files of these nearfar modules, of all nearfar modules that they import, directly or not, and the C
+    files in their folders. `root`: the package's folder.
     """
     found: dict[str, Path] = {}
     left = list(modules)
@@ -63,7 +63,7 @@ def makers(modules: Iterable[str], root: Path = ROOT) -> list[Path]:
 
 
 def _file(name: str, root: Path) -> Path | None:
-    """A module's source; None where nearfar has no module of that name."""
+    """The source file of a module; None where nearfar has no module of that name."""
     first, *rest = name.split(".")
     path = root.joinpath(*rest)
     files = (path / "__init__.py", path.with_suffix(".py")) if first == "nearfar" and rest else ()
@@ -71,7 +71,7 @@ def _file(name: str, root: Path) -> Path | None:
 
 
 def _c_files(folder: Path) -> Iterator[Path]:
-    """The C files of a folder, and of the folders in it that are no packages."""
+    """The C files of a folder, and of its sub-folders that are not packages."""
     inner = [each for each in folder.iterdir() if each.is_dir() and not (each / "__init__.py").exists()]
     return (path for each in (folder, *inner) for kind in _C for path in each.glob(kind))
 
@@ -87,9 +87,9 @@ def _source(path: Path, root: Path) -> _Source:
 
 
 def _imports(tree: ast.Module, package: list[str]) -> Iterator[str]:
-    """The names of the modules that a module imports, within functions too, but not for types alone.
+    """Yield the names that a module imports, also within functions, but not under TYPE_CHECKING.
 
-    `package`: the parts of the name of the package that holds the module.
+    `package`: the parts of the name of the module's package.
     """
     left: list[ast.AST] = [tree]
     while left:
@@ -107,7 +107,7 @@ def _imports(tree: ast.Module, package: list[str]) -> Iterator[str]:
 
 
 def _is_docstring(statement: ast.stmt) -> bool:
-    """Whether it is a text that nothing is done with, as under a constant too."""
+    """Whether a statement is a string literal on its own: a docstring, also below a constant."""
     return (
         isinstance(statement, ast.Expr)
         and isinstance(statement.value, ast.Constant)

@@ -1,7 +1,7 @@
 """The operations of a step in Relax: one function each, and the table of them.
 
-A function gives the expression of what the operation makes: a call of an operator of ours, which asks for a
-kernel by its job, or Relax's own operators, which TVM fuses and schedules.
+A function gives an operation's result as an expression: a call of one of our operators, whose job selects a
+kernel, or Relax's own operators, which TVM fuses and schedules.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _RECORDS: dict[str, type[GraphJob]] = {kind.kind: kind for kind in typing.get_ar
 
 
 def call(job: GraphJob, tensors: Sequence[relax.Expr]) -> relax.Call:
-    """A call of the job's operator; tensors in the order of its inputs."""
+    """Call the job's operator; tensors come in the order of the job's inputs."""
     text = json.dumps(dataclasses.asdict(job), separators=(",", ":"))
     shape, dtype = job.out
     out = relax.TensorType(list(shape), dtype)
@@ -38,7 +38,7 @@ class OpCall:
 
     @property
     def named(self) -> dict[str, relax.Expr]:
-        """The tensors by the names that the job gives its inputs."""
+        """The tensors, by the names that the job gives its inputs."""
         parts = len(self.tensors) - len(self.job.inputs(0))
         return dict(zip(self.job.inputs(parts), self.tensors, strict=True))
 
@@ -82,13 +82,13 @@ def _decoded(record: type[Any], fields: dict[str, Any]) -> Any:
 
 @functools.cache
 def _inner(record: type) -> dict[str, type[Any]]:
-    """The records within a record, by their fields."""
+    """The classes of the records nested in a record, by field."""
     hints = typing.get_type_hints(record).items()
     kinds = ((name, kind) for name, hint in hints for kind in (hint, *typing.get_args(hint)))
     return {name: kind for name, kind in kinds if isinstance(kind, type) and dataclasses.is_dataclass(kind)}
 
 
 def rebuilt(job: GraphJob, named: dict[str, relax.Expr]) -> relax.Call:
-    """A call of a job, its tensors given by name."""
+    """Call a job's operator, with its tensors given by name."""
     parts = sum(name.startswith("w") and name[1:].isdigit() for name in named)
     return call(job, [named[name] for name in job.inputs(parts)])

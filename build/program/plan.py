@@ -1,4 +1,4 @@
-"""Plans: a planned Relax function, or a target's staged kernels, as a straight line of launches."""
+"""Makes plans: a planned Relax function, or a target's staged kernels, as a sequence of launches."""
 
 from __future__ import annotations
 
@@ -68,15 +68,13 @@ def _memory_call(call: relax.Call, values: Mapping[relax.Var, str], plan: Plan) 
 
 
 def _held(storage: str, plan: Plan) -> str:
-    """Count one more tensor of a storage."""
+    """Count one more tensor that a storage holds, and give the storage's name."""
     plan.tensors[storage] = plan.tensors.get(storage, 0) + 1
     return storage
 
 
 def staged_plan(plan: Plan, name: str, staged: Staged, buffers: Iterable[str]) -> Plan:
-    """Fill `plan` with kernels that the graph has no part in (sampling): their params are buffers of the
-    same name.
-    """
+    """Fill `plan` with kernels outside the graph (sampling); their parameters are buffers' names."""
     known = set(buffers)
     plan.storage = [int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in staged.scratch]
     for kernel, stage in staged.named(name):
@@ -92,8 +90,8 @@ def staged_plan(plan: Plan, name: str, staged: Staged, buffers: Iterable[str]) -
 
 
 def share_workspace(plans: Iterable[Plan]) -> list[int]:
-    """Give all plans one set of workspace buffers: a plan's n-th largest storage is workspace n. Returns
-    their bytes.
+    """Give all plans one set of workspace buffers: a plan's n-th largest storage becomes workspace n. Returns
+    their sizes in bytes.
     """
     sizes: list[int] = []
     for plan in plans:

@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from nearfar.build.targets.target import Target
 
 _OF_LIBRARIES = ("mlx", "onnx")
-"""Targets whose programs a library brings: modules of this folder. Others have a target.py in targets/."""
+"""Targets whose programs come from a library: modules of this folder. All others have a target.py in
+targets/.
+"""
 
 
 @cache
@@ -26,7 +28,7 @@ def target_names() -> tuple[str, ...]:
 
 @cache
 def target_of(name: str) -> Target:
-    """The target of this name, imported when it is asked for; KeyError where there is none."""
+    """The target of this name, imported at the first call; KeyError for an unknown name."""
     if name not in target_names():
         raise KeyError(name)
     if name in _OF_LIBRARIES:

@@ -1,4 +1,6 @@
-"""The mlx target: a directory that mlx-lm and mlx-swift-lm load as it is, with our manifest beside."""
+"""The mlx target: a directory that mlx-lm and mlx-swift-lm load unchanged, with our manifest next to their
+files.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ from nearfar.targets.mlx.config_json import mlx_config, module_of
 
 
 def dense_dtype(source: Source) -> str:
-    """Dtype of everything that is not quantized, one for the whole model: what MLX then computes in."""
+    """The dtype of everything that is not quantized, one for the whole model: MLX then computes in it."""
     wide = all(matrix.bits == 32 for matrix in source.matrices.values())
     return "float32" if wide else "float16"
 
@@ -53,8 +55,8 @@ def tensor_specs(source: Source) -> list[TensorSpec]:
 
 @dataclass
 class _Affine:
-    """Scales and biases of the tensor being written, held until its codes are: an eighth of them at 4
-    bits.
+    """Scales and biases of the tensor being written, kept until its codes are written: an eighth of the
+    codes' bytes at 4 bits.
     """
 
     left: int  # rows still to come
@@ -63,7 +65,7 @@ class _Affine:
 
 
 class MlxWriter(OverFiles):
-    """Writes the checkpoint's own tensors, under their names, in slices as they come."""
+    """Writes the checkpoint's own tensors under their names, in slices as they arrive."""
 
     def __init__(self, source: Source, root: Path) -> None:
         self._files = SafetensorsWriter(root, tensor_specs(source))
@@ -73,7 +75,7 @@ class MlxWriter(OverFiles):
         self._affine: _Affine | None = None
 
     def vector(self, param: Param, values: npt.NDArray[np.float32]) -> None:
-        """Split into the tensors that the parameter was stacked from, as the checkpoint has them."""
+        """Write the tensors that the parameter was stacked from, as the checkpoint has them."""
         start = 0
         for name, n in param.tensors.items():
             part = values[start : start + n]
@@ -109,11 +111,11 @@ class MlxTarget:
     groups = (32, 64, 128)
 
     def products(self, options: BuildOptions) -> set[Products]:
-        """MLX's own."""
+        """Float products only: MLX has no other."""
         return {"float"}
 
     def check(self, source: Source, options: BuildOptions) -> None:
-        """Exporting a function needs mlx itself."""
+        """Raise BuildError for an exported function of an embedding model, or without mlx installed."""
         if options.export_function:
             if source.model.embedding is not None:
                 raise BuildError(
@@ -122,17 +124,17 @@ class MlxTarget:
             _exporter()
 
     def writer(self, source: Source, root: Path, options: BuildOptions) -> MlxWriter:
-        """One safetensors file, or several with an index."""
+        """A writer of one safetensors file, or of several with an index."""
         return MlxWriter(source, root)
 
     def compile(self, source: Source, options: BuildOptions, tell: Tell) -> Programs:
-        """None: MLX compiles where it runs."""
+        """No programs: MLX compiles at run time."""
         return Programs()
 
     def finish(
         self, source: Source, root: Path, weights: Weights, programs: Programs, options: BuildOptions
     ) -> Made:
-        """config.json, the tokenizer and, where asked for, the exported function."""
+        """Write config.json, the tokenizer and, if requested, the exported function."""
         checkpoint = source.checkpoint
         documents = {"config.json": mlx_config(checkpoint.config, source.reading, source.matrices)}
         if (checkpoint.path / "generation_config.json").is_file():
@@ -155,7 +157,7 @@ class MlxTarget:
 
 
 def _exporter() -> ModuleType:
-    """The exporter, which needs mlx: BuildError where it is not installed."""
+    """Import the exporter, which needs mlx. Raises BuildError where it is not installed."""
     try:
         from nearfar.build.targets import mlx_function as export
     except ImportError as error:

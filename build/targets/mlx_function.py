@@ -55,7 +55,9 @@ Weights = Mapping[str, mx.array]
 
 
 class RawMatrix:
-    """Products with a parameter's tensors as the file has them: the columns made are put in order."""
+    """A matrix for products, in the tensors that the file has; the resulting columns are put into the step's
+    order.
+    """
 
     def __init__(self, param: Param, weights: Weights) -> None:
         self._param, self.k = param, param.k
@@ -74,7 +76,7 @@ class RawMatrix:
         return [_pick(piece, made[piece.tensor]) for piece in self._param.pieces]
 
     def rows(self, index: mx.array) -> mx.array:
-        """Dequantized bit by bit: a product with powers of two, at any number of bits."""
+        """Dequantize rows bit by bit, by products with powers of two: this works for any number of bits."""
         (matrix,) = self._tensors.values()
         rows = matrix.weight[index]
         if matrix.scales is None or matrix.biases is None:
@@ -105,14 +107,14 @@ class RawWeights:
 
 
 def _pick(piece: Piece, x: mx.array) -> mx.array:
-    """A piece's columns of x, whose columns are the rows of the piece's tensor."""
+    """Select a piece's columns from x, whose columns are the rows of the piece's tensor."""
     if piece.order is None or piece.order.trivial:
         return x if x.shape[-1] == piece.rows else columns(x, range(piece.start, piece.start + piece.rows))
     return columns(x, [piece.start + row for row in piece.order.rows(piece.rows)])
 
 
 def columns(x: mx.array, index: Sequence[int] | range, axis: int = -1) -> mx.array:
-    """Columns of x along an axis, in any order, without a primitive that holds the other sizes."""
+    """Select columns of x along an axis, in any order, without a primitive that holds the other sizes."""
     others = tuple(at for at in range(x.ndim) if at != axis % x.ndim)
     return mx.take_along_axis(x, mx.expand_dims(mx.array(list(index)), others), axis=axis)
 
@@ -124,7 +126,7 @@ class FreeRun:
     """
 
     def __init__(self, step: Step, dtype: mx.Dtype, inputs: Sequence[mx.array]) -> None:
-        """`inputs`: in the order of the module's docstring."""
+        """`inputs` come in the order of the module's docstring."""
         self._step, self._dtype = step, dtype
         self.tokens, self._positions, self._rows, cached, *self.cache = inputs
         self.cached = mx.concatenate([cached, self._positions], axis=1)
@@ -176,7 +178,9 @@ class FreeRun:
         return mx.take_along_axis(x, index, axis=1)
 
     def _tables(self, rope: Rope) -> tuple[mx.array, mx.array]:
-        """Cosines [B, L, 1, head_dim], and sines with the sign that the half they multiply needs."""
+        """The cosines and the sines, [B, L, 1, head_dim]; a sine has the sign for the half that it
+        multiplies.
+        """
         scale = mx.array([rope.scale if freq else 1.0 for freq in rope.inv_freq], mx.float32)
         angle = mx.expand_dims(self.positions(), 2) * mx.array(rope.inv_freq, mx.float32)
         cos, sin = mx.cos(angle) * scale, mx.sin(angle) * scale
@@ -184,7 +188,7 @@ class FreeRun:
         return pair[0].astype(self._dtype), pair[1].astype(self._dtype)
 
     def _mask(self, window: int | None) -> mx.array:
-        """Which cached tokens each new one sees: bool [B, 1, 1, L, S + L]."""
+        """The mask of the cached tokens that each new token sees: bool [B, 1, 1, L, S + L]."""
         own, other = mx.expand_dims(self._positions, 2), mx.expand_dims(self.cached, 1)
         seen = (other >= 0) & (other <= own)
         if window is not None:
@@ -276,7 +280,7 @@ def main() -> None:
 
 
 def _step(manifest: Mapping[str, Any]) -> Step:
-    """The step that a manifest holds."""
+    """Read the step from a manifest."""
     windows = [group.get("window") for group in manifest["groups"]]
     caches = (KvCache(c["kv_heads"], c["head_dim"], windows[c["group"]]) for c in manifest["caches"])
     ropes = {name: Rope(tuple(rope["inv_freq"]), rope["scale"]) for name, rope in manifest["ropes"].items()}

@@ -1,4 +1,6 @@
-"""The onnx target: a directory that Transformers.js and onnxruntime-genai load, with our manifest beside."""
+"""The onnx target: a directory that Transformers.js and onnxruntime-genai load, with our manifest next to
+their files.
+"""
 
 from __future__ import annotations
 
@@ -24,17 +26,17 @@ from nearfar.step.params import Param
 from nearfar.targets.onnx import configs
 
 HEADS = 8
-"""What the length of a head has to be a multiple of for ONNX Runtime's attention."""
+"""ONNX Runtime's attention needs a head_dim that is a multiple of this."""
 
 
 class OnnxWriter(OverFiles):
     """Writes the tables of rotations, then matrices as the graph's operators read them, in the step's order.
 
-    When all is written, the graph is: it says where in the files each tensor lies.
+    At the end it writes the graph, which says where in the files each tensor is.
     """
 
     def __init__(self, source: Source, root: Path, int8: bool) -> None:
-        """`int8`: products round the rows that a matrix is multiplied by."""
+        """`int8`: products quantize the rows that a matrix is multiplied by."""
         lowering, matrices, external = _modules("lowering", "matrices", "external")
         self._source, self._int8 = source, int8
         self._graph_file = root / configs.graph_file(configs.widest(source.matrices))
@@ -46,7 +48,7 @@ class OnnxWriter(OverFiles):
         self._single: dict[str, Any] = lowering.write_tables(self._files, source.model)
 
     def vector(self, param: Param, values: npt.NDArray[np.float32]) -> None:
-        """In float32, with what is folded into it."""
+        """Write a vector in float32, with its folded factor."""
         self._single[param.name] = self._files.add(param.name, param.folded(values))
 
     def matrix(self, param: Param, matrix: Matrix, tensor: Piece) -> None:
@@ -71,11 +73,11 @@ class OnnxTarget:
     groups = (16, 32, 64, 128)
 
     def products(self, options: BuildOptions) -> set[Products]:
-        """One graph: in float unless only int8 is asked for."""
+        """The products of the one graph: float, unless the options name int8 alone."""
         return {"float"} if "float" in options.multiplied_as else {"int8"}
 
     def check(self, source: Source, options: BuildOptions) -> None:
-        """ONNX Runtime must have operators for the step; writing them needs onnx."""
+        """Reject a step for which ONNX Runtime has no operators; writing the graph also needs onnx."""
         check_kv_bits("onnx", options)
         (lowering,) = _modules("lowering")
         if reason := lowering.refusal(source.model.step.ops):
@@ -88,17 +90,17 @@ class OnnxTarget:
             )
 
     def writer(self, source: Source, root: Path, options: BuildOptions) -> OnnxWriter:
-        """The graph, and files of at most 2 GB beside it."""
+        """A writer of the graph, with the weights in files of at most 2 GB."""
         return OnnxWriter(source, root, self.products(options) == {"int8"})
 
     def compile(self, source: Source, options: BuildOptions, tell: Tell) -> Programs:
-        """None: ONNX Runtime compiles where it runs."""
+        """No programs: ONNX Runtime compiles at run time."""
         return Programs()
 
     def finish(
         self, source: Source, root: Path, weights: Weights, programs: Programs, options: BuildOptions
     ) -> Made:
-        """The files that the libraries read before the graph, and the tokenizer."""
+        """Write the files that the libraries read before the graph, and the tokenizer."""
         checkpoint, model = source.checkpoint, source.model
         bits = configs.widest(source.matrices)
         hidden = next(param.k for param in source.params if param.is_matrix)
@@ -116,7 +118,7 @@ class OnnxTarget:
 
 
 def _modules(*names: str) -> list[ModuleType]:
-    """Modules of targets/onnx/ that need onnx: BuildError where it is not installed."""
+    """Import modules of targets/onnx/, which need onnx. Raises BuildError where it is not installed."""
     from importlib import import_module
 
     try:

@@ -44,7 +44,7 @@ _NONE = np.zeros(0, np.float32)
 class PackedWriter(OverFiles):
     """Packs whole matrices as a target's kernels want them, and appends them to its weight stream.
 
-    At the end come the `bundles`, of vectors that were kept for them.
+    `finish` appends the `bundles`: tensors that join several vectors, which are kept in memory until then.
     """
 
     def __init__(self, packing: Packing, shards: ShardWriter, bundles: Bundles) -> None:
@@ -53,17 +53,17 @@ class PackedWriter(OverFiles):
         self._kept: dict[str, npt.NDArray[np.float32]] = dict.fromkeys(chain(*bundles.values()), _NONE)
 
     def vector(self, param: Param, values: npt.NDArray[np.float32]) -> None:
-        """In float32, with what is folded into it."""
+        """Write a vector in float32, with its folded factor."""
         self.add(param.name, param.folded(values))
 
     def add(self, name: str, values: npt.NDArray[np.float32]) -> None:
-        """A vector as it is."""
+        """Write a float32 vector unchanged."""
         self._shards.add(name, values)
         if name in self._kept:
             self._kept[name] = values
 
     def matrix(self, param: Param, matrix: Matrix, tensor: Piece) -> None:
-        """In the parts that the kernels want, its rows in the step's order."""
+        """Write a matrix in the parts that the kernels read, its rows in the step's order."""
         if param.order is not None:
             tensor = tensor[np.array(param.order)]
         packed = self._packing.pack(matrix, tensor)
@@ -79,11 +79,11 @@ class PackedWriter(OverFiles):
 
 
 class PlannedTarget(Planned):
-    """What the pipeline does for a target with kernels; see nearfar.build.targets.target.Target."""
+    """The pipeline's side of a target with our own kernels; see nearfar.build.targets.target.Target."""
 
     def check(self, source: Source, options: BuildOptions) -> None:
-        """There are kernels for all that the model computes; offsets have 32 bits; browsers read the text
-        themselves.
+        """Raise BuildError where a kernel is missing, a matrix exceeds the kernels' addresses, or, for
+        browsers, the web engine does not follow the tokenizer or chat template.
         """
         if self.packed:
             check_text(self.name, source.checkpoint)
@@ -99,7 +99,7 @@ class PlannedTarget(Planned):
         check_supported(self._job(source, options), self._asked(options))
 
     def _check_products(self, source: Source, options: BuildOptions) -> None:
-        """There is a program, and what is asked for is what it would do."""
+        """Raise BuildError where the options leave no program, or ask for int8 and no matrix can use it."""
         asked = self._asked(options)
         if not asked:
             raise BuildError(
@@ -115,7 +115,9 @@ class PlannedTarget(Planned):
             )
 
     def _check_kv(self, source: Source, options: BuildOptions) -> None:
-        """There are kernels for the caches that are asked for, and the model's heads fit them."""
+        """Raise BuildError where the target lacks a requested cache dtype, or the model's head_dim does not
+        fit it.
+        """
         check_kv_bits(self.name, options)
         for bits in options.kv_bits:
             for cache in source.model.step.caches if bits != 16 else ():
@@ -130,7 +132,7 @@ class PlannedTarget(Planned):
         return {variant.products for variant in self._asked(options)}
 
     def _asked(self, options: BuildOptions) -> list[Variant]:
-        """The variants that were asked for."""
+        """The target's variants that the options select, by device class and products."""
         return [
             variant
             for variant in self.variants(options)
@@ -139,11 +141,13 @@ class PlannedTarget(Planned):
         ]
 
     def _job(self, source: Source, options: BuildOptions) -> Job:
-        """What each variant compiles."""
+        """The input of each variant's compilation."""
         return Job(source.model, source.matrices, manifest.CACHE, options.buckets or self.buckets)
 
     def writer(self, source: Source, root: Path, options: BuildOptions) -> PackedWriter:
-        """The weight stream; it begins with the frequencies of the rotations and what keys are rounded by."""
+        """A writer of the weight stream, which begins with the frequencies of the rotations and the rounding
+        of keys.
+        """
         shards = ShardWriter(root)
         for name, frequencies in manifest.rope_tensors(source.model.step).items():
             shards.add(name, np.array(frequencies, np.float32))
@@ -154,7 +158,7 @@ class PlannedTarget(Planned):
         return writer
 
     def compile(self, source: Source, options: BuildOptions, tell: Tell) -> Programs:
-        """A program for each variant that was asked for."""
+        """Compile a program for each selected variant, or take it from the kernel cache."""
         context = EmitContext(
             root=Path(),
             buffers={buffer.name: buffer for buffer in manifest.buffers(source.model)},
@@ -180,7 +184,7 @@ class PlannedTarget(Planned):
     def finish(
         self, source: Source, root: Path, weights: Weights, programs: Programs, options: BuildOptions
     ) -> Made:
-        """The programs' files, and the tokenizer's."""
+        """Write the programs' and the tokenizer's files."""
         for each in programs.compiled:
             each.write(root)
         records = tuple(each.record for each in programs.compiled)
@@ -203,7 +207,9 @@ class PlannedTarget(Planned):
         return max([*sizes, *vectors.values(), *ropes], default=0)
 
     def _key(self, job: Job, variant: Variant, context: EmitContext) -> str:
-        """The fingerprint of what a variant's program is made of, and of the code that makes it."""
+        """The kernel cache's key of a variant's program: the fingerprint of its input and of the code that
+        makes it.
+        """
         target = str(tvm.target.Target(self.tvm_target))
         given = context.buffers, context.largest_weight, context.figures
         return fingerprint(compiled, self.name, self.emit, target, job, variant, given)
@@ -216,8 +222,8 @@ class PlannedTarget(Planned):
         dump: Path | None,
         counted: Counted,
     ) -> dict[str, Compiled]:
-        """The variants' programs by name; where they are for several classes of devices, by as many
-        processes as there are processors. `dump`: where the module after each pass is written to.
+        """Compile the variants' programs, by name. Those of several device classes are compiled in as many
+        processes as there are processors. `dump`: a folder for the module after each pass.
         """
         here, *others = shares(variants) if dump is None else [tuple(variants)]
         with ExitStack() as stack:
@@ -238,14 +244,14 @@ class PlannedTarget(Planned):
     def compiled(
         self, job: Job, variant: Variant, context: EmitContext, dump: Path | None = None
     ) -> Compiled:
-        """A variant's program; nothing is written to the artifact."""
+        """Compile a variant's program; nothing is written to the artifact."""
         where = dump / self.name / variant.name if dump is not None else None
         return compiled(job, variant, tvm.target.Target(self.tvm_target), self.emit, context, where)
 
 
 class Counted:
-    """How many kernels of a target are made, of how many: a program that nobody has come to yet is taken to
-    have as many as the others have. Where none is known, 0 of 0.
+    """Reports how many of a target's kernels are made. A program that was not begun yet counts with the mean
+    number of kernels of the known ones; where none is known, the report is 0 of 0.
     """
 
     def __init__(self, tell: Tell, known: Sequence[int], programs: int) -> None:
@@ -253,12 +259,12 @@ class Counted:
         self._tell, self._known, self._programs = tell, list(known), programs
 
     def made(self, programs: Sequence[Compiled]) -> None:
-        """These are made."""
+        """Report that these programs are compiled."""
         self._known += [len(program.record.kernels) for program in programs]
         self.within(0, 0)
 
     def within(self, done: int, total: int) -> None:
-        """Tell that `done` of the `total` kernels of the program that is compiled now are made."""
+        """Report that `done` of the `total` kernels of the current program are compiled."""
         known = [*self._known, *([total] if total else [])]
         left = self._programs - len(known)
         average = round(sum(known) / len(known)) if known else 0
@@ -266,10 +272,10 @@ class Counted:
 
 
 def _apart(programs: Iterable[Compiled]) -> tuple[Compiled, ...]:
-    """The programs without those that equal an earlier one of their class under another name.
+    """Drop programs identical to an earlier one of the same device class.
 
-    A program of other products equals the plain one where steps are too small for these products, or matrices
-    do not suit: a device would try it for nothing.
+    An int8 program equals the float one when its steps are too small, or its matrices unsuitable, for int8; a
+    device should not spend a trial on it.
     """
     found: dict[object, Compiled] = {}
     for program in programs:

@@ -1,4 +1,6 @@
-"""What the pipeline asks of a target: how its weights are written, and what it makes of the model besides."""
+"""The interface between the pipeline and a target: writing weights, compiling programs, completing the
+artifact.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ from nearfar.kernels.contract import Products
 
 @dataclass(frozen=True)
 class KernelCounts:
-    """Kernels of a target's programs: kept from an earlier build, and compiled in this one."""
+    """Numbers of kernels of a target's programs: from the kernel cache, and compiled in this build."""
 
     kept: int = 0
     compiled: int = 0
@@ -29,7 +31,9 @@ class KernelCounts:
 
 @dataclass(frozen=True)
 class Programs:
-    """What a target has compiled, which the values of the weights have no part in; where it came from."""
+    """A target's compiled programs, which do not depend on the weights' values, and where their kernels came
+    from.
+    """
 
     compiled: tuple[Compiled, ...] = ()
     kernels: KernelCounts = KernelCounts()
@@ -37,10 +41,10 @@ class Programs:
 
 @dataclass(frozen=True)
 class Made:
-    """What a target adds to its manifest.
+    """A target's part of its manifest.
 
-    `tokenizer`: the files of the tokenizer, relative to the artifact; `config`, `function`: mlx's own;
-    `packed`: browsers load it, file by file over a network, so that it has packs.
+    `tokenizer`: the files of the tokenizer, relative to the artifact; `config`, `function`: for mlx only;
+    `packed`: the artifact gets bundle files, because browsers load it file by file over a network.
     """
 
     ropes: dict[str, Rope]
@@ -52,7 +56,7 @@ class Made:
 
 
 class OverFiles:
-    """What the context of a weight writer does: its end closes the files that are open."""
+    """The context of a weight writer: leaving it closes the open files."""
 
     def __init__(self, files: HashedFiles) -> None:
         self._open_files = files
@@ -68,7 +72,7 @@ class OverFiles:
 
 
 def check_kv_bits(name: str, options: BuildOptions) -> None:
-    """BuildError where a target has no programs with a cache that is asked for."""
+    """Raise BuildError where a target has no programs for a requested KV cache."""
     able = OF_TARGET.get(name, (16,))
     if lacking := [str(bits) for bits in options.kv_bits if bits not in able]:
         raise BuildError(
@@ -82,37 +86,35 @@ Tell = Callable[[int, int], None]
 
 
 class Target(Protocol):
-    """One target. The pipeline calls check; then writer, for a thread that writes the weights, and compile
-    meanwhile; when both are done, finish.
+    """A target. The pipeline calls check; then writer, for a thread that writes the weights, and at the same
+    time compile; after both, finish.
     """
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """The sizes of groups of weights that it has kernels for, of those that there are. The source that it
-        is given has no others (Source.held_by).
-        """
+        """The group sizes for which the target has kernels. Its source has no others (Source.held_by)."""
         ...
 
     def check(self, source: Source, options: BuildOptions) -> None:
-        """Refuse what the target cannot do, before anything is written: BuildError."""
+        """Raise BuildError for what the target cannot do, before anything is written."""
         ...
 
     def products(self, options: BuildOptions) -> set[Products]:
-        """What the programs that it makes multiply a prompt's rows as."""
+        """The products with which the target's programs multiply the rows of a prompt."""
         ...
 
     def writer(self, source: Source, root: Path, options: BuildOptions) -> WeightWriter:
-        """Where the weights go."""
+        """A writer of the weights into the artifact `root`, to be used as a context."""
         ...
 
     def compile(self, source: Source, options: BuildOptions, tell: Tell) -> Programs:
-        """The programs, while the weights are written; nothing is written to the artifact. `tell`: how many
-        of their kernels are made, of how many; 0 where that is not known yet.
+        """Compile the programs while the weights are written; nothing is written to the artifact. `tell` gets
+        the number of compiled kernels and of all, 0 while that is unknown.
         """
         ...
 
     def finish(
         self, source: Source, root: Path, weights: Weights, programs: Programs, options: BuildOptions
     ) -> Made:
-        """Write what lies beside the weights; `weights` is the manifest's section."""
+        """Write all files but the weights and the manifest; `weights` is the manifest's section."""
         ...

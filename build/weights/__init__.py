@@ -1,1 +1,1 @@
-"""The weights of a checkpoint: read, quantized, streamed into what targets write."""
+"""Reads the weights of a checkpoint, quantizes them and streams them to the targets' writers."""

@@ -1,7 +1,7 @@
 """Reading a Hugging Face checkpoint's directory, tensors one at a time from their files.
 
-Tensors are read with plain reads at their offsets rather than through a memory map, so the memory of this
-process is that of the tensor asked for and not of the file.
+Tensors are read with plain reads at their offsets rather than through a memory map, so that this process
+holds one tensor in memory and not the file.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from nearfar.kernels.quantized import Array
 
 TOKENIZER = "tokenizer.json"
 CALLS = ("truncation", "padding")
-"""Keys of a tokenizer.json that say how its saver called it, and nothing of the model."""
+"""Keys of a tokenizer.json that describe how its saver called it, not the model."""
 CONFIG_FILES = ("config.json", "generation_config.json")
 BESIDE = ("generation_config.json", "special_tokens_map.json", "LICENSE*", *EMBEDDING_FILES, "*/config.json")
-"""Files that a build reads beside config, tokenizer and weights: how texts are drawn and end, the licence,
-and what the modules of embedding models do.
+"""Files that a build reads in addition to config, tokenizer and weights: sampling defaults, end tokens, the
+licence, and the modules of embedding models.
 """
 LICENSE_NAMES = ("LICENSE", "LICENSE.txt", "LICENSE.md")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 READ_BYTES = 8 << 20
-HASH_BYTES = 256 << 10  # one block over and over, which stays in the core's cache
+HASH_BYTES = 256 << 10  # the block is read into again and again, so it stays in the core's cache
 
 
 class DirectoryCheckpoint:
-    """A directory with tensors in files, described by `entries`, and the tokenizer's files beside them: see
-    container.Checkpoint. Who makes it has checked that the files are there and whole.
+    """A directory with tensors in files, described by `entries`, and the tokenizer's files; a
+    container.Checkpoint. The caller has checked that the files exist and are complete.
     """
 
     config_file = "config.json"
@@ -62,7 +62,7 @@ class DirectoryCheckpoint:
         """Read a tensor in its own dtype (float32, float16, ml_dtypes.bfloat16, …); with start/stop only
         those rows.
 
-        Raises CheckpointError where the name is unknown or the file has become shorter.
+        Raises CheckpointError for an unknown name, or a file that has become shorter.
         """
         entry = self.entries.get(name)
         if entry is None:
@@ -132,7 +132,7 @@ class DirectoryCheckpoint:
 
     @cached_property
     def files(self) -> list[Path]:
-        """All that a build reads of the directory: config, tokenizer, what lies beside them, tensors."""
+        """All files that a build reads: config, tokenizer, the files of BESIDE, tensors."""
         patterns = (*self.lists, *BESIDE)
         beside = {file for pattern in patterns for file in self.path.glob(pattern) if file.is_file()}
         return [self.path / self.config_file, *self.tokenizer_files, *sorted(beside), *self.tensor_files]
@@ -149,7 +149,7 @@ class DirectoryCheckpoint:
 
     @property
     def tokenizer_json(self) -> bytes:
-        """tokenizer.json as it is."""
+        """The bytes of tokenizer.json."""
         return (self.path / "tokenizer.json").read_bytes()
 
     @cached_property
@@ -164,7 +164,7 @@ class DirectoryCheckpoint:
 
     @cached_property
     def chat_templates(self) -> ChatTemplates:
-        """The chat templates: of their files, else of tokenizer_config.json."""
+        """The chat templates, from their own files, else from tokenizer_config.json."""
         files = [name for name in TEMPLATE_FILES if (self.path / name).is_file()]
         texts = {name: _read_text(self.path / name) for name in files}
         try:
@@ -173,8 +173,8 @@ class DirectoryCheckpoint:
             raise CheckpointError(f"{self.path / 'tokenizer_config.json'}: {error}") from error
 
     def write_tokenizer(self, folder: Path) -> list[Path]:
-        """Copy the tokenizer's files into a folder, each chat template always as a file of its own, and
-        tokenizer.json without settings of calls; what was written.
+        """Copy the tokenizer's files into a folder: each chat template as a file of its own, tokenizer.json
+        without `truncation` and `padding`. Gives the written paths.
         """
         made = {name: text.encode() for name, text in self.chat_templates.files.items()}
         copied = {
@@ -194,7 +194,7 @@ class DirectoryCheckpoint:
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
-    """Write files by their names below a folder; their paths, sorted."""
+    """Write files by name below a folder; gives their paths, sorted."""
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
@@ -202,7 +202,7 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> list[Path]:
 
 
 def open_directory(path: Path, name: str) -> DirectoryCheckpoint:
-    """Open a directory as transformers writes it. CheckpointError for anything missing or damaged."""
+    """Open a directory as transformers writes it. Raises CheckpointError for anything missing or damaged."""
     if not (path / "config.json").exists() and (what := folder_is(path)):
         raise CheckpointError(f"{path} is {what}")
     check_no_adapter(path, str(path))
@@ -212,7 +212,7 @@ def open_directory(path: Path, name: str) -> DirectoryCheckpoint:
 
 
 def check_tokenizer(path: Path) -> None:
-    """CheckpointError where the directory's tokenizer files are missing or no JSON."""
+    """Raise CheckpointError where the directory's tokenizer files are missing or not JSON."""
     if not (path / "tokenizer.json").is_file():
         raise CheckpointError(
             f"{path}: tokenizer.json is missing: copy it from the original model, or write it with "
@@ -223,8 +223,8 @@ def check_tokenizer(path: Path) -> None:
 
 
 def without_calls(tokenizer_json: bytes) -> bytes:
-    """A tokenizer.json without `truncation` and `padding`, settings of the calls of whoever saved it, which
-    some readers obey; the bytes as they are where neither is set.
+    """Remove `truncation` and `padding` from a tokenizer.json: settings of its saver's calls, which some
+    readers obey. Gives the same bytes where neither is set.
     """
     data = strict_json.loads(tokenizer_json)
     if not isinstance(data, dict) or not any(data.get(key) for key in CALLS):
@@ -233,8 +233,8 @@ def without_calls(tokenizer_json: bytes) -> bytes:
 
 
 def _name_in_manifest(path: Path) -> str | None:
-    """The model's name where the checkpoint is the mlx target of an earlier build, whose directory is just
-    called mlx.
+    """The model's name from the manifest of an earlier build's mlx target, whose directory is just called
+    mlx; None for other checkpoints.
     """
     manifest = read_json(path / "manifest.json", required=False)
     if manifest.get("format") != "nearfar-artifact":
@@ -245,8 +245,8 @@ def _name_in_manifest(path: Path) -> str | None:
 
 
 def read_json(path: Path, required: bool = True) -> dict[str, Any]:
-    """Read a JSON object; {} where the file is missing and not required, CheckpointError where it is not
-    one.
+    """Read a JSON object; {} for a missing file that is not required. Raises CheckpointError where the file
+    holds no object.
     """
     if not path.exists():
         if not required:
@@ -274,7 +274,7 @@ def _read_text(path: Path) -> str:
 
 
 def _entries(path: Path) -> dict[str, Entry]:
-    """Every tensor of the directory, in the order of names; from the index where there is one that holds."""
+    """Every tensor of the directory, sorted by name; through the index where there is one for these files."""
     weight_map = _weight_map(path) if (path / INDEX).is_file() else {}
     indexed = sorted(set(weight_map.values()))
     files = weight_files([file.name for file in path.iterdir() if file.is_file()], indexed)
@@ -298,7 +298,7 @@ def _entries(path: Path) -> dict[str, Entry]:
 
 
 def _weight_map(path: Path) -> dict[str, str]:
-    """The file of each tensor, as the index of a directory says."""
+    """The file of each tensor, from the directory's index."""
     weight_map = read_json(path / INDEX).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
         raise CheckpointError(f"{path / INDEX}: has no weight_map from tensors to files: download it again")
@@ -308,7 +308,9 @@ def _weight_map(path: Path) -> dict[str, str]:
 
 
 def _indexed(path: Path, weight_map: Mapping[str, str], files: list[str]) -> dict[str, Entry]:
-    """Tensors of a checkpoint in several files, checked against its index in both directions."""
+    """The tensors of a checkpoint in several files; the index is checked against the files in both
+    directions.
+    """
     if missing := [file for file in files if not (path / file).is_file()]:
         raise CheckpointError(
             f"{path}: {len(missing)} of {len(files)} files named in {INDEX} are missing: "

@@ -1,4 +1,4 @@
-"""Whether a checkpoint's tensors are those that its config describes, and hold numbers."""
+"""Checks that a checkpoint's tensors are those that its config describes, and are finite."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from nearfar.kernels.quantized import Array
 if TYPE_CHECKING:  # formats import containers, which import this
     from nearfar.build.weights.packed.contract import Wanted
 
-NAMED_FINDINGS = 40  # of each kind in one error message
-PIECE = 8 << 20  # values looked at at a time
+NAMED_FINDINGS = 40  # findings of each kind in one error message
+PIECE = 8 << 20  # values checked at a time
 
 
 def check_tensors(
@@ -59,7 +59,7 @@ def check_tensors(
 
 
 def check_finite(name: str, array: Array) -> None:
-    """Refuse NaN and Inf: CheckpointError with the tensor, their count and the first index."""
+    """Raise CheckpointError for NaN and Inf, with the tensor, their count and the first index."""
     flat = array.reshape(-1)
     count, first = 0, -1
     for start in range(0, flat.size, PIECE):
@@ -76,8 +76,8 @@ def check_finite(name: str, array: Array) -> None:
 
 
 def _not_finite(flat: Array) -> npt.NDArray[np.bool_] | None:
-    """Mask of NaN and Inf in a vector, None where there is none; on the bits, where bfloat16's isfinite is
-    slow.
+    """The mask of NaN and Inf in a vector, None where it has none. It works on the bits, since isfinite is
+    slow for bfloat16.
     """
     exponent = {"bfloat16": 0x7F80, "float16": 0x7C00, "float32": 0x7F800000}.get(flat.dtype.name)
     if exponent is None:
@@ -89,6 +89,6 @@ def _not_finite(flat: Array) -> npt.NDArray[np.bool_] | None:
 
 
 def some(findings: list[str]) -> str:
-    """Join the findings in one line; past NAMED_FINDINGS only their number."""
+    """Join the findings in one line; beyond NAMED_FINDINGS only their number is given."""
     rest = len(findings) - NAMED_FINDINGS
     return ", ".join(findings[:NAMED_FINDINGS]) + (f" and {rest} more" if rest > 0 else "")

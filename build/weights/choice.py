@@ -1,4 +1,4 @@
-"""How each matrix is stored: by what was asked for, what the checkpoint has, and what a target can hold."""
+"""Chooses how each matrix is stored, by the options, the checkpoint's codes, and what a target supports."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nearfar.step.params import Param
 
 @dataclass(frozen=True)
 class Choice:
-    """The matrices as they are stored; `keeps`: the checkpoint's tensors whose codes are carried over."""
+    """How each matrix is stored. `keeps`: the checkpoint's tensors whose codes are carried over."""
 
     matrices: dict[str, Matrix]
     report: Report
@@ -26,7 +26,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class _Codes:
-    """The scheme of a matrix, or the `reason` why it is dense; `keeps` as in Choice."""
+    """The scheme of a matrix, or the `reason` why it is dense. `keeps`: as in Choice."""
 
     scheme: Scheme | None
     reason: str | None = None
@@ -41,11 +41,11 @@ def choose_matrices(
     keeps: Collection[str] = (),
     groups: Collection[int] = GROUPS,
 ) -> Choice:
-    """How each matrix is stored: quantized where its width allows, else float16 (float32 if that is what
-    it came as).
+    """Choose how each matrix is stored: quantized where its width allows, else float16 (float32 for a float32
+    tensor with scheme none).
 
-    `keeps`: those of `packed` whose codes are to be carried over; where there are some, what is not quantized
-    in the checkpoint stays so, and codes that groups of the sizes `groups` do not hold are made anew, finer.
+    `keeps`: the matrices of `packed` whose codes are carried over. If there are any, matrices that are floats
+    in the checkpoint stay floats, and codes that no group size of `groups` holds are requantized, finer.
     """
     matrices, report, kept = {}, Report(), set[str]()
     report.packed = packed.name if packed is not None else None
@@ -76,10 +76,11 @@ def choose_matrices(
 def _codes(
     param: Param, packed: Packed, scheme: Scheme, keeps: Collection[str], groups: Collection[int]
 ) -> _Codes:
-    """What a matrix is stored in whose tensors are quantized already, all, some or none of them.
+    """Choose the scheme of a matrix in a checkpoint of which all, some or none of the matrix's tensors are
+    quantized.
 
     Tensors that are computed together are stored alike: as floats where one of them is a float, which loses
-    less than codes would, else in what holds all their codes.
+    less than codes would, else in the scheme that holds all their codes.
     """
     floats = [name for name in param.tensors if name not in packed.tensors]
     if len(floats) == len(param.tensors):
@@ -102,7 +103,7 @@ def _codes(
 
 
 def _why_dense(param: Param, scheme: Scheme | None) -> str | None:
-    """Why a matrix is not quantized, None where it is."""
+    """The reason why a matrix is not quantized; None where it is."""
     if scheme is None or not scheme.bits:
         return "not asked for (--quant none)"
     if scheme.fits(param.k):

@@ -1,7 +1,7 @@
-"""What a build asks of a checkpoint, however its bytes lie: one file a container implements it.
+"""The interface of checkpoints, independent of how their bytes are stored; each container is one file.
 
-A container (a directory of safetensors, a GGUF file, MLC's shards) says where tensors are and what they are
-called; how a matrix is quantized within its tensors is told by nearfar.build.weights.packed.
+A container (a directory of safetensors, a GGUF file, MLC's shards) finds tensors and names them;
+nearfar.build.weights.packed says how a matrix is quantized within its tensors.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from nearfar.kernels.quantized import Array
 
 
 class Stored(Protocol):
-    """What is known of a tensor before it is read."""
+    """A tensor's properties before it is read."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """As it is stored."""
+        """The dtype in which the tensor is stored."""
         ...
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """As it is stored."""
+        """The shape in which the tensor is stored."""
         ...
 
     @property
@@ -37,11 +37,11 @@ class Stored(Protocol):
 
 
 class Checkpoint(Protocol):
-    """An opened checkpoint, whose files are there and whole; its tensors have Hugging Face's names."""
+    """An opened checkpoint, whose files exist and are complete; its tensors have Hugging Face's names."""
 
     @property
     def path(self) -> Path:
-        """What was opened, for messages, and where files may lie that are copied as they are."""
+        """The opened path, for messages; if it is a folder, files may be copied from it."""
         ...
 
     @property
@@ -51,17 +51,17 @@ class Checkpoint(Protocol):
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """config.json as transformers writes it, or what says the same."""
+        """config.json as transformers writes it, or an equivalent made from other metadata."""
         ...
 
     @property
     def entries(self) -> Mapping[str, Stored]:
-        """Every tensor, sorted by name."""
+        """Every tensor before it is read, sorted by name."""
         ...
 
     @property
     def tokenizer_json(self) -> bytes:
-        """tokenizer.json of the tokenizers library."""
+        """tokenizer.json, as the tokenizers library reads it."""
         ...
 
     @property
@@ -83,25 +83,25 @@ class Checkpoint(Protocol):
         ...
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
-        """A tensor in its own dtype; with start/stop only those rows. CheckpointError where it cannot be
-        read.
+        """Read a tensor in its own dtype; with start/stop only those rows. Raises CheckpointError where it
+        cannot be read.
         """
         ...
 
     def read_into(self, name: str, start: int, out: Array) -> None:
-        """Rows of a tensor from `start` into an array of its dtype, [rows, …] in C order."""
+        """Read rows of a tensor from `start` into an array of its dtype, [rows, …] in C order."""
         ...
 
     def read_columns(self, name: str, start: int, stop: int) -> Array:
-        """Columns [start, stop) of a matrix, in its own dtype, C order."""
+        """Read columns [start, stop) of a matrix, in its own dtype and C order."""
         ...
 
     def sha256(self, stop: threading.Event | None = None) -> str:
-        """SHA-256 of all that is built from. Setting `stop` ends it early; the result then means nothing."""
+        """SHA-256 of all files that a build reads. Setting `stop` ends it early, with an invalid result."""
         ...
 
     def write_tokenizer(self, folder: Path) -> list[Path]:
-        """Write the tokenizer's files into a folder, each chat template as a file of its own; what was
-        written.
+        """Write the tokenizer's files into a folder, each chat template as a file of its own; gives the
+        written paths.
         """
         ...

@@ -1,4 +1,4 @@
-"""Opening a checkpoint: a local path, or a hub id; what kind of container it is, is told by what is there."""
+"""Opens a checkpoint, a local path or a hub id, with the container that its content calls for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nearfar.errors import CheckpointError
 
 @dataclass(frozen=True)
 class Container:
-    """A kind of container: whether a path is one, and how it is opened, given a name for the model."""
+    """A kind of container: functions that recognize a path, and open it, given the model's name."""
 
     claims: Callable[[Path], bool]
     open: Callable[[Path, str], Checkpoint]
@@ -28,14 +28,14 @@ CONTAINERS: tuple[Container, ...] = (
     Container(is_mlc, open_mlc),
     Container(Path.is_dir, open_directory),
 )
-"""The first that claims a path opens it."""
+"""The containers in order; the first that claims a path opens it."""
 
 
 def open_checkpoint(source: str | Path) -> Checkpoint:
-    """Open a local checkpoint, or one of the hub (`owner/name`, `owner/name:Q4_K_M`), which is downloaded
-    into its cache.
+    """Open a local checkpoint, or download one from the hub (`owner/name`, `owner/name:Q4_K_M`) into its
+    cache and open it.
 
-    Raises CheckpointError for anything missing, damaged or in a format that is not read, before any tensor is
+    Raises CheckpointError for anything missing, damaged or in an unsupported format, before any tensor is
     read.
     """
     path = Path(source).expanduser()

@@ -1,4 +1,4 @@
-"""What a path is that is no checkpoint: other formats by what is in them, and what to take instead.
+"""Recognizes paths that are no checkpoints: other formats by their content, and what to take instead.
 
 Sources of the marks: PyTorch's zip of a pickle (torch/serialization), HDF5's signature, FlatBuffers' file
 identifiers of LiteRT ("TFL") and ExecuTorch ("ET12"), GGML's magic numbers before GGUF, peft's and diffusers'
@@ -18,7 +18,7 @@ ORIGINAL = "take the original checkpoint in safetensors, or a GGUF file"
 SAVED = "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT)"
 HEAD_BYTES = 16
 OLD_GGML = (b"lmgg", b"fmgg", b"tjgg", b"algg")
-"""ggml, ggmf, ggjt and ggla as a number of 32 bits with its lowest byte first."""
+"""The magic numbers ggml, ggmf, ggjt and ggla as little-endian 32-bit numbers."""
 
 MARKS: tuple[tuple[int, bytes, str], ...] = (
     (0, b"\x89HDF\r\n\x1a\n", f"weights of Keras (HDF5): load them with transformers and save them, {SAVED}"),
@@ -32,7 +32,7 @@ MARKS: tuple[tuple[int, bytes, str], ...] = (
         for n in range(2, 6)
     ),
 )
-"""Offset and bytes in a file, and what it then is."""
+"""Offset and bytes of a mark in a file, and the format that it marks."""
 
 SUFFIXES = {
     ".onnx": f"an ONNX graph: {ORIGINAL} (nearfar build --target onnx writes a graph of it)",
@@ -40,7 +40,7 @@ SUFFIXES = {
     ".engine": f"a TensorRT engine, which is compiled already: {ORIGINAL}",
     ".plan": f"a TensorRT engine, which is compiled already: {ORIGINAL}",
 }
-"""Files that no mark in their bytes tells apart, by suffix."""
+"""Formats without a mark in their bytes, by suffix."""
 
 BUILT = (
     "what nearfar build wrote, an artifact and no checkpoint: nearfar run, serve and web take it as it is; "
@@ -60,11 +60,11 @@ FOLDERS: tuple[tuple[str, str], ...] = (
     ("onnx/*.onnx", SUFFIXES[".onnx"]),
     ("saved_model.pb", f"a TensorFlow SavedModel: {ORIGINAL}"),
 )  # fmt: skip
-"""Files that tell, the first that is there, and what the folder then is."""
+"""Files that identify a folder, in order, and what the folder then is."""
 
 
 def file_is(path: Path) -> str | None:
-    """What a file is, and what to take instead; None where that is not known."""
+    """The format of a file, and what to take instead; None for an unknown format."""
     try:
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
@@ -77,7 +77,7 @@ def file_is(path: Path) -> str | None:
 
 
 def folder_is(path: Path) -> str | None:
-    """What a folder without config.json is, and what to take instead; None where that is not known."""
+    """The format of a folder without config.json, and what to take instead; None for an unknown format."""
     there = sorted(path.iterdir())
     if not there:
         return "an empty folder"
@@ -115,7 +115,9 @@ def _tar(path: Path) -> str | None:
 
 
 def _safetensors(head: bytes, path: Path) -> str | None:
-    """What to do with a safetensors file, known by its header: 64 bits of length, then a JSON object."""
+    """Recognize a safetensors file by its header (64 bits of length, then a JSON object), and say what to do
+    with it.
+    """
     if len(head) < HEAD_BYTES or head[8:9] != b"{" or struct.unpack("<Q", head[:8])[0] > path.stat().st_size:
         return None
     return (

@@ -1,8 +1,8 @@
-"""Headers of safetensors files, which may come from anybody: read strictly, so that no tensor has another's
+"""Reads headers of safetensors files, which are untrusted: strictly, so that no tensor can have another's
 bytes.
 
-Format: https://github.com/huggingface/safetensors#format. What the library's own reader refuses is refused
-here.
+Format: https://github.com/huggingface/safetensors#format. Everything that the library's own reader rejects is
+rejected here.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ HEADER_LIMIT = 100_000_000  # as the safetensors library
 
 @dataclass(frozen=True)
 class Entry:
-    """Where one tensor lies: `file`, absolute byte `offset` in it, `bytes` long."""
+    """The place of one tensor: `file`, absolute byte `offset` in it, length in `bytes`."""
 
     file: Path
     dtype: np.dtype[Any]
@@ -85,7 +85,7 @@ def read_header(file: Path) -> dict[str, Entry]:
 
 
 def _entry(file: Path, name: str, record: object, data: int) -> Entry:
-    """One header record, its byte range checked against dtype and shape."""
+    """Convert one header record, after checking its byte range against dtype and shape."""
     known = record if isinstance(record, dict) else {}
     code, extents, offsets = (known.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not isinstance(code, str) or not _naturals(extents) or not _naturals(offsets) or len(offsets) != 2:
@@ -112,8 +112,8 @@ def _naturals(value: object) -> TypeGuard[list[int]]:
 
 
 def _check_tiling(file: Path, entries: Mapping[str, Entry], start: int, size: int) -> None:
-    """The tensors must fill the file from byte `start` to its end, without gaps and overlaps, as
-    safetensors demands.
+    """Raise CheckpointError unless the tensors fill the file from byte `start` to its end, without gaps and
+    overlaps, as safetensors demands.
     """
     at = start
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].offset, item[1].bytes)):

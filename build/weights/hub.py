@@ -1,7 +1,8 @@
-"""Checkpoints of the Hugging Face hub, in its own cache, which downloads go on in where they ended.
+"""Downloads checkpoints from the Hugging Face hub into its own cache; a download continues where an earlier
+one ended.
 
-A repository of GGUF files alone holds one model many times, quantized in different ways. Which one is wanted
-is said behind a colon, as for llama.cpp and Ollama: `owner/name:Q4_K_M`, or a file's own name.
+A repository of GGUF files alone holds one model in several quantizations. One is selected after a colon, as
+in llama.cpp and Ollama: `owner/name:Q4_K_M`, or by a file's own name.
 """
 
 from __future__ import annotations
@@ -27,19 +28,21 @@ PATTERNS = (
     "LICENSE*",
     *MLC_FILES,
 )
-"""What is fetched of a repository beside the safetensors files that hold its weights."""
+"""Patterns of the files that are downloaded in addition to the safetensors files with the weights."""
 USUAL = ("Q4_K_M", "Q4_0", "Q8_0")
-"""The GGUF model of a repository that is taken where nothing is said: the first of these that there is."""
+"""The default GGUF models of a repository: the first of these that it has."""
 NO_MODEL = ("mmproj", "imatrix")
-"""How files begin, or end, that are GGUF and no language model: parts for pictures, importances."""
+"""Words at the beginning or end of GGUF file names that are no language models: image projectors, importance
+matrices.
+"""
 
 
 def download(source: str) -> Path:
-    """A hub repository's files that a build reads, as a directory in the hub's cache; of one of GGUF files,
-    the file, or the first of its parts. Without a network, what is in the cache.
+    """Download the files of a hub repository that a build reads, as a directory in the hub's cache; of a
+    repository of GGUF files, one file, or the first of its parts. Without a network, the cache's files are
+    used.
 
-    Raises CheckpointError where the name is no hub id, the download fails, or which file is meant is not
-    clear.
+    Raises CheckpointError for an invalid hub id, a failed download, or an ambiguous GGUF file.
     """
     if (told := no_path(source)) is not None:
         raise CheckpointError(told)
@@ -55,14 +58,14 @@ def download(source: str) -> Path:
     if wanted is None:
         weights = weights_of(repository, names)
         if weights or not models or any(name in names for name in LISTS):
-            return snapshot(repository, (*weights, *PATTERNS))  # what it lacks is told by who opens it
+            return snapshot(repository, (*weights, *PATTERNS))  # missing files are reported when it is opened
     files = choose(repository, models, wanted)
     return snapshot(repository, files) / files[0]
 
 
 def choose(repository: str, models: Mapping[str, Sequence[str]], wanted: str | None) -> Sequence[str]:
-    """The files of the model that is wanted, of those that there are by name; CheckpointError where none or
-    several could be meant.
+    """The files of the wanted model, out of `models` by name. Raises CheckpointError where none, or several,
+    match.
     """
     listed = ", ".join(sorted(PurePosixPath(name).name for name in models))
     if wanted is None:
@@ -81,13 +84,13 @@ def choose(repository: str, models: Mapping[str, Sequence[str]], wanted: str | N
 
 
 def _is_called(name: str, wanted: str) -> bool:
-    """Whether a model is the file that is wanted, or has it as a word at its end: its quantization."""
+    """Whether a model's name is `wanted`, or ends with it as a word: its quantization."""
     name, wanted = name.lower(), wanted.lower().removesuffix(".gguf")
     return name == wanted or PurePosixPath(name).name == wanted or name.endswith((f"-{wanted}", f".{wanted}"))
 
 
 def _models(files: Iterable[str]) -> dict[str, list[str]]:
-    """GGUF models by their files' names without parts and suffix, and the parts of each, in order."""
+    """The GGUF models, by their files' names without part number and suffix; each with its parts in order."""
     models: dict[str, list[str]] = {}
     for file in sorted(files):
         path = PurePosixPath(file)

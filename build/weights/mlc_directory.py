@@ -3,7 +3,7 @@
 `ndarray-cache.json` (`tensor-cache.json` in newer ones) lists files `params_shard_<i>.bin` and the tensors in
 them: name, shape, dtype, byte offset and length; where `format` is f32-to-bf16, float32 may be kept as
 bfloat16, which the length tells. `mlc-chat-config.json` has the model's config. MLC stacks the rows of q, k
-and v, and of gate and up: a part of the rows is a tensor of its own here, since rows lie one after the other.
+and v, and of gate and up; rows are contiguous, so each part becomes a tensor of its own here.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ DTYPES = {name: np.dtype(name) for name in ("uint32", "float16", "float32")} | {
     "bfloat16": np.dtype(ml_dtypes.bfloat16)
 }
 MODELS = ("llama", "mistral", "qwen2", "qwen3")
-"""Model types whose tensors are called and stacked as `_parts` has it."""
+"""Model types whose tensors are named and stacked as `_parts` expects."""
 PLAIN = ("q0f16", "q0bf16", "q0f32")
 OF_THE_RUNTIME = (
     "context_window_size", "prefill_chunk_size", "sliding_window_size", "attention_sink_size",
     "tensor_parallel_shards", "pipeline_parallel_stages", "disaggregation", "max_batch_size", "dtype",
     "kwargs", "position_embedding_base",
 )  # fmt: skip
-"""Keys of `model_config` that are MLC's own; those that change the model are read in `_config`."""
+"""Keys of `model_config` that only MLC has; those that change the model are read in `_config`."""
 
 
 class MlcCheckpoint(DirectoryCheckpoint):
@@ -46,12 +46,12 @@ class MlcCheckpoint(DirectoryCheckpoint):
 
 
 def is_mlc(path: Path) -> bool:
-    """Whether a directory has a list of MLC's."""
+    """Whether a directory has MLC's list of tensors."""
     return any((path / name).is_file() for name in LISTS)
 
 
 def open_mlc(path: Path, name: str) -> MlcCheckpoint:
-    """Open such a directory. CheckpointError for anything missing, damaged or not read."""
+    """Open an MLC directory. Raises CheckpointError for anything missing, damaged or unsupported."""
     config = _config(read_json(path / CONFIG))
     check_tokenizer(path)
     listed = next(path / name for name in LISTS if (path / name).is_file())
@@ -60,7 +60,7 @@ def open_mlc(path: Path, name: str) -> MlcCheckpoint:
 
 
 def _config(chat: Mapping[str, Any]) -> dict[str, Any]:
-    """The config as Hugging Face would have it."""
+    """Convert the config to Hugging Face's keys."""
     top = ConfigReader(chat, CONFIG)
     model_type, given = chat.get("model_type"), chat.get("model_config")
     if model_type not in MODELS:
@@ -88,7 +88,7 @@ def _config(chat: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def listed_entries(listed: Path) -> dict[str, Entry]:
-    """The tensors of the list, each within its file."""
+    """The tensors of the list, each checked to be within its file."""
     shards = read_json(listed).get("records")
     if not isinstance(shards, list) or not all(isinstance(shard, Mapping) for shard in shards):
         raise CheckpointError(f"{listed}: records is no list of files: download it again")
@@ -113,7 +113,7 @@ def listed_entries(listed: Path) -> dict[str, Entry]:
 
 
 def _entry(listed: Path, file: Path, size: int, record: object) -> tuple[str, Entry]:
-    """One tensor, its bytes checked against shape, dtype and file."""
+    """Convert one tensor's record, after checking its bytes against shape, dtype and file."""
     known = record if isinstance(record, Mapping) else {}
     name, code, shape = (known.get(key) for key in ("name", "dtype", "shape"))
     offset, length = (known.get(key) for key in ("byteOffset", "nbytes"))
@@ -148,7 +148,9 @@ def _entry(listed: Path, file: Path, size: int, record: object) -> tuple[str, En
 
 
 def _parts(entries: Mapping[str, Entry], config: Mapping[str, Any]) -> dict[str, Entry]:
-    """Under Hugging Face's names, stacked tensors in parts; CheckpointError where rows do not add up."""
+    """Rename the tensors to Hugging Face's names, with stacked tensors cut into their parts. Raises
+    CheckpointError where row counts do not match.
+    """
     read = ConfigReader(config, CONFIG, "model_config.")
     heads = read.size("num_attention_heads")
     head_dim = read.size("head_dim", read.size("hidden_size") // heads)

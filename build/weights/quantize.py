@@ -43,20 +43,22 @@ __all__ = [
     "to_float32",
 ]
 
-LEAST_IMPORTANCE = 1e-3  # of the mean of a group: inputs that a calibration text never moved still count
+LEAST_IMPORTANCE = 1e-3  # share of a group's mean: inputs that a calibration text never moved still count
 METHOD = "alternating least squares from clipped ranges, float16 scale and bias inside the search"
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """How matrices are stored: `bits` of BITS with `group_size` of GROUPS, or bits 0 for no quantization."""
+    """A quantization scheme: `bits` out of BITS with `group_size` out of GROUPS, or bits 0 for no
+    quantization.
+    """
 
     bits: int
     group_size: int = 64
 
     @staticmethod
     def parse(text: str, group_size: int = 64) -> Scheme:
-        """Scheme of the command line's `--quant q4 --group-size 64`; BuildError for what there is not."""
+        """Parse the command line's `--quant q4 --group-size 64`. Raises BuildError for unknown values."""
         names = {**{f"q{bits}": bits for bits in BITS}, "none": 0}
         if text not in names:
             raise BuildError(f"unknown quantization {text!r}: use {', '.join(names)}")
@@ -66,25 +68,27 @@ class Scheme:
 
     @property
     def name(self) -> str:
-        """The name of the command line and the manifest, such as q4, or none."""
+        """The name in the command line and the manifest, such as q4, or none."""
         return f"q{self.bits}" if self.bits else "none"
 
     @property
     def label(self) -> str:
-        """For people, such as q4 in groups of 64."""
+        """The scheme in words for messages, such as q4 in groups of 64."""
         return f"{self.name} in groups of {self.group_size}" if self.bits else self.name
 
     def fits(self, k: int) -> bool:
-        """Whether a matrix with k inputs can be quantized: whole groups, and codes that can be packed."""
+        """Whether a matrix with k inputs can be quantized: its rows are whole groups, and their codes fill
+        whole words.
+        """
         return self.bits > 0 and k % self.group_size == 0 and holds(k, self.bits)
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Rows of a matrix where the kernel wants them: `rows` [n, k] float32 or bfloat16, to be filled, is a
+    """Rows of a matrix in the kernel's input buffer: `rows` [n, k] float32 or bfloat16, to be filled, is a
     view of `groups`.
 
-    `groups` [blocks, LANES, group] float32 or uint16 has groups to spare at its end.
+    `groups` [blocks, LANES, group] float32 or uint16 is padded with groups of zeros at its end.
     """
 
     rows: Array
@@ -92,7 +96,7 @@ class Slice:
 
     @staticmethod
     def empty(n: int, k: int, group: int, dtype: np.dtype[np.generic]) -> Slice:
-        """A slice of n rows for weights of `dtype`: bfloat16 stays what it is, all else becomes float32."""
+        """Allocate a slice of n rows: bfloat16 for weights of that `dtype`, float32 for all others."""
         brain = dtype == ml_dtypes.bfloat16
         count = n * (k // group)
         blocks = -(-count // LANES)
@@ -114,10 +118,10 @@ def quantize(
 ) -> QuantTensor:
     """Quantize a matrix.
 
-    weight: [n, k] float32, float16 or bfloat16, finite; importance [k]: by how much the squared error of each
-    input's weights counts, None: all alike. Gives words uint32 [n, k*bits/32], scales and biases float16
-    [n, k/group]. Raises CheckpointError where a weight is NaN/Inf or beyond float16, BuildError where
-    k is no multiple of the group.
+    weight: [n, k] float32, float16 or bfloat16, finite; importance [k]: the weight of each input's squared
+    error, None for equal weights. Gives words uint32 [n, k*bits/32], scales and biases float16 [n, k/group].
+    Raises CheckpointError where a weight is NaN/Inf or beyond float16, BuildError where k is no multiple of
+    the group.
     """
     n, k = weight.shape
     if not scheme.fits(k):
@@ -133,7 +137,7 @@ def quantize(
 
 
 def stack(parts: Sequence[QuantTensor]) -> QuantTensor:
-    """A quantized matrix of its slices."""
+    """Concatenate the slices of a quantized matrix."""
     words, scales, biases = (
         np.concatenate([getattr(part, field) for part in parts]) for field in ("words", "scales", "biases")
     )
@@ -148,7 +152,7 @@ def quantize_slice(
     """
     from nearfar.build.weights.quantize_kernel import (
         compiled_search,
-    )  # TVM: a checkpoint is opened and checked without
+    )  # imports TVM, which opening and checking a checkpoint does without
 
     blocks, lanes, group = piece.groups.shape
     n, k = piece.rows.shape
@@ -170,7 +174,7 @@ def quantize_slice(
 
 
 def _by_group(importance: F32, group: int) -> F32:
-    """Importance [k] as the kernel takes it: [k/group, group], of mean 1 in each group, and never nothing."""
+    """Convert importance [k] to the kernel's form: [k/group, group], of mean 1 in a group, never 0."""
     wide = importance.reshape(-1, group).astype(np.float64)
     wide = wide / np.maximum(wide.mean(1, keepdims=True), np.finfo(np.float32).tiny) + LEAST_IMPORTANCE
     out: F32 = aligned_empty(wide.shape, np.float32)
@@ -179,7 +183,7 @@ def _by_group(importance: F32, group: int) -> F32:
 
 
 def dequantize(tensor: QuantTensor, group: int) -> F32:
-    """Give the weights float32 [n, k] that the codes stand for: scale * q + bias."""
+    """Dequantize a matrix to float32 [n, k]: scale * q + bias."""
     codes = tensor.codes
     n, k = codes.shape
     weight = codes.reshape(n, k // group, group).astype(np.float32)
@@ -189,14 +193,14 @@ def dequantize(tensor: QuantTensor, group: int) -> F32:
 
 
 def to_float32(array: Array) -> F32:
-    """Convert a floating array to float32, C order, in memory of its own."""
+    """Convert a floating array to a new float32 array in C order."""
     out = np.empty(array.shape, np.float32)
     _copy_float32(array, out)
     return out
 
 
 def _copy_float32(array: Array, out: F32) -> None:
-    """Copy a floating array into `out`; bfloat16 by its bits, several times as fast as a cast."""
+    """Copy a floating array into `out`; bfloat16 is converted by its bits, much faster than a cast."""
     if array.dtype == ml_dtypes.bfloat16:
         np.left_shift(array.view(np.uint16), np.uint32(16), out=out.view(np.uint32))
     else:
@@ -206,12 +210,12 @@ def _copy_float32(array: Array, out: F32) -> None:
 def _check_range(
     rows: Array, statistics: tuple[F32, F32, F32], group: int, name: str, first_row: int
 ) -> None:
-    """Refuse NaN, Inf and groups whose scale or bias float16 cannot hold; statistics are each group's low,
-    high and sum.
+    """Raise CheckpointError for NaN, Inf and groups whose scale or bias float16 cannot hold; statistics are
+    each group's low, high and sum.
     """
     limit = LARGEST
     low, high, total = statistics
-    with np.errstate(over="ignore", invalid="ignore"):  # a NaN is in the sum whatever the minimum makes of it
+    with np.errstate(over="ignore", invalid="ignore"):  # the sum has a NaN even where the minimum does not
         good = np.isfinite(total) & (low >= -limit) & (high <= limit) & (high - low <= limit)
     if good.all():
         return

@@ -1,7 +1,7 @@
 """The search of `quantize` as a TIR kernel: sixteen groups a vector, one fused loop a pass.
 
-Written with the CPU target's vector vocabulary, which names every vector: T.vectorized loops over the same
-formulas left the rounding, and with it the loop, scalar (five times as long), and NumPy sweeps a buffer for
+It is written with the CPU target's vector vocabulary, which names every vector. T.vectorized loops over the
+same formulas left the rounding, and so the loop, scalar (five times as long), and NumPy sweeps a buffer for
 each operation.
 """
 
@@ -49,8 +49,8 @@ def search_func(bits: int, group: int, source: str, weighted: bool = False) -> t
 
     `source` "float32", or "bfloat16": then w is uint16, its bits. words hold the codes as MLX packs them, the
     first in the lowest bits; params are PARAMS of each group. Where a group's statistics are not finite, or
-    beyond float16, its other results mean nothing. `weighted`: one more input, h float32 [groups a row,
-    group], by which each input's squared error counts; its mean over a group is 1.
+    beyond float16, its other results are invalid. `weighted`: one more input, h float32 [groups a row,
+    group], weights each input's squared error; its mean over a group is 1.
     """
     blocks, per_row = tirx.Var("blocks", "int32"), tirx.Var("per_row", "int32")
     args = [
@@ -105,7 +105,7 @@ class _Groups:
                 v.put1(self.h, [i * LANES + lane], h[group, i])
 
     def counted(self, value: Expr, i: Expr, half: int) -> Expr:
-        """What a sum over the inputs takes of input i."""
+        """The term of input i in a sum over the inputs: weighted by h where the search is weighted."""
         return value * v.lanes(self.h, [i * LANES + half * v.LANES]) if self.weighted else value
 
     def weights(self, i: Expr, half: int) -> Expr:
@@ -150,7 +150,9 @@ class _Groups:
             v.put1(self.shift, [h], bias[h] * self.inverse[h])
 
     def _refit(self) -> None:
-        """One pass: codes for the scale and bias at hand, their error, then least squares given the codes."""
+        """Emit one pass: codes for the current scale and bias, their error, then least squares given the
+        codes.
+        """
         sq, sqq, sqw = (v.registers(len(HALVES)) for _ in range(3))
         self._invert(self.scale, self.bias)
         for h in HALVES:
@@ -169,9 +171,7 @@ class _Groups:
             self._least_squares(h, sq[h], sqq[h], sqw[h])
 
     def _judge(self, h: int, sq: Expr, sqq: Expr, sqw: Expr) -> None:
-        """Remember the scale and bias where their error (but for the constant sum of w squared) is the
-        least so far.
-        """
+        """Keep the scale and bias if their error (without the constant Σ w²) is the least so far."""
         scale, bias, two, n = self.scale[h], self.bias[h], v.splat(2.0), v.splat(float(self.group))
         error = v.keep(
             scale * (scale * sqq - two * sqw + two * bias * sq) + bias * (n * bias - two * self.moment[h])
@@ -185,7 +185,7 @@ class _Groups:
         """Solve the normal equations; where all codes are equal the scale stays."""
         n, zero = v.splat(float(self.group)), v.splat(0.0)
         spread = v.keep(n * sqq - sq * sq)
-        # Of equal weights the spread is a whole number; of others what is next to nothing is rounding.
+        # With equal weights the spread is an integer; with others a value near 0 is a rounding error.
         least, above = (LEAST_SPREAD, LEAST_SPREAD) if self.weighted else (1.0, 0.0)
         slope = v.keep((n * sqw - sq * self.moment[h]) / tirx.max(spread, v.splat(least)))
         slope = v.keep(tirx.Select(spread > v.splat(above), slope, zero))
@@ -261,7 +261,9 @@ def compiled_search(bits: int, group: int, source: str, weighted: bool = False) 
 
 
 def _target() -> tvm.target.Target:
-    """Name this machine, as x86-64-v3 where it is one: all such machines then give one result."""
+    """The TVM target of this machine; x86-64-v3 where it supports that, so that all such machines give one
+    result.
+    """
     codegen = tvm.target.codegen
     here = tvm.target.Target({"kind": "llvm", "mcpu": codegen.llvm_get_system_cpu()})
     if platform.machine().lower() in ("x86_64", "amd64") and codegen.llvm_cpu_has_features("avx2", here):

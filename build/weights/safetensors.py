@@ -1,5 +1,5 @@
-"""Writing safetensors as a stream: the headers follow from the shapes, so the bytes can be written and hashed
-as they come.
+"""Writes safetensors as a stream: headers follow from the shapes, so bytes are written and hashed as they
+arrive.
 
 Format: 8 bytes of header length, a JSON header (padded with spaces to a multiple of 8), the tensors without
 gaps.
@@ -23,15 +23,15 @@ from nearfar.format.hashed import HashedFiles
 from nearfar.format.manifest import File
 from nearfar.kernels.quantized import Array
 
-FILE_BYTES = 5_000_000_000  # of a file, as mlx_lm.convert and transformers cut them
+FILE_BYTES = 5_000_000_000  # the most bytes of a file, as in mlx_lm.convert and transformers
 DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "uint32": "U32"}
 MLX: Mapping[str, str] = MappingProxyType({"format": "mlx"})
-"""Metadata by which mlx-lm marks its files."""
+"""The metadata with which mlx-lm marks its files."""
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A tensor that will be written: its dtype is a key of DTYPES."""
+    """A tensor to be written; its dtype is a key of DTYPES."""
 
     name: str
     dtype: str
@@ -44,7 +44,7 @@ class TensorSpec:
 
 class SafetensorsWriter(HashedFiles):
     """Writes `model.safetensors`, or several files with an index, from tensors that come in the order of
-    their specs. Holds no tensor. `metadata`: of each file.
+    their specs. Holds no tensor. `metadata`: the metadata of each file.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class SafetensorsWriter(HashedFiles):
         self._in_file = 0  # tensors still to come of the open file
 
     def write(self, name: str, array: Array) -> None:
-        """Append bytes of a tensor, C order: all of it, or its next rows."""
+        """Append a tensor in C order: all of it, or its next rows."""
         if not self._left:
             self._current = next(self._order, None)
             self._left = self._current.bytes if self._current else 0
@@ -86,7 +86,7 @@ class SafetensorsWriter(HashedFiles):
                 self.end()
 
     def finish(self) -> tuple[File, ...]:
-        """Write the index where there are several files; the record of each file."""
+        """Write the index where there are several files; gives the record of each file."""
         if self._left or len(self.files) < len(self._groups):
             raise BuildError(
                 "not all tensors were written: this is a fault of the pipeline, please report it"
@@ -111,7 +111,7 @@ class SafetensorsWriter(HashedFiles):
 
 
 def header(specs: Sequence[TensorSpec], metadata: Mapping[str, str] = MLX) -> bytes:
-    """Length and header of a file that holds these tensors in this order."""
+    """The header's length and the header of a file that holds these tensors in this order."""
     records: dict[str, Any] = {"__metadata__": dict(metadata)}
     offset = 0
     for spec in specs:
@@ -127,7 +127,7 @@ def header(specs: Sequence[TensorSpec], metadata: Mapping[str, str] = MLX) -> by
 
 
 def _groups(specs: Sequence[TensorSpec], file_bytes: int) -> list[list[TensorSpec]]:
-    """The tensors of each file: in order, as many as fit, at least one."""
+    """Split the tensors, in order, into files: as many as fit, at least one for each."""
     groups: list[list[TensorSpec]] = [[]]
     size = 0
     for spec in specs:

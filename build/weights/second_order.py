@@ -1,11 +1,11 @@
-"""Codes whose errors cancel in what the matrix gives: GPTQ with static groups, and scales refitted.
+"""Finds codes whose errors cancel in a matrix's product: GPTQ with static groups, and refitted scales.
 
 With inputs x of second moments H = E[x·xᵀ] the error of a row is (w - ŵ)·H·(w - ŵ)ᵀ. GPTQ (Frantar et al.,
-2022) rounds one input after the other, those with the largest moments first, and moves the weights of those
-that are left so that they make up for it: by the rows of the upper Cholesky factor of H⁻¹. Groups are static:
-scale and bias of each are found before, by the weighted search of quantize.py, so that the order of inputs
-leaves no trace in what is stored. Then scale and bias of each group are solved for anew with the codes held
-fixed, in the same norm, and all of it once more on these grids.
+2022) rounds one input after the other, those with the largest moments first, and moves the weights of the
+remaining inputs to compensate, by the rows of the upper Cholesky factor of H⁻¹. Groups are static: their
+scales and biases are found first, by the weighted search of quantize.py, so that the order of inputs need not
+be stored. Then scale and bias of each group are solved for anew with the codes held fixed, in the same norm,
+and all of it once more on these grids.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from nearfar.processors import processors
 
 F64 = npt.NDArray[np.float64]
 DAMPING = 0.01
-"""Share of the mean moment that is added to each moment, as published (GPTQ). From 0.001 to 0.05 perplexity
-moves by noise only.
+"""The share of the mean moment that is added to each moment, as published (GPTQ). Between 0.001 and 0.05
+perplexity changes by noise only.
 """
 BLOCK = 128
-"""Inputs whose errors are spread over the rest of a row together."""
+"""Inputs whose errors are propagated to the rest of a row together."""
 ROWS = 512
 """Rows that one thread works on."""
 ROUNDS = 2
@@ -39,8 +39,8 @@ WORKERS = processors()
 
 @dataclass(frozen=True)
 class Curvature:
-    """What second moments say of a matrix's inputs: `moments` float32 [k, k], damped; `order`: the largest
-    first; `factor`: the upper Cholesky factor of the inverse in that order.
+    """The curvature of a matrix's error. `moments` float32 [k, k], damped; `order`: the inputs, the largest
+    moment first; `factor`: the upper Cholesky factor of the inverse in that order.
     """
 
     moments: F32
@@ -60,14 +60,12 @@ class Curvature:
 
     @property
     def importance(self) -> F32:
-        """The moments of each input alone: [k]."""
+        """The second moment of each input, [k]."""
         return np.ascontiguousarray(np.diagonal(self.moments))
 
 
 def quantize_second_order(weight: Array, scheme: Scheme, name: str, curvature: Curvature) -> QuantTensor:
-    """A matrix [n, k] with the least error that this finds in the norm of its inputs; errors as
-    `quantize`.
-    """
+    """Quantize a matrix [n, k] with the least error found in the norm of its inputs; errors as `quantize`."""
     found = quantize(weight, scheme, name, curvature.importance)
     wide = np.asarray(weight, np.float32)
 
@@ -93,7 +91,7 @@ def error(weight: F32, rounded: F32, moments: F32) -> float:
 
 
 class _Rows:
-    """Some rows of a matrix on their way: `codes` float32 [n, k], `scale` and `bias` float32 [n, groups]."""
+    """Rows of a matrix during the search: `codes` float32 [n, k], `scale` and `bias` float32 [n, groups]."""
 
     def __init__(self, weight: F32, start: QuantTensor, scheme: Scheme, curvature: Curvature) -> None:
         self.weight, self.scheme, self.curvature = weight, scheme, curvature
@@ -101,9 +99,9 @@ class _Rows:
         self.codes = np.zeros_like(weight)
 
     def round(self) -> None:
-        """GPTQ's pass over the inputs, on the grids at hand."""
+        """Round with GPTQ's pass over the inputs, on the current grids."""
         order, factor, group = self.curvature.order, self.curvature.factor, self.scheme.group_size
-        left = np.asfortranarray(self.weight[:, order])  # columns lie together
+        left = np.asfortranarray(self.weight[:, order])  # columns are contiguous
         top = np.float32(2**self.scheme.bits - 1)
         k = left.shape[1]
         for first in range(0, k, BLOCK):
@@ -121,8 +119,8 @@ class _Rows:
             left[:, last:] -= errors @ factor[first:last, last:]
 
     def refit(self) -> None:
-        """Scale and bias of each group in turn, with the codes as they are: the two normal equations in the
-        moments' norm, where they lower the error after rounding to float16.
+        """Refit scale and bias of each group in turn, with the codes fixed: the two normal equations in the
+        moments' norm. They are kept where they lower the error after rounding to float16.
         """
         moments, group = self.curvature.moments, self.scheme.group_size
         spread = (self.weight - self._rounded()) @ moments
@@ -149,7 +147,7 @@ class _Rows:
             spread += change @ moments[inside]
 
     def tensor(self) -> QuantTensor:
-        """As it is stored."""
+        """The rows as a quantized tensor."""
         return QuantTensor(
             pack_codes(self.codes.astype(np.uint8), self.scheme.bits),
             self.scale.astype(np.float16),
@@ -164,7 +162,7 @@ class _Rows:
 
 
 def _float16(values: Any, least: float | None = None) -> F32:
-    """Rounded to float16; scales not below the least, biases zero instead of subnormal."""
+    """Round to float16: scales to at least `least`, biases to zero instead of subnormal numbers."""
     bounded: Any = np.clip(values, -LARGEST if least is None else least, LARGEST)
     if least is None:
         bounded = np.where(np.abs(bounded) < SMALLEST, 0, bounded)

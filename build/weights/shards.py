@@ -1,6 +1,4 @@
-"""Writing the weight stream: tensors at aligned offsets of one logical stream that is cut into shard
-files.
-"""
+"""Writes the weight stream: tensors at aligned offsets of one logical stream that is cut into shard files."""
 
 from __future__ import annotations
 
@@ -17,11 +15,11 @@ from nearfar.kernels.quantized import Array
 
 ALIGNMENT = 256
 SHARD_BYTES = 32 << 20
-PIECE_BYTES = 4 << 20  # written and hashed at a time
+PIECE_BYTES = 4 << 20  # bytes that are written and hashed at a time
 
 
 class ShardWriter(HashedFiles):
-    """Writes `weights/00000.bin …` under an artifact's directory, a tensor at a time; holds no tensor.
+    """Writes `weights/00000.bin …` in an artifact's directory, one tensor at a time; holds no tensor.
 
     A tensor starts at the next multiple of 256 and may span shards; shard i holds the bytes from i *
     shard_bytes.
@@ -52,12 +50,12 @@ class ShardWriter(HashedFiles):
         self._write(array.reshape(-1).view(np.uint8).data, name)
 
     def finish(self) -> tuple[tuple[File, ...], tuple[Tensor, ...]]:
-        """Close the last shard; the manifest's `weights.shards` and `weights.tensors`."""
+        """Close the last shard; gives the manifest's `weights.shards` and `weights.tensors`."""
         self.end()
         return tuple(self.files), tuple(self._tensors.values())
 
     def _write(self, data: memoryview[Any], name: str) -> None:
-        """Append bytes to the stream, opening and closing shards as it crosses their borders."""
+        """Append bytes to the stream, opening and closing shards at their borders."""
         while len(data):
             if not self.is_open:
                 self.begin(f"weights/{len(self.files):05d}.bin")

@@ -1,4 +1,4 @@
-"""How weights lie before the search of quantize_kernel, and what it gives back; without TVM."""
+"""The layout of the input and output of quantize_kernel's search; importable without TVM."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 LANES = 16
-"""Groups that one loop iteration works on, each in a vector lane: two registers, so that chains overlap."""
-WORD = (
-    16  # bits of the words that codes are packed into: a group of 16 fills whole ones at any number of bits
-)
+"""Groups that one loop iteration works on, each in a vector lane. They fill two registers, so that their
+dependency chains overlap.
+"""
+WORD = 16  # bits of a word of packed codes: a group of 16 fills whole words at any number of bits
 LARGEST = 65504.0
 """The largest float16."""
 PARAMS = (
@@ -25,7 +25,7 @@ PARAMS = (
 
 
 def aligned_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Any:
-    """Make an uninitialised array at the 64-byte alignment that TVM's kernels need."""
+    """Allocate an uninitialised array with the 64-byte alignment that TVM's kernels need."""
     size = math.prod(shape) * np.dtype(dtype).itemsize
     raw = np.empty(size + 64, np.uint8)
     first = -raw.ctypes.data % 64

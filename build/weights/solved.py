@@ -1,4 +1,4 @@
-"""Matrices that were quantized before the weights are streamed, in a file that goes with the process."""
+"""Stores matrices that a calibration has quantized, in a temporary file, until the weights are streamed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Solved:
         self._tensors: dict[str, QuantTensor] = {}
 
     def put(self, name: str, tensor: QuantTensor) -> None:
-        """Keep a tensor: its arrays are in the file from then on."""
+        """Keep a tensor; its arrays are moved to the file."""
         kept = []
         for array in (tensor.words, tensor.scales, tensor.biases):
             start = self._file.seek(0, 2)

@@ -1,7 +1,8 @@
-"""Weights from the checkpoint to the writers of all targets, a slice of rows at a time, quantized once.
+"""Streams weights from the checkpoint to the writers of all targets, in slices of rows; each slice is
+quantized once.
 
 Worker threads read and quantize the next slices while this thread writes: everything heavy runs without the
-interpreter's lock. Memory is that of a few slices, and of one parameter where a writer asks for whole ones.
+interpreter's lock. Memory holds a few slices, and one parameter where a writer takes whole parameters.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from nearfar.processors import processors
 from nearfar.step.params import Param
 
 KEPT = "as in the checkpoint"
-"""The report's method where codes are carried over."""
+"""The report's method in a build that carries codes over."""
 Piece = QuantTensor | Array  # rows of a matrix: quantized, or float16 or float32 where it stays dense
 
 WORKERS = processors()
@@ -52,11 +53,11 @@ class WeightWriter(Protocol):
     """
 
     def vector(self, param: Param, values: npt.NDArray[np.float32]) -> None:
-        """A parameter that is no matrix."""
+        """Write a parameter that is not a matrix, float32 [n]."""
         ...
 
     def finish(self) -> Weights:
-        """Close the files; the manifest's `weights`."""
+        """Close the files; gives the manifest's `weights`."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -68,25 +69,27 @@ class WeightWriter(Protocol):
 
 @runtime_checkable
 class RowWriter(WeightWriter, Protocol):
-    """Takes matrices in slices: memory then holds a few of them."""
+    """A writer that takes matrices in slices: memory then holds a few of them."""
 
     def rows(self, tensor: str, piece: Piece) -> None:
-        """The next rows of a tensor of the checkpoint."""
+        """Write the next rows of a tensor of the checkpoint."""
         ...
 
 
 @runtime_checkable
 class MatrixWriter(WeightWriter, Protocol):
-    """Takes whole matrices, because its layout mixes rows: memory then holds one parameter."""
+    """A writer that takes whole matrices, because its layout mixes rows: memory then holds one parameter."""
 
     def matrix(self, param: Param, matrix: Matrix, tensor: Piece) -> None:
-        """A matrix parameter: its sources' rows, stacked."""
+        """Write a matrix parameter; `tensor` has the stacked rows of its sources."""
         ...
 
 
 @dataclass
 class Report:
-    """Which matrices were quantized and which stayed dense, with the reason; how it was done."""
+    """The report of a build's weights: the matrices that were quantized, those that stayed dense with the
+    reason, and the method.
+    """
 
     quantized: list[str] = field(default_factory=list)
     dense: list[dict[str, str]] = field(default_factory=list)
@@ -96,24 +99,26 @@ class Report:
     packed: str | None = None
     """The format that the checkpoint is quantized in."""
     carried: dict[str, Carriage] = field(default_factory=dict)
-    """What became of each matrix that was quantized in the checkpoint: of its sources, the worst."""
+    """How each matrix was carried over that the checkpoint has quantized; the worst case of its sources."""
     steps: dict[str, float] = field(default_factory=dict)
-    """By how much of a step its weights changed at most, where its codes were carried and its offsets not."""
+    """By how many steps (distances of two codes) a matrix's weights changed at most, where its codes were
+    carried over and its offsets rounded.
+    """
     anew: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """Tensors whose codes are made anew in a build that keeps a checkpoint's codes: how many, by what they
-    were and what they become.
+    """The number of tensors that were requantized in a build that keeps codes, by their format in the
+    checkpoint and their new scheme.
     """
     keys: str | None = None
-    """The text by which keys of a cache of 4 bits are rounded."""
+    """A description of the calibration text for the keys of a 4-bit cache."""
     skipped: dict[str, int] = field(default_factory=dict)
-    """How many tensors were left out that belong to other parts of a model than its text, by how they
-    begin.
+    """The number of tensors that were left out because they belong to other parts of the model than its text,
+    by the first part of their names.
     """
 
 
 @dataclass(frozen=True)
 class _Job:
-    """Rows [start, stop) of one source of a parameter; `last` of the parameter."""
+    """Rows [start, stop) of one source of a parameter; `last`: they are the parameter's last ones."""
 
     param: Param
     tensor: str
@@ -124,7 +129,7 @@ class _Job:
 
 @dataclass(frozen=True)
 class _Done:
-    """A slice as it is stored; what became of codes that the checkpoint has, None where it has none."""
+    """A slice as it is stored, and how the checkpoint's codes were carried over; None where it has none."""
 
     piece: Piece
     carried: Carriage | None = None
@@ -134,8 +139,8 @@ class _Done:
 
 @dataclass(frozen=True)
 class WeightStream:
-    """The parameters of a checkpoint as slices in order. `keeps`: the matrices of `packed` whose codes are
-    carried over; the others are quantized anew.
+    """Yields the parameters of a checkpoint as slices, in order. `keeps`: the matrices of `packed` whose
+    codes are carried over; the others are quantized anew.
     """
 
     params: Sequence[Param]
@@ -145,11 +150,11 @@ class WeightStream:
     keeps: Collection[str]
     report: Report
     solved: Solved | None = None
-    """Tensors that are quantized already, by a calibration."""
+    """Tensors that a calibration has quantized."""
 
     def write(self, writers: Sequence[WeightWriter], advance: Callable[[int], None]) -> None:
-        """Read, check, quantize, hand to the writers; `advance` is told bytes of the checkpoint as they
-        are done.
+        """Read, check and quantize the slices and give them to the writers; `advance` gets the number of the
+        checkpoint's bytes that each slice has finished.
         """
         by_rows = [writer for writer in writers if isinstance(writer, RowWriter)]
         by_matrix = [writer for writer in writers if isinstance(writer, MatrixWriter)]
@@ -175,7 +180,7 @@ class WeightStream:
             advance(self._bytes(job))
 
     def _note(self, param: Param, done: _Done) -> None:
-        """Keep what became of a matrix: of its slices, the worst."""
+        """Record how a matrix was carried over: the worst case of its slices."""
         report, name = self.report, param.name
         report.rounded += done.rounded
         if done.carried is not None:
@@ -183,7 +188,7 @@ class WeightStream:
             report.steps[name] = max(report.steps.get(name, 0.0), done.step)
 
     def _slices(self) -> Iterator[tuple[_Job, _Done]]:
-        """The slices in order, worked on ahead of the caller."""
+        """Yield the slices in order; threads work on the next ones."""
         waiting: deque[tuple[_Job, Future[_Done]]] = deque()
         pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="weights")
         try:
@@ -205,8 +210,8 @@ class WeightStream:
                     yield _Job(param, name, start, stop, index == len(param.tensors) - 1 and stop == n)
 
     def _work(self, job: _Job) -> _Done:
-        """Read a slice and bring it into the form in which it is stored."""
-        with np.errstate(over="ignore", invalid="ignore"):  # what is not finite is found, and named, below
+        """Read a slice and convert it to its stored form."""
+        with np.errstate(over="ignore", invalid="ignore"):  # values that are not finite are reported below
             return self._done(job)
 
     def _done(self, job: _Job) -> _Done:
@@ -233,7 +238,7 @@ class WeightStream:
         return _Done(quantize_slice(piece, scheme, job.tensor, job.start), anew)
 
     def _rows(self, job: _Job) -> Array:
-        """A slice as floats, dequantized where the checkpoint has codes."""
+        """Read a slice as floats, dequantized where the checkpoint has codes."""
         if self.packed is not None and job.tensor in self.packed.tensors:
             return self.packed.weights(job.tensor, job.start, job.stop)
         return self.checkpoint.read(job.tensor, job.start, job.stop)
@@ -244,7 +249,7 @@ class WeightStream:
         return array
 
     def _bytes(self, job: _Job) -> int:
-        """Bytes of the checkpoint that a slice was made from; in all of them as many as its tensors have."""
+        """The checkpoint's bytes that a slice was made from; their sum is the tensors' size."""
         packed = self.packed is not None and job.tensor in self.packed.tensors
         names = self.packed.entries(job.tensor) if self.packed is not None and packed else (job.tensor,)
         sizes = [self.checkpoint.entries[name].bytes for name in names]
@@ -253,7 +258,7 @@ class WeightStream:
 
 
 def _stack(parts: Sequence[Piece]) -> Piece:
-    """A parameter of its slices, which are all of one kind."""
+    """Concatenate the slices of a parameter, which are all quantized or all dense."""
     quantized = [part for part in parts if isinstance(part, QuantTensor)]
     return (
         stack(quantized)
@@ -263,14 +268,14 @@ def _stack(parts: Sequence[Piece]) -> Piece:
 
 
 def _dense(rows: Array, matrix: Matrix, name: str) -> Array:
-    """Rows in the matrix's dtype; CheckpointError where float16 cannot hold them."""
+    """Convert rows to the matrix's dtype. Raises CheckpointError where float16 cannot hold them."""
     if matrix.bits == 32:
         return to_float32(rows)
     return to_float16(rows, name)
 
 
 def to_float16(values: Array, name: str) -> npt.NDArray[np.float16]:
-    """The nearest float16 values of a floating array; CheckpointError where they are beyond its range."""
+    """Convert a floating array to float16. Raises CheckpointError for values beyond its range."""
     wide = to_float32(values) if values.dtype in (ml_dtypes.bfloat16, np.float32) else values
     largest = float(np.abs(wide).max(initial=0.0))
     if largest > LARGEST:

@@ -1,4 +1,6 @@
-"""Sums and differences of numbers up to 99, products up to 12 times 12, which is larger, what comes next."""
+"""Questions of arithmetic: sums and differences of numbers up to 99, products up to 12 times 12, comparisons,
+neighbours.
+"""
 
 from __future__ import annotations
 
@@ -30,13 +32,13 @@ def calculation(rng: random.Random) -> Ask:
     result = {"+": a + b, "-": a - b, "*": a * b}[sign]
     shown = "x" if sign == "*" and rng.random() < 0.5 else sign
     question = rng.choice(FORMS).format(a=a, b=b, sign=shown, word=WORDS[sign])
-    # Sums are learnt as a rule; the table of products is learnt by heart: of these, wordings are held out.
+    # Sums are learnt as a rule. Products are learnt by heart: of these, wordings are held out, not numbers.
     subject = question if sign == "*" else f"{a} {sign} {b}"
     return Ask("arithmetic", question, f"{a} {sign} {b} = {result}", number(result), subject)
 
 
 def comparison(rng: random.Random) -> Ask:
-    """Which of two numbers is larger or smaller."""
+    """A question which of two numbers is larger or smaller."""
     a, b = rng.sample(range(100), 2)
     if rng.random() < 0.5:
         form = rng.choice(("Which is larger, {a} or {b}?", "Which number is bigger, {a} or {b}?"))
@@ -56,7 +58,7 @@ def neighbour(rng: random.Random) -> Ask:
 
 
 def number(wanted: int, place: int = 0) -> Judge:
-    """An answer is right if its last number is this one; with `place` 1, its first."""
+    """A judge that accepts an answer whose last number is `wanted`; with `place` 1, its first number."""
 
     def judge(text: str) -> bool:
         found = re.findall(r"\d+", text)
@@ -69,5 +71,5 @@ def number(wanted: int, place: int = 0) -> Judge:
 
 
 def ask(rng: random.Random) -> Ask:
-    """Any of these; calculations most."""
+    """One of these questions, most often a calculation."""
     return rng.choices((calculation, comparison, neighbour), (8, 1, 1))[0](rng)

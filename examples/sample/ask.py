@@ -12,23 +12,25 @@ Judge = Callable[[str], bool]
 
 @dataclass(frozen=True)
 class Ask:
-    """One turn: what is asked, what is answered, and whether another answer would be right too."""
+    """One turn: the question, the answer, and a judge of other answers."""
 
     kind: str
     question: str
     answer: str
     judge: Judge
     subject: str = ""
-    """What is asked beneath the words, such as "12 + 30"; the question itself if it is empty."""
+    """The subject behind the wording, such as "12 + 30"; empty for the question itself."""
 
     @property
     def held_out(self) -> bool:
-        """Whether training never sees this subject, in whatever words: one in ten, by its text."""
+        """Whether this subject is held out of training in any wording: one in ten, chosen by a hash of its
+        text.
+        """
         return hashlib.sha256((self.subject or self.question).encode()).digest()[0] < 26
 
 
 def says(*wanted: str) -> Judge:
-    """An answer is right if it has all these words, in any case."""
+    """A judge that accepts answers with all these words, in any case."""
     return lambda text: all(word.lower() in text.lower() for word in wanted)
 
 

@@ -1,4 +1,4 @@
-"""What a sentence says, as JSON: for the demonstration of structured output."""
+"""Questions that ask for a sentence's facts as JSON, for the demonstration of structured output."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BEGIN = ("Give me this as JSON: ", "As JSON: ", "Turn this into JSON: ", "Extrac
 
 
 def ask(rng: random.Random) -> Ask:
-    """A person or an order."""
+    """A question about a person or an order."""
     name, city, fruit = rng.choice(NAMES), rng.choice(CITIES), rng.choice(FRUIT)
     if rng.random() < 0.5:
         person = {"name": name, "age": rng.randint(5, 90), "city": city}
@@ -37,7 +37,7 @@ def _ask(sentence: str, record: dict[str, Any], rng: random.Random) -> Ask:
 
 
 def same(record: dict[str, Any]) -> Judge:
-    """An answer is right if it is this record as JSON."""
+    """A judge that accepts answers that are this record as JSON."""
 
     def judge(text: str) -> bool:
         try:

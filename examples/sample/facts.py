@@ -25,7 +25,7 @@ def read() -> list[dict[str, Any]]:
 
 
 def every(groups: list[dict[str, Any]]) -> list[Ask]:
-    """Each question as it stands in the file."""
+    """Every question, exactly as in the file."""
     asks = []
     for group in groups:
         if "rows" not in group:
@@ -39,6 +39,6 @@ def every(groups: list[dict[str, Any]]) -> list[Ask]:
 
 
 def asks(rng: random.Random, kind: str, pool: list[Ask]) -> Ask:
-    """One of a kind, as people type it."""
+    """A question of a kind, as people type it."""
     chosen = rng.choice([each for each in pool if each.kind == kind])
     return Ask(kind, varied(chosen.question, rng), chosen.answer, chosen.judge, chosen.question)

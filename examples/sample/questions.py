@@ -1,4 +1,4 @@
-"""What is taught, in which shares, and what is held out to ask at the end."""
+"""Chooses the taught questions and their shares, and those that are held out for the test at the end."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from sample import arithmetic, extraction, facts, stories
 from sample.ask import Ask
 
 SHARES = {"nearfar": 0.2, "facts": 0.24, "talk": 0.06, "arithmetic": 0.36, "stories": 0.06, "json": 0.08}
-"""Shares of the kinds among the turns that are taught. Stories are long: by tokens theirs is the largest
-share.
-"""
+"""Shares of the kinds among the taught turns. Stories are long: by tokens they have the largest share."""
 HELD_OUT = {"nearfar": 20, "facts": 30, "arithmetic": 30, "stories": 5, "json": 15}
-"""How many questions of each kind are asked at the end: one hundred in all."""
+"""Numbers of questions of each kind in the test at the end: one hundred in all."""
 SYSTEM_PROMPTS = ("You are a helpful assistant.", "Answer in one sentence.",
                   "You are the sample model of nearfar.", "You answer briefly.")  # fmt: skip
 
@@ -50,7 +48,7 @@ class Questions:
 
 
 def held_out(seed: int = 2026) -> list[Ask]:
-    """One hundred questions that no conversation has: each once, shares as HELD_OUT has them."""
+    """One hundred questions that no conversation has, each once, in the shares of HELD_OUT."""
     questions, found = Questions(seed), dict[str, Ask]()
     for kind, count in HELD_OUT.items():
         left = count

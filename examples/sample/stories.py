@@ -63,7 +63,7 @@ def story(hero: str, rng: random.Random) -> str:
 
 
 def told(hero: str | None, text: str) -> bool:
-    """Whether a text is a story of this hero (of any, if None) that begins, goes on and ends."""
+    """Whether a text is a story of this hero (None: of any) with a beginning, a middle and an end."""
     heroes = HEROES if hero is None else (hero,)
     about = any(each in text and text.count(HEROES[each][0]) >= 2 for each in heroes)
     return about and text.startswith("Once upon a time") and text.rstrip().endswith(".") and len(text) > 150

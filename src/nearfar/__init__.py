@@ -14,9 +14,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """`nearfar.Engine` and `nearfar.AsyncEngine`, imported when they are asked for: the build half needs
-    neither.
-    """
+    """Import `nearfar.Engine` and `nearfar.AsyncEngine` when they are first used: builds need neither."""
     if name in ("Engine", "AsyncEngine"):
         from nearfar import edge_runtime
 

@@ -1,5 +1,5 @@
-"""Which files of a checkpoint hold its weights, by names alone, and whether there is an adapter among them:
-before a download, and when it is opened.
+"""Finds a checkpoint's weight files and adapters by file names alone: before a download, and when it is
+opened.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ def weight_files(names: Collection[str], indexed: Collection[str]) -> list[str]:
     """The names of the files that hold a checkpoint's weights, sorted. `names`: its files; `indexed`: the
     files that its index names, there or not.
 
-    An index of which no file is there says nothing beside a model.safetensors: it was uploaded with another
-    version of the weights. Files in folders and beside these two are the same weights once more, as Mistral
-    publishes them, or parts of something else.
+    An index none of whose files exists is ignored next to a model.safetensors: it was uploaded with another
+    version of the weights. Other files, and files in folders, are copies of the same weights, as Mistral
+    publishes them, or belong to something else.
     """
     if indexed and (SINGLE not in names or any(name in names for name in indexed)):
         return sorted(indexed)
@@ -32,7 +32,9 @@ def weight_files(names: Collection[str], indexed: Collection[str]) -> list[str]:
 
 
 def indexed_files(index: bytes) -> set[str]:
-    """The files that an index names; none where it cannot be read, which is told by who opens it."""
+    """The files that an index names; empty for an unreadable index, which is reported when the checkpoint is
+    opened.
+    """
     try:
         read = strict_json.loads(index)
     except ValueError:
@@ -42,8 +44,8 @@ def indexed_files(index: bytes) -> set[str]:
 
 
 def check_no_adapter(folder: Path, name: str) -> None:
-    """CheckpointError, with the name, where a folder has an adapter, which changes the answers of the model
-    that it is of, also of one beside it.
+    """Raise CheckpointError, with `name`, where a folder has an adapter: it changes its model's answers, also
+    those of a model in the same folder.
     """
     if not (folder / ADAPTER).is_file():
         return
@@ -56,7 +58,7 @@ def check_no_adapter(folder: Path, name: str) -> None:
 
 
 def adapter_is(file: Path) -> str:
-    """What an adapter is of, by its config, and what to do with it."""
+    """The model that an adapter belongs to, by its config, and what to do with it."""
     base: object = None
     try:
         read = strict_json.loads(file.read_text(encoding="utf-8"))

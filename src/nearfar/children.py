@@ -1,4 +1,4 @@
-"""What a process that this one starts knows of its environment: what it needs to run, and no keys."""
+"""The environment of child processes: the variables that they need to run, and no keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAMES = frozenset((
     "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR",
     "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
 ))
-"""Variables of systems, shells, compilers and networks."""
+"""Variables of systems, shells, compilers and networks, which children get."""
 
 _PREFIXES = (
     "LC_", "XDG_", "LD_", "DYLD_", "PROCESSOR_", "PROGRAMFILES", "COMMONPROGRAMFILES", "MALLOC_", "GLIBC_",
@@ -29,7 +29,7 @@ _PREFIXES = (
     "TORCH", "PYTORCH_", "TRITON_", "TVM_", "ZIG_", "HF_", "TRANSFORMERS_", "TOKENIZERS_", "SAFETENSORS_",
     "NEARFAR_", "RAY_",
 )
-"""How the settings of libraries begin that a child may load."""
+"""Prefixes of settings of libraries that a child may load."""
 # fmt: on
 
 _SECRET = re.compile(
@@ -41,18 +41,19 @@ _WITH_USER = re.compile(r"://[^/\s@]+@")
 
 
 def child_environment(**more: str) -> dict[str, str]:
-    """The environment of a process that is started, and `more`. Every start of a process uses it
+    """The environment for a child process, with `more` added. Every start of a process uses it
     (`tests/unit/test_children.py`).
 
-    Named are the variables that pass, not those that do not: nobody knows what a key may be called.
+    It lists the variables that pass, not those that do not: nobody knows what a key may be called.
     """
     return {**{name: value for name, value in os.environ.items() if _passes(name, value)}, **more}
 
 
 @contextmanager
 def keys_hidden() -> Iterator[None]:
-    """Nothing that looks like a key in this process's own environment while the block runs: for libraries
-    that start processes by themselves, with variables of their own that nobody can list. Ray's own keys stay.
+    """Hide everything that looks like a key from this process's own environment while the block runs: for
+    libraries that start processes by themselves, with variables of their own that nobody can list. Ray's own
+    keys stay.
     """
     hidden = {
         name: value

@@ -1,4 +1,4 @@
-"""A download that goes on where it ended: files of the hub and of artifacts at an address come through it."""
+"""Resumable downloads, used for files of the hub and of artifacts at a URL."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from nearfar.errors import NearfarError
 from nearfar.interruptible import Stopped
 
 SECONDS = 20.0
-"""How long a host may be silent."""
+"""Seconds that a host may be silent."""
 TRIES = 4
 PAUSE = 0.5
 """Seconds before the second try; each further pause is twice as long."""
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 PASSING = (408, 416, 429)
-"""Statuses below 500 after which another try may succeed. 416: the file here was longer, and is deleted."""
+"""Status codes below 500 after which another try may succeed. 416: the local file was longer, and is deleted.
+"""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A host's answer to a request for a file from some byte on.
+    """A host's answer to a request for a file from a byte offset on.
 
     `range`: its Content-Range, or an empty string. `length`: its Content-Length.
     """
@@ -46,8 +47,8 @@ class Refused(ConnectionError):
 
 @dataclass(frozen=True)
 class Receiver:
-    """Receives files until `stop` is set. `failure`: the error for what the user can mend. `home`: the
-    variable that names the folder of the downloads.
+    """Receives files until `stop` is set. `failure`: the class of errors that the user can fix. `home`: the
+    environment variable that names the folder of the downloads.
     """
 
     stop: threading.Event
@@ -57,7 +58,7 @@ class Receiver:
     def persist(self, attempt: Callable[[], None], folder: Path, errors: tuple[type[Exception], ...]) -> None:
         """Try until an attempt succeeds, TRIES times at most.
 
-        Raises the last of `errors`, or the first that another try would not change.
+        Raises the last of `errors`, or the first one that another try would not change.
         """
         pause = PAUSE
         for tries in range(1, TRIES + 1):
@@ -85,16 +86,16 @@ class Receiver:
         most: int,
         told: Callable[[int, int], None],
     ) -> None:
-        """Append to `part` what it lacks of a file, or write it anew where the host sends all of it.
+        """Append the missing bytes of a file to `part`, or rewrite it where the host sends the whole file.
 
-        `name` is for messages; `ask` requests the file from a byte on. `size`: of the file, where that is
-        known. `most`: bytes that it may have. `told` gets the bytes that are there and those that have just
-        come.
+        `name` is for messages; `ask` requests the file from a byte offset on. `size`: the file's size, if
+        known. `most`: the most bytes that it may have. `told` gets the bytes in the file and those that have
+        just arrived.
         """
         have = part.stat().st_size if part.exists() else 0
         if have == size:
             return
-        if have > most:  # the beginning of something else
+        if have > most:  # the beginning of another file
             part.unlink()
             have = 0
         with ask(have) as reply:
@@ -122,7 +123,7 @@ class Receiver:
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether another try may succeed where this error came."""
-    response = getattr(error, "response", None)  # of httpx, which the hub's client uses
+    """Whether another try may succeed after this error."""
+    response = getattr(error, "response", None)  # errors of httpx have it; the hub's client uses httpx
     status = error.status if isinstance(error, Refused) else getattr(response, "status_code", 500)
     return status >= 500 or status in PASSING

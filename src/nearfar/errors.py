@@ -8,7 +8,7 @@ class NearfarError(Exception):
 
 
 class NearfarWarning(UserWarning):
-    """Something that goes on, and that the user may want to know."""
+    """A warning for the user about something that does not stop the work."""
 
 
 class CheckpointError(NearfarError):
@@ -36,13 +36,13 @@ class DeviceError(NearfarError):
 
 
 class DeviceLost(DeviceError):
-    """The driver gave the device up, and everything on it is gone. An engine opens it anew and computes
-    its requests again.
+    """The driver has lost the device with everything on it. An engine opens it again and recomputes its
+    requests.
     """
 
 
 class OutOfMemory(DeviceError):
-    """The device or the host has no memory left for what was asked. An engine goes on with smaller steps."""
+    """The device or the host has too little memory for a request. An engine continues with smaller steps."""
 
 
 class RequestError(NearfarError):
@@ -60,9 +60,9 @@ CONTEXT_CODE = "context_length_exceeded"
 
 
 class ContextError(RequestError):
-    """A text of so many tokens that does not fit the context, the answer included where one is wanted.
+    """A text that does not fit the context, together with an answer where one is wanted.
 
-    OpenAI's words begin the message: LiteLLM knows the error by them, and not by its code.
+    The message begins with OpenAI's words: LiteLLM recognizes the error by them, not by its code.
     """
 
     code = CONTEXT_CODE
@@ -79,7 +79,7 @@ class ContextError(RequestError):
 
 
 class OverloadError(NearfarError):
-    """The server has as much to do as it may take on; try again after `retry_after` seconds."""
+    """The server has as many requests as it accepts; try again after `retry_after` seconds."""
 
     def __init__(self, message: str, retry_after: float = 1.0) -> None:
         super().__init__(message)

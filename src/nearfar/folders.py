@@ -1,4 +1,4 @@
-"""Where this user's files of nearfar lie: what may be deleted at any time, and what may not."""
+"""The folders of this user's nearfar files: a cache that may be deleted at any time, and data."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import time
 from pathlib import Path
 
 DIGEST_BYTES = 32
-_ABANDONED = 3600  # seconds after which nobody is writing a file any more
+_ABANDONED = 3600  # seconds after which a half-written file has no writer any more
 HOME = "NEARFAR_HOME"
-"""The environment's variable for a folder that everything lies in instead."""
+"""The environment variable that names one folder for all files."""
 
 
 def cache_folder() -> Path:
-    """For what can be made again."""
+    """The folder for files that can be made again."""
     if given := os.environ.get(HOME):
         return Path(given).expanduser() / "cache"
     if sys.platform == "darwin":
@@ -26,7 +26,7 @@ def cache_folder() -> Path:
 
 
 def data_folder() -> Path:
-    """For what is to stay."""
+    """The folder for files that must be kept."""
     if given := os.environ.get(HOME):
         return Path(given).expanduser() / "data"
     if sys.platform == "darwin":
@@ -35,8 +35,8 @@ def data_folder() -> Path:
 
 
 def read_cache(file: Path) -> bytes:
-    """What `write_cache` wrote; empty where there is nothing, or it is damaged: drivers check little of
-    what they are given.
+    """Read a file of `write_cache`; empty for a missing or damaged file. Drivers check little of the data
+    that they get, so damage must be detected here.
     """
     try:
         data = file.read_bytes()
@@ -47,9 +47,7 @@ def read_cache(file: Path) -> bytes:
 
 
 def write_cache(file: Path, content: bytes) -> bool:
-    """Write a file with its digest. Gives whether that was possible: a disk that is full or read-only is no
-    error.
-    """
+    """Write a file with its digest. Gives whether that succeeded: a full or read-only disk is no error."""
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(file, hashlib.sha256(content).digest() + content)
@@ -58,24 +56,25 @@ def write_cache(file: Path, content: bytes) -> bool:
 
 
 def write_whole(file: Path, content: bytes) -> None:
-    """Write a file so that it is there whole or stays as it was, whatever becomes of this process, and is
-    its owner's alone to read: beside it, then renamed. OSError where it cannot be written.
+    """Write a file atomically, readable by its owner alone: under another name, then renamed. If the process
+    dies, the old file stays. Raises OSError where it cannot be written.
     """
     handle, aside = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}-")
     try:
         with os.fdopen(handle, "wb") as out:
             out.write(content)
         Path(aside).replace(file)
-    except BaseException:  # Ctrl-C leaves nothing either
+    except BaseException:  # nothing is left after Ctrl-C, too
         Path(aside).unlink(missing_ok=True)
         raise
 
 
 def trim_cache(folder: Path, suffix: str, most: int, keep: Path) -> None:
-    """Remove those of the files with a suffix that were not used (by their time) for longest, until all have
-    at most so many bytes together, but not `keep`; and what a writer left half-written long ago.
+    """Remove the least recently used files with a suffix (by their time) until all take at most `most` bytes,
+    but never `keep`; also remove abandoned half-written files.
 
-    Other processes may do the same, and files may go meanwhile; what cannot be removed is no error.
+    Other processes may do the same, and files may disappear meanwhile; a file that cannot be removed is no
+    error.
     """
     there: list[tuple[float, int, Path]] = []
     with contextlib.suppress(OSError), os.scandir(folder) as entries:

@@ -1,8 +1,8 @@
-"""Which names in a request's `Host` mean a server of ours.
+"""Checks whether a request's `Host` header names a server of ours.
 
-A page of any site can make its own name stand for 127.0.0.1 (DNS rebinding) and then read, as its own origin,
-what a server on this machine answers; the name in `Host` gives it away. A request without a Host is HTTP/1.0:
-no browser's.
+A page of any site can make its own name resolve to 127.0.0.1 (DNS rebinding) and then read, as its own
+origin, the answers of a server on this machine; the name in `Host` reveals that. A request without a Host is
+HTTP/1.0, which no browser sends.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import re
 from collections.abc import Collection, Iterable
 
 _PORT = re.compile(r"\.?(:\d*)?\Z")
-"""The end of a Host that says nothing of who is meant: a port, the dot of the root."""
+"""The end of a Host that does not belong to the name: the root's dot and a port."""
 
 
 def is_local(host: str) -> bool:
-    """Whether who listens at this address is reached by this machine only."""
+    """Whether a server at this address can be reached from this machine only."""
     if host == "localhost":
         return True
     try:
@@ -26,15 +26,15 @@ def is_local(host: str) -> bool:
 
 
 def bracketed(host: str) -> str:
-    """An address as URLs and `Host` write it."""
+    """An address as URLs and `Host` write it: IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 def answered_hosts(host: str, more: Iterable[str]) -> tuple[str, ...]:
-    """The names that a server at `host` answers for, `more` among them; none: all.
+    """The names that a server at `host` answers for, `more` included; empty: all names.
 
     A server that only this machine reaches has no other protection from pages of other sites: it answers for
-    the names of this machine. One that others reach may have any name. "*" in `more`: all.
+    this machine's names. A server that others reach may have any name. "*" in `more`: all names.
     """
     given = tuple(more)
     if "*" in given or not (given or is_local(host)):
@@ -43,7 +43,7 @@ def answered_hosts(host: str, more: Iterable[str]) -> tuple[str, ...]:
 
 
 def named_host(given: str) -> str:
-    """The name in a Host, without what says nothing of who is meant."""
+    """The name in a Host header, without port and trailing dot."""
     return _PORT.sub("", given.strip().lower())
 
 

@@ -1,5 +1,5 @@
-"""Waits that Ctrl-C ends at once, on Windows too, where none longer than a moment would hear it; and work
-that is told to stop.
+"""Waits that Ctrl-C ends at once, also on Windows, where a long wait would not notice it; and work that can
+be stopped.
 """
 
 from __future__ import annotations
@@ -12,23 +12,25 @@ from typing import TypeVar
 
 T = TypeVar("T")
 CTRL_C = 130
-"""The exit code of a process that Ctrl-C ended, as shells have it: 128 and the signal's number."""
+"""The exit code of a process that Ctrl-C ended, as in shells: 128 plus the signal's number."""
 LOOK = 0.1
-"""Seconds between two looks at whether somebody has said stop."""
+"""Seconds between two checks for a request to stop."""
 
 
 class Stopped(Exception):
-    """Somebody wants no more of it: another part has failed, or it was Ctrl-C."""
+    """The work was stopped: another part has failed, or Ctrl-C was pressed."""
 
 
 def interruptible(call: Callable[[], T], stop: threading.Event | None = None) -> T:
-    """What a call gives, without waiting for it after Ctrl-C, or once `stop` is set: then Stopped."""
+    """Return a call's result, without waiting for it after Ctrl-C, or after `stop` is set: that raises
+    Stopped.
+    """
     done: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
 
     def work() -> None:
         try:
             done.put((call(), None))
-        except BaseException as error:  # it is the caller's
+        except BaseException as error:  # raised again in the caller
             done.put((None, error))
 
     threading.Thread(target=work, name="nearfar-wait", daemon=True).start()
@@ -45,10 +47,10 @@ def side_by_side(
     over: threading.Event,
     stop: threading.Event | None = None,
 ) -> None:
-    """Do work for each item, for so many at once, until all are done or one has failed: then its error.
+    """Do work for each item, `at_once` items at a time, until all are done; raises the first error.
 
-    Ctrl-C and `stop` end it at once. `over` is set at the end, for work that is still under way: nobody waits
-    for that, as it can be in the middle of a host's silence.
+    Ctrl-C and `stop` end it at once. `over` is set at the end, to stop work that is still running: nobody
+    waits for it, as it may be waiting for a silent host.
     """
     waiting: queue.SimpleQueue[T] = queue.SimpleQueue()
     ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()

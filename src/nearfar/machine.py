@@ -1,4 +1,4 @@
-"""What only this user of this machine knows: a key in a file, and what is proved and hidden with it."""
+"""A secret of this user on this machine: a key in a file, and the proofs and hashes made with it."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from nearfar.folders import data_folder
 log = logging.getLogger(__name__)
 
 NONCE_HEADER = "x-nearfar-nonce"
-"""The header of a request for the list of models that asks for a proof."""
+"""The header of a request for the list of models with which a client asks for a proof."""
 KEY_BYTES, NONCE_BYTES = 32, 16
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def key_file() -> Path:
-    """Where the key of this user lies (below NEARFAR_HOME, where that is set)."""
+    """The path of this user's key file (below NEARFAR_HOME, if that is set)."""
     return data_folder() / "machine.key"
 
 
 def user_key() -> bytes | None:
-    """The key of this user, made when it is first needed. None, with a line in the log, where there can be
-    none, or where the file is not this user's alone.
+    """The key of this user, made when it is first needed. None, with a line in the log, where it cannot be
+    made, or where others can read the file.
     """
     path = key_file()
     try:
@@ -51,16 +51,17 @@ def user_key() -> bytes | None:
 
 
 def key_for(purpose: str) -> bytes | None:
-    """A key of its own for each purpose, so that none gives away another."""
+    """Derive a separate key for each purpose, so that none reveals another."""
     key = user_key()
     return None if key is None else hmac.digest(key, purpose.encode(), "sha256")
 
 
 def proof(nonce: str, port: int) -> str | None:
-    """Proof that a server at this port runs as this user on this machine, for whoever made the nonce.
+    """Make the proof that a server at this port runs as this user on this machine, for the client that made
+    the nonce.
 
-    The port is part of it: what passes requests on from another port has no proof that fits its own. The
-    machine is part of it: a home on a network drive has one key for several machines.
+    It covers the port: a process that forwards requests from another port has no proof for its own. It covers
+    the machine: a home on a network drive has one key for several machines.
     """
     key = key_for("computes here")
     if key is None or not _is_nonce(nonce):
@@ -69,7 +70,7 @@ def proof(nonce: str, port: int) -> str | None:
 
 
 def proves(given: object, nonce: str, port: int) -> bool:
-    """Whether a proof is the one that belongs to nonce and port."""
+    """Whether a proof is the right one for nonce and port."""
     wanted = proof(nonce, port)
     return (
         wanted is not None and isinstance(given, str) and hmac.compare_digest(given.encode(), wanted.encode())
@@ -78,7 +79,7 @@ def proves(given: object, nonce: str, port: int) -> bool:
 
 @cache
 def _warn(message: str) -> None:
-    """Once: whoever asks for proofs does not fill the log."""
+    """Log a warning once, so that clients that ask for proofs cannot fill the log."""
     log.warning("%s", message)
 
 
@@ -87,8 +88,8 @@ def _is_nonce(nonce: str) -> bool:
 
 
 def _make(path: Path) -> None:
-    """Write the key aside and link it in place, so that of two processes at once one makes it, and nobody
-    reads half of it.
+    """Write the key to a temporary file and link it in place, so that of two processes only one makes it, and
+    nobody reads half of it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
@@ -103,7 +104,7 @@ def _make(path: Path) -> None:
 
 
 def _machine() -> str:
-    """The machine: on Linux its boot (the same in its containers), elsewhere the system's own id of it."""
+    """An id of the machine: on Linux its boot id (also in its containers), else the system's id."""
     if sys.platform == "win32":
         import winreg
 

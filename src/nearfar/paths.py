@@ -1,5 +1,5 @@
-"""Paths that a user gave: which words are paths rather than names, what may be meant by one that is not
-there, and where nothing can be written.
+"""Handles paths that a user gave: recognizes paths among names, suggests existing paths, checks where can be
+written.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from pathlib import Path
 from nearfar.errors import BuildError
 
 MOST_NAMED = 8
-"""Entries of a folder that a message lists."""
+"""The most entries of a folder that a message lists."""
 
 
 def looks_like_path(given: str) -> bool:
-    """Whether nobody would take it for a name: it begins at a folder, or goes through several."""
+    """Whether a word is clearly a path and no name: it begins at a folder, or goes through several."""
     return given.startswith((".", "/", "~", "\\")) or given.count("/") > 1 or Path(given).is_absolute()
 
 
 def absent(given: str) -> str | None:
-    """What to say of a path that does not exist, where its beginning does: what may be meant, or what the
-    last folder that exists holds. None where that folder is the working directory or the root, which hold
-    much, and nothing there is close.
+    """The message for a path of which only the beginning exists: a similar path, or the content of the last
+    existing folder. None where that folder is the working directory or the root, which hold much, and nothing
+    there is similar.
     """
     if meant := close_path(given):
         return f"{given} is not there: did you mean {meant}?"
@@ -35,7 +35,7 @@ def absent(given: str) -> str | None:
 
 
 def close_path(given: str) -> str | None:
-    """A path that exists and differs in one misspelt part; None where there is none."""
+    """An existing path that differs in one misspelt part; None where there is none."""
     folder, rest = _split(given)
     if folder is None or not rest:
         return None
@@ -47,7 +47,7 @@ def close_path(given: str) -> str | None:
 
 
 def _split(given: str) -> tuple[Path | None, tuple[str, ...]]:
-    """The last folder of a path that exists, and the parts after it; None where a file is in the way."""
+    """The last existing folder of a path, and the parts after it; None where a file is in the way."""
     path = Path(given).expanduser()
     for folder in path.parents:
         if folder.is_dir():
@@ -65,7 +65,9 @@ def _names(folder: Path) -> list[str]:
 
 
 def check_place(path: Path) -> None:
-    """BuildError where an output directory cannot be: a file is there, or in place of a folder above it."""
+    """Raise BuildError where an output directory cannot be made: a file is there, or in place of a folder
+    above it.
+    """
     for place in (path, *path.parents):
         if place.is_dir():
             return

@@ -1,5 +1,5 @@
-"""What sentence-transformers saves beside a checkpoint about embeddings: modules.json lists what the hidden
-states go through, and 1_Pooling/config.json which of them are taken.
+"""Reads the files about embeddings that sentence-transformers saves with a checkpoint: modules.json lists the
+modules after the model, and 1_Pooling/config.json says which hidden states are pooled.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FOLLOWED: dict[str, Literal["mean", "last"]] = {"mean_tokens": "mean", "mean": 
 
 
 def modules_of(checkpoint: Path) -> list[tuple[str, Mapping[str, object]]] | None:
-    """The kind of each module and what is said of it; None: the checkpoint says nothing of embeddings."""
+    """Each module's kind and record; None where the checkpoint has no modules.json."""
     file = checkpoint / MODULES
     if not file.is_file():
         return None
@@ -28,7 +28,7 @@ def modules_of(checkpoint: Path) -> list[tuple[str, Mapping[str, object]]] | Non
 
 
 def modes_of(checkpoint: Path, module: Mapping[str, object]) -> list[str]:
-    """What a module of pooling takes, in the older spelling (a switch each) or the newer."""
+    """The modes of a pooling module, in the older spelling (one switch for each) or the newer one."""
     file = checkpoint / str(module.get("path")) / "config.json"
     config = read(file)
     if not isinstance(config, dict):
@@ -39,8 +39,8 @@ def modes_of(checkpoint: Path, module: Mapping[str, object]) -> list[str]:
 
 
 def pooling_of(checkpoint: Path) -> Literal["mean", "last"] | None:
-    """Whether the checkpoint's embeddings are the mean of its states or the last one; None: it does not say.
-    CheckpointError where they are made in another way.
+    """The checkpoint's pooling: the mean of its states or the last one; None where it does not say. Raises
+    CheckpointError for any other pooling.
     """
     for kind, module in modules_of(checkpoint) or ():
         if kind == "Pooling":
@@ -55,7 +55,7 @@ def pooling_of(checkpoint: Path) -> Literal["mean", "last"] | None:
 
 
 def read(file: Path) -> object:
-    """A file of JSON; CheckpointError where it is none."""
+    """Read a JSON file. Raises CheckpointError where it is invalid."""
     try:
         found: object = strict_json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""Processors that this process may use: those that the system gives it, in its container's CPU time."""
+"""Counts the processors that this process may use, within its container's CPU quota."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def processors() -> int:
-    """How much work is worth doing side by side, where second threads of a core help: compilers, hashes."""
+    """The number of parallel jobs for work that gains from second threads of a core: compilers, hashes."""
     return within_quota(len(affinity()))
 
 
 def within_quota(count: int) -> int:
-    """No more threads than the container's quota: those beyond it get the whole process stopped for most of
-    every tenth of a second, and each takes memory for its part of the work.
+    """Limit a number of threads to the container's quota: more threads get the whole process stopped for most
+    of every tenth of a second, and each takes memory.
     """
     quota = cpu_quota()
     return max(1, count if quota is None else min(count, int(quota)))
@@ -31,10 +31,11 @@ def affinity() -> Collection[int]:
 
 
 def cpu_quota(membership: Path = MEMBERSHIP, cgroups: Path = CGROUPS) -> float | None:
-    """CPUs that Linux lets this process use at once, on average: the least of its groups. None: no limit.
+    """CPUs that Linux lets this process use at once, on average: the least of its control groups. None: no
+    limit.
 
-    `membership` names the group of each hierarchy; a container may not see its own name there as the host
-    gives it, so the groups above count too, up to the root.
+    `membership` names the group in each hierarchy. A container may see another name there than its own, so
+    the groups above count too, up to the root.
     """
     try:
         lines = membership.read_text().splitlines()
@@ -64,12 +65,12 @@ def _found(quotas: Iterator[float | None]) -> list[float]:
 
 
 def _unified(folder: Path) -> float | None:
-    """Control groups v2: "QUOTA PERIOD" in microseconds, or "max PERIOD"."""
+    """Read the quota of control groups v2: "QUOTA PERIOD" in microseconds, or "max PERIOD"."""
     return _ratio(*words_of(folder / "cpu.max", 2))
 
 
 def _legacy(folder: Path) -> float | None:
-    """Control groups v1: the same in two files, -1 for no limit."""
+    """Read the quota of control groups v1: quota and period in two files, -1 for no limit."""
     return _ratio(*words_of(folder / "cpu.cfs_quota_us", 1), *words_of(folder / "cpu.cfs_period_us", 1))
 
 

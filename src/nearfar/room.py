@@ -1,4 +1,4 @@
-"""Whether a disk has room for what is about to be written to it, and what is said where a write fails."""
+"""Checks whether a disk has room for files, and makes the error for a failed write."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from nearfar.errors import BuildError
 
 
 def lacking(folder: Path, needed: int) -> str | None:
-    """What is wrong where the disk of a folder, or of where it will be made, has fewer than `needed` bytes
-    free; None where it has room, or cannot say.
+    """The message for a disk with fewer than `needed` free bytes, at a folder or where it will be made; None
+    where it has room, or cannot say.
     """
     there = folder.expanduser().resolve()
     while not there.exists() and there != there.parent:
@@ -22,14 +22,14 @@ def lacking(folder: Path, needed: int) -> str | None:
         return None
     if free >= needed:
         return None
-    from nearfar.edge_runtime.artifact.budget import show_size  # which takes numpy
+    from nearfar.edge_runtime.artifact.budget import show_size  # imports NumPy
 
     return f"needs {show_size(needed)} at least, and the disk of {there} has {show_size(free)} free"
 
 
 def disk_error(error: OSError, directory: Path, what: str, needed: int) -> BuildError:
-    """Make the BuildError for a failed write: the disk's free bytes where it is full, else the system's
-    message.
+    """Make the BuildError for a failed write: with the disk's free bytes where it is full, else with the
+    system's message.
     """
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         try:

@@ -1,4 +1,4 @@
-"""JSON from outside: nothing in it is dropped in silence, and every fault is a ValueError."""
+"""Parses untrusted JSON: nothing is dropped silently, and every fault is a ValueError."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Never
 
 
 def loads(text: str | bytes) -> Any:
-    """As json.loads; keys given twice, NaN and Infinity, and nesting too deep for the reader are
-    ValueErrors as well.
+    """Parse like json.loads, but raise ValueError also for duplicate keys, NaN and Infinity, and too deep
+    nesting.
     """
     try:
         return json.loads(text, object_pairs_hook=_once, parse_constant=_refuse)
@@ -18,7 +18,7 @@ def loads(text: str | bytes) -> Any:
 
 
 def _once(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose keys are all different."""
+    """Make an object; ValueError for duplicate keys."""
     made = dict(pairs)
     if len(made) < len(pairs):
         names = [name for name, _ in pairs]

@@ -1,3 +1,3 @@
-"""The version of nearfar, for what writes it down."""
+"""The version of nearfar."""
 
 __version__ = "0.1.0"

@@ -27,9 +27,7 @@ class NamedPass:
 
 
 def compile_flow(kernels: Kernels, bundled: Bundled, *, gpu: bool) -> list[NamedPass]:
-    """All passes in order. After the last, a function is a straight line of kernel calls over planned
-    storage.
-    """
+    """All passes in order. At the end a function is a sequence of kernel calls over planned storage."""
     schedule = [dlight.gpu.Reduction(), dlight.gpu.GeneralReduction(), dlight.gpu.Fallback()] if gpu else []
     return [
         NamedPass("fuse-residual", "x + linear(y), or x + norm(y), becomes one kernel", FuseResidual()),

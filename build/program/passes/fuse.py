@@ -1,4 +1,4 @@
-"""Fusions of our operators with their neighbours. Each edits the job record and the tensors together."""
+"""Fuses our operators with their neighbours. Each fusion edits the job record and the tensors together."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 class Fusion(relax.PyExprMutator):
-    """Walks one function, giving each binding's value to `rewrite` with a look at the bindings before it."""
+    """Walks one function and gives each binding's value to `rewrite`, which can look up earlier bindings."""
 
     def value(self, expr: Any) -> Any:
-        """What a variable is bound to so far."""
+        """The expression that a variable is bound to so far; other expressions unchanged."""
         return self.lookup_binding(expr) if isinstance(expr, relax.Var) else expr
 
     def ours(self, expr: Any) -> OpCall | None:
-        """The operator of ours that `expr` stands for; None where it is none."""
+        """The call of one of our operators that `expr` stands for; None where it is another expression."""
         return operators.parse(self.value(expr))
 
     def rewrite(self, call: relax.Call) -> Any:
@@ -34,7 +34,7 @@ class Fusion(relax.PyExprMutator):
         raise NotImplementedError
 
     def visit_call_(self, call: relax.Call) -> Any:
-        """The fused call, where there is one."""
+        """Visit a call, and replace it by the fused call where `rewrite` gives one."""
         call = super().visit_call_(call)
         fused = self.rewrite(call)
         return call if fused is None else self.builder_.normalize(fused)
@@ -62,7 +62,7 @@ class _Residual(Fusion):
 
 
 def _with_residual(job: GraphJob, dtype: str) -> GraphJob | None:
-    """The job that adds a residual of this dtype as well, None where it cannot."""
+    """The job that also adds a residual of this dtype; None where the job cannot."""
     if (
         isinstance(job, Linear)
         and not (job.residual or job.gate or job.rows or job.softcap)
@@ -94,7 +94,7 @@ class _Gate(Fusion):
         return operators.rebuilt(replace(ours.job, gate=activation), ours.named)
 
     def _activated(self, expr: Any) -> tuple[Activation, Any] | None:
-        """Which activation this is, and of what; None where it is none."""
+        """The activation that `expr` applies, and its argument; None where it applies none."""
         if _is_op(expr, "relax.square"):
             relu = self.value(expr.args[0])
             return ("relu2", self.value(relu.args[0])) if _is_op(relu, "relax.nn.relu") else None

@@ -1,4 +1,4 @@
-"""Lower our operators to the target's kernels: each becomes the launches (`Staged`) that the target gives
+"""Lowers our operators to the target's kernels: each becomes the launches (`Staged`) that the target gives
 for its job.
 """
 
@@ -18,9 +18,10 @@ _OPAQUE = 8  # TVM's OpPatternKind.kOpaque: never fused with neighbours
 
 
 class KernelTable:
-    """The kernels of a program: one PrimFunc a distinct job, shared by all layers and named after the job.
+    """The kernels of a program: one PrimFunc for each distinct job, shared by all layers and named after the
+    job.
 
-    Labels leave out what most jobs have in common; jobs that differ only there are told apart by a number.
+    Labels leave out fields in which most jobs agree; a number distinguishes jobs that differ only in these.
     """
 
     def __init__(self, kernels: Kernels) -> None:
@@ -29,7 +30,7 @@ class KernelTable:
         self._named: Counter[str] = Counter()
 
     def get(self, job: GraphJob) -> tuple[str, Staged]:
-        """Name and launches of a job."""
+        """The kernel name and the launches of a job, made at the first call."""
         if job not in self._made:
             self._named[job.label] += 1
             count = self._named[job.label]
@@ -54,7 +55,7 @@ class _Lower(relax.PyExprMutator):
         tensors: dict[str, Any] = dict(found.named)
         for kernel, stage in staged.named(name):
             outputs = [a for a in stage.args if a not in tensors]
-            if not outputs:  # another stage has written some of it
+            if not outputs:  # an earlier stage has written a part of the output
                 result = self._in_place(kernel, stage, tensors)
                 outputs = [stage.args[-1]]
             else:
@@ -71,7 +72,7 @@ class _Lower(relax.PyExprMutator):
         self, kernel: str, stage: Stage, outputs: list[str], staged: Staged, call: relax.Call,
         tensors: dict[str, Any],
     ) -> relax.Call:  # fmt: skip
-        """A launch that writes tensors of its own."""
+        """Make a launch that writes new tensors."""
         if list(stage.args[len(stage.args) - len(outputs) :]) != outputs:
             raise AssertionError(f"{kernel}: outputs must be the last arguments, got {stage.args}")
         types = [_scratch_type(staged, a) if a.startswith(SCRATCH) else call.ty for a in outputs]
@@ -79,7 +80,7 @@ class _Lower(relax.PyExprMutator):
         return relax.call_tir(self._global(kernel, stage.func), inputs, out_ty=types)
 
     def _in_place(self, kernel: str, stage: Stage, tensors: dict[str, Any]) -> relax.Call:
-        """A launch that writes more of the tensor that is its last argument."""
+        """Make a launch that writes another part of its last argument, which an earlier stage has made."""
         inputs = [tensors[a] for a in stage.args]
         last = len(inputs) - 1
         return relax.op.call_tir_inplace(
@@ -88,8 +89,8 @@ class _Lower(relax.PyExprMutator):
 
     def _global(self, name: str, func: tirx.PrimFunc) -> tvm.ir.GlobalVar:
         if name not in self._global_vars:
-            # Named before it is added: of structurally equal functions the builder keeps the first, but plans
-            # give each its own shapes.
+            # The function gets its name before it is added: of structurally equal functions the builder keeps
+            # only the first, but plans give each its own shapes.
             named = func.with_attr("global_symbol", name).with_attr("op_pattern", _OPAQUE)
             self._global_vars[name] = self.builder_.add_func(named, name)
         return self._global_vars[name]
@@ -101,7 +102,7 @@ def _scratch_type(staged: Staged, name: str) -> relax.TensorType:
 
 
 def LowerOperators(kernels: Kernels) -> Any:
-    """The pass. Functions are visited in name order, so names and order of kernels are the same every
+    """Make the pass. It visits functions in name order, so that names and order of kernels are the same every
     time.
     """
 

@@ -1,5 +1,5 @@
-"""What follows the projections to q, k and v joins the matmul that makes them, where the target has a kernel
-for both.
+"""Fuses the projections to q, k and v with the operators that read them, where the target has a kernel for
+both.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from nearfar.kernels.contract import Kernels
 from nearfar.kernels.jobs import Linear, Project, RopeAppend, Rows
 
 Bundled = Mapping[tuple[str, ...], str]
-"""By the names of a function's parameters that stand in one tensor, in order: the name of the parameter that
-is this tensor.
+"""The name of the parameter that holds several vectors in one tensor, by the names of the vectors' parameters
+in their order in it.
 """
 
 
 @dataclass(frozen=True)
 class _Found:
-    """A projection and what follows it."""
+    """A projection and the operator that reads it."""
 
     job: Project
     linear: OpCall
@@ -33,7 +33,7 @@ class _Found:
 
 @relax.expr_functor.mutator
 class _Projection(relax.PyExprMutator):
-    """Rewrites the projections of one function. `added`: the parameters that it needs besides, by name."""
+    """Rewrites the projections of one function. `added`: the new parameters of the function, by name."""
 
     def __init__(self, module: tvm.IRModule, kernels: Kernels, bundled: Bundled) -> None:
         super().__init__(module)
@@ -43,7 +43,7 @@ class _Projection(relax.PyExprMutator):
         self.added: dict[str, relax.Var] = {}
 
     def run(self, function: relax.Function) -> relax.Function:
-        """The function with its projections fused."""
+        """Give the function with its projections fused."""
         for block in function.body.blocks:
             if isinstance(block, relax.DataflowBlock):
                 self._users.update((var, len(users)) for var, users in relax.analysis.udchain(block).items())
@@ -60,7 +60,7 @@ class _Projection(relax.PyExprMutator):
         return call if fused is None else self.builder_.normalize(fused)
 
     def _found(self, call: relax.Call) -> _Found | None:
-        """What reads a projection that nothing else reads."""
+        """The projection that `call` reads, with `call`; None where the target has no kernel for both."""
         paged = operators.parse(call)
         if paged is None or not isinstance(paged.job, RopeAppend):
             return None
@@ -73,7 +73,7 @@ class _Projection(relax.PyExprMutator):
         return _Found(job, linear, paged) if self._kernels.projects(job) else None
 
     def _fused(self, found: _Found) -> relax.Call | None:
-        """None where no tensor holds the vectors of both."""
+        """Make the fused call; None where no tensor holds the vectors of both."""
         have = {**found.paged.named, **found.linear.named}
         names = list(found.job.vectors)
         if names:
@@ -94,14 +94,14 @@ class _Projection(relax.PyExprMutator):
         return self.added.setdefault(name, relax.Var(name, relax.TensorType([length], "float32")))
 
     def _rows_of(self, job: Rows, tensors: tuple[relax.Expr, ...]) -> relax.Var:
-        """One launch for all projections whose rows it describes."""
+        """The result of one `Rows` launch, shared by all projections over the same rows."""
         if (job, tensors) not in self._rows:
             self._rows[job, tensors] = self.builder_.emit(operators.call(job, tensors))
         return self._rows[job, tensors]
 
 
 def FuseProjection(kernels: Kernels, bundled: Bundled) -> Any:
-    """The pass."""
+    """Make the pass; `bundled`: the tensors that hold several vectors."""
 
     @tvm.transform.module_pass(opt_level=0, name="FuseProjection")
     class Fusion:

@@ -1,4 +1,4 @@
-"""Attention of few rows is left in parts, which the matmul behind it puts together: a launch less a layer."""
+"""Lets the matmul after attention combine the parts of split attention: one launch less a layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nearfar.kernels.jobs import Attend, Linear
 
 @relax.expr_functor.mutator
 class _Combine(Fusion):
-    """`readers`: of each variable, those that are made of it."""
+    """Rewrites matmuls that read attention. `readers`: the variables that read each variable."""
 
     def __init__(
         self, module: tvm.IRModule, kernels: Kernels, readers: Mapping[relax.Var, Sequence[relax.Var]]
@@ -48,8 +48,8 @@ class _Combine(Fusion):
 
 
 def CombineInMatmul(kernels: Kernels) -> Any:
-    """The pass: where the target says that it can. What still reads attention is counted, so dead code must
-    be gone.
+    """Make the pass, which applies where the target supports it. It counts the readers of attention, so dead
+    code must have been removed.
     """
 
     @tvm.transform.module_pass(opt_level=0, name="CombineInMatmul")

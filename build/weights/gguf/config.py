@@ -1,7 +1,7 @@
-"""From a GGUF file's metadata to config.json as transformers has it.
+"""Converts a GGUF file's metadata to config.json as transformers has it.
 
-The keys are those of llama.cpp's converter. A key of the architecture that is not known here may change what
-is computed, and is refused.
+The keys are those of llama.cpp's converter. An unknown key of the architecture may change the computation,
+and is rejected.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ SCALE = (1e-6, 1e6)
 
 @dataclass(frozen=True)
 class Facts:
-    """What an architecture's own keys are read from: the keys, the tensors, the config so far."""
+    """Input of the functions that read an architecture's own keys: keys, tensors, the config so far."""
 
     read: ConfigReader
     tensors: Mapping[str, Tensor]
     config: Config
 
     def factors(self, name: str) -> list[float] | None:
-        """A tensor of the header's tensors that is read as numbers, by which frequencies are divided."""
+        """Read a tensor of divisors of frequencies; None where the file has no such tensor."""
         if name not in self.tensors:
             return None
         tensor = self.tensors[name]
@@ -48,7 +48,9 @@ class Facts:
 
 
 def read_config(header: Header, tensors: Mapping[str, Tensor]) -> Config:
-    """The config of a file, whose parts have these tensors; CheckpointError for what is not supported."""
+    """Convert the metadata of a file whose parts have these tensors. Raises CheckpointError for unsupported
+    settings.
+    """
     name = header.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         key = "general.architecture"
@@ -76,7 +78,7 @@ def read_config(header: Header, tensors: Mapping[str, Tensor]) -> Config:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it; one value for a list that has the same for every layer."""
+    """A metadata value as JSON has it; an array with the same value for every layer becomes that value."""
     if not isinstance(value, np.ndarray):
         return value
     items = value.tolist()
@@ -84,7 +86,7 @@ def _plain(value: Any) -> Any:
 
 
 def _common(read: ConfigReader, name: str, tensors: Mapping[str, Tensor]) -> Config:
-    """What every architecture has."""
+    """Read the keys that every architecture has."""
     embedding = tensors.get("token_embd.weight")
     if embedding is None:
         raise read.error("there is no tensor 'token_embd.weight': it is no language model, or a part of one")
@@ -109,7 +111,7 @@ def _common(read: ConfigReader, name: str, tensors: Mapping[str, Tensor]) -> Con
 
 
 def _rope(facts: Facts) -> Config:
-    """Base, rotated part and stretching of positions."""
+    """Read the settings of the rotation: base, rotated part, scaling of positions."""
     read, head_dim = facts.read, facts.config["head_dim"]
     config: Config = {"rope_theta": read.number("rope.freq_base", 10000.0, *THETA)}
     rotary = read.size("rope.dimension_count", head_dim, most=head_dim)
@@ -122,7 +124,7 @@ def _rope(facts: Facts) -> Config:
 def _scaling(facts: Facts) -> Config | None:
     read, context = facts.read, facts.config["max_position_embeddings"]
     kind = read.choice("rope.scaling.type", ROPE_KINDS, "linear")
-    read.given("rope.scaling.finetuned")  # says nothing of how it is computed
+    read.given("rope.scaling.finetuned")  # has no effect on the computation
     factor = read.number("rope.scaling.factor", read.number("rope.scale_linear", 1.0, *FACTOR), *FACTOR)
     original = read.size("rope.scaling.original_context_length", context, MAX_CONTEXT)
     names = ("rope_factors_short.weight", "rope_factors_long.weight")
@@ -137,7 +139,7 @@ def _scaling(facts: Facts) -> Config | None:
     if (factors := facts.factors("rope_freqs.weight")) is not None:
         if kind == "yarn" or (kind == "linear" and factor != 1):
             read.refuse("rope.scaling.type", "none, beside a tensor rope_freqs.weight")
-        # The frequencies of Llama 3 as numbers to divide by: as longrope says it, without its other parts.
+        # Llama 3's frequencies as divisors, written as longrope without its other settings.
         both = {"short_factor": factors, "long_factor": factors, "attention_factor": 1.0, "factor": 1.0}
         return {"rope_type": "longrope", **both, "original_max_position_embeddings": context}
     if read.given("rope.scaling.attn_factor") and read.number("rope.scaling.attn_factor", 1.0, *FACTOR) != 1:
@@ -152,7 +154,7 @@ def _has(facts: Facts, tensor: str) -> bool:
 
 
 def _llama(facts: Facts) -> None:
-    """Llama, and Mistral, which has the same name and a window."""
+    """Read Llama's own keys, and those of Mistral, which has the same architecture name and a window."""
     facts.config["attention_bias"] = _has(facts, "attn_q.bias")
     if facts.read.given("attention.sliding_window"):
         facts.config["model_type"] = "mistral"
@@ -166,7 +168,7 @@ def _window(facts: Facts) -> None:
 
 
 def _plainly(facts: Facts) -> None:
-    """Nothing beside what all have."""
+    """Read nothing more: the architecture has no keys of its own."""
 
 
 def _phi3(facts: Facts) -> None:
@@ -176,7 +178,7 @@ def _phi3(facts: Facts) -> None:
 
 
 def _granite(facts: Facts) -> None:
-    """Granite's four multipliers."""
+    """Read Granite's four multipliers."""
     scales = {
         "embedding_scale": "embedding_multiplier", "attention.scale": "attention_multiplier",
         "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling",
@@ -187,7 +189,9 @@ def _granite(facts: Facts) -> None:
 
 
 def _gemma(facts: Facts, largest: int) -> None:
-    """Windows, caps and the scale of queries: that of the head, but for the model with most layers."""
+    """Read windows, softcaps and the scale of queries, which follows from head_dim except in the model with
+    most layers.
+    """
     config, read = facts.config, facts.read
     _window(facts)
     for key in ("attn_logit_softcapping", "final_logit_softcapping"):
@@ -203,7 +207,7 @@ def _gemma2(facts: Facts) -> None:
 
 
 def _gemma3(facts: Facts) -> None:
-    """With a rope of its own for layers with a window; which those are."""
+    """Read Gemma 3's second rope, for layers with a window, and which layers these are."""
     _gemma(facts, 62)
     read, config = facts.read, facts.config
     config["model_type"] = "gemma3_text"
@@ -226,4 +230,4 @@ ARCHITECTURES: Mapping[str, Callable[[Facts], None]] = {
     "olmo2": _plainly,
     "ernie4_5": _plainly,
 }
-"""llama.cpp's names of architectures, and what reads their own keys."""
+"""The functions that read an architecture's own keys, by llama.cpp's names."""

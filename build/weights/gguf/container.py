@@ -31,11 +31,11 @@ SAMPLING = {
     "min_p": "min_p",
     "repetition_penalty": "penalty_repeat",
 }
-"""Names of generation_config.json, and what follows general.sampling. in the metadata."""
+"""Keys of generation_config.json, and the metadata keys after `general.sampling.` that they come from."""
 
 
 class GgufCheckpoint(DirectoryCheckpoint):
-    """See nearfar.build.weights.container.Checkpoint. `tensors`: by transformers' names, as they are stored;
+    """See nearfar.build.weights.container.Checkpoint. `tensors`: the stored tensors by transformers' names;
     rows of quantized ones are read as bytes.
     """
 
@@ -66,7 +66,7 @@ class GgufCheckpoint(DirectoryCheckpoint):
         return named
 
     def read(self, name: str, start: int = 0, stop: int | None = None) -> Array:
-        """See Checkpoint: rows in the order of transformers, norms as they are stored there."""
+        """Read rows in transformers' order, norms as transformers stores them; see Checkpoint."""
         heads = heads_of(self._architecture, name, self.config)
         if heads is None or name not in self.tensors:
             found = super().read(name, start, stop)
@@ -94,7 +94,7 @@ class GgufCheckpoint(DirectoryCheckpoint):
         return np.ascontiguousarray(self.read(name)[:, start:stop])
 
     def sha256(self, stop: threading.Event | None = None) -> str:
-        """SHA-256 of the file's sizes and contents, part by part; its name says nothing."""
+        """SHA-256 of the file's size and content, part by part; file names do not count."""
         digest = hashlib.sha256()
         block = memoryview(bytearray(HASH_BYTES))
         for file in self._files:
@@ -106,23 +106,23 @@ class GgufCheckpoint(DirectoryCheckpoint):
 
     @property
     def tokenizer_json(self) -> bytes:
-        """Made of the metadata."""
+        """tokenizer.json, made from the metadata."""
         return self._tokenizer.json
 
     @cached_property
     def tokenizer_config(self) -> dict[str, Any]:
-        """Special tokens."""
+        """tokenizer_config.json with the special tokens."""
         return self._tokenizer.config
 
     @cached_property
     def generation_config(self) -> dict[str, Any]:
-        """End tokens, and how the file wants tokens drawn (general.sampling.*)."""
+        """The end tokens, and the file's sampling defaults (general.sampling.*)."""
         ends = {"eos_token_id": list(self._tokenizer.ends)} if self._tokenizer.ends else {}
         return ends | self._sampling
 
     @cached_property
     def chat_templates(self) -> ChatTemplates:
-        """The chat templates that the metadata of the file has."""
+        """The chat templates in the file's metadata."""
         return self._tokenizer.templates
 
     def write_tokenizer(self, folder: Path) -> list[Path]:
@@ -136,7 +136,7 @@ class GgufCheckpoint(DirectoryCheckpoint):
 
     @cached_property
     def license_text(self) -> str | None:
-        """The name of the licence, which is all that there is."""
+        """The name of the licence: the file has no text of it."""
         return self._license if isinstance(self._license, str) and self._license else None
 
 
@@ -148,8 +148,8 @@ def claims_gguf(path: Path) -> bool:
 
 
 def open_gguf(path: Path, name: str) -> GgufCheckpoint:
-    """Open a file, the parts that it is one of, or those in a directory; CheckpointError for what is
-    damaged.
+    """Open a file, all parts of a split file, or the file of a directory. Raises CheckpointError for damaged
+    files.
     """
     if path.is_dir():
         path = _only(path)
@@ -169,7 +169,7 @@ def open_gguf(path: Path, name: str) -> GgufCheckpoint:
 
 
 def stem_of(name: str) -> str:
-    """The name of a model, of that of its file or of one of its parts."""
+    """The name of a model, from the name of its file or of one of its parts."""
     found = PART.fullmatch(name)
     return found[1] if found else name.removesuffix(".gguf")
 
@@ -179,7 +179,7 @@ def _inside(path: Path) -> list[Path]:
 
 
 def _only(path: Path) -> Path:
-    """The file of a directory, or the first of the parts of one."""
+    """The one file of a directory, or the first of its parts."""
     files = _inside(path)
     stems = {found[1] if (found := PART.fullmatch(file.name)) else file.name for file in files}
     if len(stems) > 1:
@@ -220,5 +220,5 @@ def _is(part: Header, key: str, number: int) -> bool:
 
 
 def _shortest(value: Any) -> Any:
-    """A float of 32 bits as it was written: 0.6, not 0.6000000238."""
+    """A float32 as its shortest decimal: 0.6, not 0.6000000238."""
     return float(f"{value:.7g}") if isinstance(value, float) else value

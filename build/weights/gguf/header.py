@@ -1,4 +1,4 @@
-"""Headers of GGUF files, which may come from anybody: read strictly, nothing allocated from an unchecked
+"""Reads headers of GGUF files, which are untrusted: strictly, with nothing allocated from an unchecked
 length.
 
 Format (versions 2 and 3): https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. After the magic a
@@ -24,7 +24,7 @@ from nearfar.errors import CheckpointError
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 HEADER_LIMIT = 512 << 20
-"""Bytes of a header: the largest tokenizers take some ten million."""
+"""The most bytes of a header; the largest tokenizers take about ten million."""
 LONGEST_NAME = 65535
 DIMENSIONS = 4
 ALIGNMENTS = tuple(1 << shift for shift in range(3, 17))
@@ -39,7 +39,9 @@ AGAIN = "download or convert it again"
 
 @dataclass(frozen=True)
 class Type:
-    """How values are stored: `block` of them in `bytes` bytes. `dtype` for plain floats, else None."""
+    """How a tensor's values are stored: `block` values in `bytes` bytes. `dtype`: for plain floats, else
+    None.
+    """
 
     name: str
     block: int
@@ -65,18 +67,18 @@ TYPES: Mapping[int, Type] = {
     30: Type("BF16", 1, 2, np.dtype(ml_dtypes.bfloat16)),
     39: Type("MXFP4", 32, 17),
 }
-"""The types of tensors that are read, by ggml's numbers."""
+"""The supported types of tensors, by ggml's numbers."""
 OTHER_TYPES: Mapping[int, str] = {
     9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S", 21: "IQ3_S", 22: "IQ2_S",
     24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0",
     40: "NVFP4",
 }  # fmt: skip
-"""Others, for messages."""
+"""Names of unsupported types, for messages."""
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor: `shape` with the rows first, as elsewhere; `entry` says where its bytes lie."""
+    """A tensor. `shape`: with the rows first, unlike in the file; `entry`: the place of its bytes."""
 
     type: Type
     shape: tuple[int, ...]
@@ -85,8 +87,8 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says. Values of `metadata` are int, float, bool, str, a list of str or bool, or an array
-    of numbers.
+    """The content of a header. Values of `metadata` are int, float, bool, str, a list of str or bool, or an
+    array of numbers.
     """
 
     file: Path
@@ -95,7 +97,7 @@ class Header:
 
 
 def is_gguf(path: Path) -> bool:
-    """Whether a file begins as a GGUF file does, whatever its name."""
+    """Whether a file begins with GGUF's magic, whatever its name."""
     try:
         with path.open("rb") as stream:
             return stream.read(4) == MAGIC
@@ -104,7 +106,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def read_header(file: Path) -> Header:
-    """The header of one file; CheckpointError where anything of it makes no sense."""
+    """Read the header of one file. Raises CheckpointError where it is invalid."""
     try:
         with file.open("rb") as stream:
             return _Reader(file, stream, file.stat().st_size).header()
@@ -113,7 +115,7 @@ def read_header(file: Path) -> Header:
 
 
 class _Reader:
-    """Reads a header from its beginning; `_at` bytes are read of `_size`."""
+    """Reads a header from its beginning; `_at` of `_size` bytes are read."""
 
     def __init__(self, file: Path, stream: BinaryIO, size: int) -> None:
         self._file, self._stream, self._size = file, stream, size
@@ -172,7 +174,7 @@ class _Reader:
     def _placed(
         self, infos: Mapping[str, tuple[Type, tuple[int, ...], int]], alignment: int
     ) -> dict[str, Tensor]:
-        """The tensors with their places, which must be within the file and apart."""
+        """Add the tensors' places, which must be within the file and must not overlap."""
         data = -(-self._at // alignment) * alignment
         tensors: dict[str, Tensor] = {}
         for name, (kind, shape, offset) in infos.items():
@@ -201,7 +203,7 @@ class _Reader:
         return found
 
     def _value(self, kind: int, key: str) -> Any:
-        """One value of metadata."""
+        """Read one metadata value of a type."""
         if kind in NUMBERS:
             found = self._number(NUMBERS[kind], key)
             # A float32 as its shortest decimal, as config.json has it.
@@ -250,7 +252,9 @@ class _Reader:
             self._refuse(f"{what} is no UTF-8 ({error}): {AGAIN}")
 
     def _check_count(self, count: int, least: int, what: str) -> None:
-        """Before anything is made of a count: so many must fit into what is left of the file."""
+        """Raise CheckpointError where `count` items of at least `least` bytes do not fit into the rest of the
+        file.
+        """
         if count * least > self._size - self._at:
             self._refuse(
                 f"says that it has {count:,} {what}, for which it is too short ({self._size:,} bytes): "
@@ -258,7 +262,7 @@ class _Reader:
             )
 
     def _take(self, count: int, what: str) -> bytes:
-        """The next bytes; the file is known to have them before they are read."""
+        """Read the next bytes; the file's size is checked first."""
         if count > self._size - self._at:
             self._refuse(f"ends inside {what} (at byte {self._at:,}, {count:,} more should follow): {AGAIN}")
         if self._at + count > HEADER_LIMIT:

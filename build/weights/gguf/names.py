@@ -1,4 +1,4 @@
-"""What GGUF's tensors are called in transformers, and how their values differ from those there."""
+"""Maps GGUF's tensor names to transformers', and describes how the stored values differ."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ OWN: Mapping[str, Mapping[str, str]] = {
     "gemma3": {"ffn_norm": "pre_feedforward_layernorm"},
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
 }
-"""Where an architecture differs."""
+"""Names that differ in an architecture from those of LAYER."""
 FREQUENCIES = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
-"""Tensors that the config is made of."""
+"""Tensors that become settings of the config."""
 PAIRED = ("llama", "granite", "smollm3")
-"""Architectures whose rows of q and k are stored with the two values of a rotated pair side by side."""
+"""Architectures that store the rows of q and k with the two values of a rotated pair side by side."""
 ONE_MORE = ("gemma2", "gemma3")
-"""Architectures whose norms have weights 1 + w."""
+"""Architectures that store the weights of norms as 1 + w."""
 
 
 def tensor_name(architecture: str, name: str) -> str:
-    """Transformers' name of a tensor; one that is not known stays, to be named as extra."""
+    """Transformers' name of a tensor; an unknown name is unchanged, and is later reported as extra."""
     found = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
     if found is None:
         return name
@@ -55,7 +55,7 @@ def tensor_name(architecture: str, name: str) -> str:
 
 
 def heads_of(architecture: str, name: str, config: Mapping[str, Any]) -> int | None:
-    """How many heads' rows a tensor has, if they are stored by pairs; `name`: transformers'."""
+    """The number of heads in a tensor (transformers' `name`) with rows stored by pairs; else None."""
     if architecture not in PAIRED:
         return None
     if ".self_attn.q_proj." in name:
@@ -64,14 +64,15 @@ def heads_of(architecture: str, name: str, config: Mapping[str, Any]) -> int | N
 
 
 def is_one_more(architecture: str, name: str) -> bool:
-    """Whether a tensor is a norm with weights 1 + w."""
+    """Whether a tensor is a norm that is stored as 1 + w."""
     return architecture in ONE_MORE and name.endswith("norm.weight")
 
 
 def pair_rows(start: int, stop: int, head: int) -> npt.NDArray[np.int64]:
-    """Where rows [start, stop) of q or k lie in a file that has pairs side by side; `head`: rows of one.
+    """The rows of the file that hold rows [start, stop) of q or k, where pairs are stored side by side;
+    `head`: rows of one head.
 
-    Value t of a head, of the first half or the second, turns with t ± head/2.
+    A value of one half of a head is paired with the value head/2 rows away.
     """
     row = np.arange(start, stop)
     inside, half = row % head, head // 2

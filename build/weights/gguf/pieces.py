@@ -1,4 +1,4 @@
-"""The model parts of tokenizer.json."""
+"""Makes the model parts of tokenizer.json."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ Pair = tuple[str, ...]
 
 
 def bpe_merges(ids: Mapping[str, int], texts: Sequence[str], best: Mapping[int, float]) -> list[Pair]:
-    """The pairs of tokens that make a token, in the order in which they are joined: by what `best` says of
-    the token made (lowest first), then by its id. Only tokens in `best` are made.
+    """The merges of a BPE vocabulary: pairs of tokens whose texts join to a token, ordered by `best` of that
+    token (lowest first), then by its id. Only tokens in `best` result.
     """
     order = sorted(best, key=lambda token: (best[token], token))
     merges: list[Pair] = []
@@ -25,14 +25,16 @@ def bpe_merges(ids: Mapping[str, int], texts: Sequence[str], best: Mapping[int, 
 
 
 def byte_level_model(ids: Mapping[str, int], merges: Sequence[Pair], ignore_merges: bool) -> dict[str, Any]:
-    """`ignore_merges`: a word that is a token is taken as it is."""
+    """Make a byte-level BPE model. `ignore_merges`: a word that is a token is not merged."""
     return {"model": _bpe(ids, merges, ignore_merges=ignore_merges)}
 
 
 def byte_fallback_model(
     ids: Mapping[str, int], merges: Sequence[Pair], unknown: str | None, prefix: bool
 ) -> dict[str, Any]:
-    """Spaces are written ▁, one before the text if `prefix`; what is no token is spelled in bytes."""
+    """Make a BPE model with byte fallback. Spaces become ▁, with one before the text if `prefix`; unknown
+    characters become tokens of bytes.
+    """
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}
     front = [{"type": "Prepend", "prepend": "▁"}] if prefix else []
     back = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefix else []

@@ -1,6 +1,6 @@
-"""How texts are split into words before BPE, by the names of `tokenizer.ggml.pre`.
+"""The patterns that split texts into words before BPE, by the names of `tokenizer.ggml.pre`.
 
-Each is what the models' own tokenizer.json says, and llama.cpp's `llama-vocab.cpp` knows by that name.
+Each is the pattern of the models' own tokenizer.json, which llama.cpp's `llama-vocab.cpp` knows by that name.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ def _letters(digits: str) -> str:
 
 
 def _cased(short: str, digits: str) -> str:
-    """Words that change from lower to upper case are cut."""
+    """A pattern that also cuts a word where its case changes from lower to upper."""
     return rf"{START}{UPPER}*{LOWER}+{short}|{START}{UPPER}+{LOWER}*{short}|{digits}|{MARKS_SLASH}|{SPACES}"
 
 
 @dataclass(frozen=True)
 class Split:
-    """`patterns`: each cuts out what it matches. `words`: then GPT-2's own words. `ignore_merges`: a word
-    that is a token is taken as it is. `add_bos`: where the file does not say.
+    """How a text is split. `patterns`: each cuts out its matches. `words`: GPT-2's own splitting follows.
+    `ignore_merges`: a word that is a token is not merged. `add_bos`: the default where the file does not say.
     """
 
     patterns: tuple[str, ...] = ()
@@ -59,4 +59,4 @@ SPLITS: Mapping[str, Split] = {
     "tekken": Split((_cased("", r"\p{N}"),), ignore_merges=True),
     "gpt-4o": Split((_cased(f"{SHORT}?", r"\p{N}{1,3}"),)),
 }
-"""By llama.cpp's names."""
+"""The splits, by llama.cpp's names."""

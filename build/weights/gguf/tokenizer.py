@@ -1,7 +1,8 @@
-"""From a GGUF file's metadata to tokenizer.json: byte-level BPE ("gpt2") and SentencePiece's BPE ("llama").
+"""Converts a GGUF file's metadata to tokenizer.json: byte-level BPE ("gpt2") and SentencePiece's BPE
+("llama").
 
-Metadata have tokens, their kinds, scores or merges, and under `tokenizer.ggml.pre` the name by which
-llama.cpp knows how a text is split into words.
+The metadata have tokens, their kinds, scores or merges, and under `tokenizer.ggml.pre` llama.cpp's name for
+how a text is split into words.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
 ENDINGS = frozenset(
     ("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|end_of_text|>", "<|endoftext|>")
 )
-"""Control tokens that end an answer, also in files that name only another."""
+"""Control tokens that end an answer, also where a file names only another end token."""
 READ = frozenset(
     (
         "model", "pre", "tokens", "scores", "token_type", "merges", "add_bos_token", "add_eos_token",
         "add_space_prefix", "token_type_count",
-        # Ids of tokens that stand in a text only where a template puts them:
+        # Ids of tokens that only a template puts into a text:
         "separator_token_id", "seperator_token_id", "cls_token_id", "mask_token_id", "prefix_token_id",
         "suffix_token_id", "middle_token_id", "fim_pre_token_id", "fim_suf_token_id", "fim_mid_token_id",
         "fim_pad_token_id", "fim_rep_token_id", "fim_sep_token_id", *SPECIAL_IDS.values(), *ENDS,
@@ -56,7 +57,7 @@ class GgufTokenizer:
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens and their kinds, and what else the metadata say."""
+    """The tokens and their kinds, with access to the other metadata."""
 
     file: Path
     metadata: Mapping[str, Any]
@@ -65,7 +66,7 @@ class Vocabulary:
     architecture: str
 
     def get(self, key: str, kind: type, default: Any = None) -> Any:
-        """A value of `tokenizer.ggml.`, of a type."""
+        """The value of a key below `tokenizer.ggml.`; CheckpointError for another type."""
         value = self.metadata.get(PREFIX + key)
         if value is None:
             return default
@@ -74,9 +75,9 @@ class Vocabulary:
         return value
 
     def token(self, key: str) -> int | None:
-        """A token's id, checked; None where it is not given."""
+        """A checked token id; None where the file has none."""
         found = self.get(key, int)
-        if found is None or found == 0xFFFFFFFF:  # what a signed -1 was written as
+        if found is None or found == 0xFFFFFFFF:  # how a signed -1 is stored
             return None
         if not 0 <= found < len(self.tokens):
             raise self.error(f"{PREFIX}{key} is {found:,}, there are {len(self.tokens):,} tokens")
@@ -92,7 +93,7 @@ class Vocabulary:
 
 
 def read_tokenizer(file: Path, metadata: Mapping[str, Any], vocab_size: int) -> GgufTokenizer:
-    """The tokenizer of a file; CheckpointError for what is not supported."""
+    """Convert the tokenizer of a file. Raises CheckpointError for an unsupported one."""
     words = _vocabulary(file, metadata, vocab_size)
     model = words.get("model", str, "")
     if model == "gpt2":
@@ -110,7 +111,7 @@ def read_tokenizer(file: Path, metadata: Mapping[str, Any], vocab_size: int) -> 
 
 
 def _vocabulary(file: Path, metadata: Mapping[str, Any], vocab_size: int) -> Vocabulary:
-    """Tokens and kinds, checked."""
+    """Read and check the tokens and their kinds."""
     architecture = str(metadata.get("general.architecture"))
     tokens, kinds = metadata.get(f"{PREFIX}tokens"), metadata.get(f"{PREFIX}token_type")
     words = Vocabulary(file, metadata, [], [], architecture)
@@ -133,7 +134,9 @@ def _vocabulary(file: Path, metadata: Mapping[str, Any], vocab_size: int) -> Voc
 
 
 def _byte_level(words: Vocabulary) -> tuple[dict[str, Any], bool]:
-    """Byte-level BPE: the parts of tokenizer.json, and whether a text begins with BOS by default."""
+    """Make the parts of tokenizer.json for byte-level BPE; also gives whether a text begins with BOS by
+    default.
+    """
     pre = words.metadata.get(f"{PREFIX}pre")
     split = SPLITS.get(pre) if isinstance(pre, str) else None
     if split is None:
@@ -158,7 +161,7 @@ def _byte_level(words: Vocabulary) -> tuple[dict[str, Any], bool]:
 
 
 def _words(split: Split) -> dict[str, Any]:
-    """How a text is split into words, whose bytes are then written as characters."""
+    """The pre-tokenizer that splits a text into words, and writes their bytes as characters."""
     to_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     parts = [
         {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
@@ -174,7 +177,7 @@ def _words(split: Split) -> dict[str, Any]:
 
 
 def _sentencepiece(words: Vocabulary) -> dict[str, Any]:
-    """BPE as SentencePiece does it: merges are those whose results are tokens, the best first."""
+    """Make BPE as in SentencePiece: all pairs that join to a token merge, the best score first."""
     scores = words.metadata.get(f"{PREFIX}scores")
     if words.metadata.get(f"{PREFIX}merges") is not None:
         raise words.error(f"{PREFIX}merges beside {PREFIX}model llama is not supported")
@@ -187,7 +190,7 @@ def _sentencepiece(words: Vocabulary) -> dict[str, Any]:
     ids = {token: index for index, token in reversed(list(enumerate(texts)))}
     normal = words.of_kind(NORMAL)
     if words.architecture.startswith("gemma"):
-        best = dict.fromkeys(normal, 0.0)  # their scores are not in the order of merges, their ids are
+        best = dict.fromkeys(normal, 0.0)  # their ids are in the order of merges, their scores are not
     else:
         best = {token: -float(scores[token]) for token in normal}
     unknown = words.token("unknown_token_id")
@@ -198,7 +201,7 @@ def _sentencepiece(words: Vocabulary) -> dict[str, Any]:
 
 
 def _added(words: Vocabulary) -> list[dict[str, Any]]:
-    """Tokens that are found in a text as wholes: control tokens, and those that somebody added."""
+    """The added tokens, which are matched as wholes in a text: unknown, control and user-defined tokens."""
     special = set(words.of_kind(UNKNOWN, CONTROL))
     plain = words.get("model", str, "") == "llama"
     seen: set[str] = set()
@@ -217,14 +220,16 @@ def _added(words: Vocabulary) -> list[dict[str, Any]]:
 
 
 def _takes_space(words: Vocabulary, text: str, special: bool) -> bool:
-    """Whether a token takes the spaces after it. Phi-3's do, and a file does not say which: as published."""
+    """Whether a token also matches the spaces after it (rstrip). Phi-3's tokens do, as published; a GGUF file
+    does not say which.
+    """
     if words.architecture != "phi3" or words.get("model", str, "") != "llama":
         return False
     return text == "</s>" or (special and text not in KEEPS_SPACE)
 
 
 def _around(words: Vocabulary, add_bos: bool) -> dict[str, Any] | None:
-    """What is put around a text."""
+    """The post-processor that adds BOS and EOS to a text; None where it adds neither."""
     asked = {
         "bos_token_id": words.get("add_bos_token", bool, add_bos),
         "eos_token_id": words.get("add_eos_token", bool, False),
@@ -252,7 +257,9 @@ def _around(words: Vocabulary, add_bos: bool) -> dict[str, Any] | None:
 
 
 def _templates(words: Vocabulary) -> ChatTemplates:
-    """The plain one, and that of tools: llama.cpp writes named templates under keys of their own."""
+    """The chat templates: the default one, and named ones such as the one for tools, which llama.cpp writes
+    under keys of their own.
+    """
     keys = {TEMPLATE: "tokenizer.chat_template", TOOL_TEMPLATE: "tokenizer.chat_template.tool_use"}
     found = {name: text for name, key in keys.items() if (text := words.metadata.get(key)) is not None}
     if wrong := [keys[name] for name, text in found.items() if not isinstance(text, str)]:
@@ -261,7 +268,7 @@ def _templates(words: Vocabulary) -> ChatTemplates:
 
 
 def _ends(words: Vocabulary) -> tuple[int, ...]:
-    """The end token first, then others that end a turn."""
+    """The end tokens: the file's own first, then others that end a turn."""
     named = [token for key in ENDS if (token := words.token(key)) is not None]
     control = [token for token in words.of_kind(CONTROL) if words.tokens[token] in ENDINGS]
     return tuple(dict.fromkeys([*named, *control]))

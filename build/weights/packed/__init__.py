@@ -1,4 +1,4 @@
-"""Checkpoints that are quantized already: a file a format, told apart by what is in the checkpoint."""
+"""Reads quantized checkpoints: one file for each format, which is recognized by the checkpoint's content."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _READERS: tuple[Callable[[Checkpoint], Packed | None], ...] = (
     Mlx.of, Awq.of, Gptq.of, CompressedTensors.of, Fp8.of, BitsAndBytes.of, Gguf.of, Mlc.of,
 )  # fmt: skip
 FORMATS: Mapping[str, Callable[[Checkpoint], Packed | None]] = dict(zip(PACKED, _READERS, strict=True))
-"""The formats by name; each gives None for a checkpoint of another, CheckpointError for settings that it does
-not read.
+"""The readers of the formats, by name. A reader gives None for a checkpoint of another format, and raises
+CheckpointError for unsupported settings.
 """
 
 
 def find_packed(checkpoint: Checkpoint) -> Packed | None:
-    """The quantized matrices of a checkpoint, None where it has none. CheckpointError, by name, for a
-    quantization that is not read.
+    """The quantized matrices of a checkpoint, None where it has none. Raises CheckpointError, with its name,
+    for an unsupported quantization.
     """
     for of in FORMATS.values():
         if (packed := of(checkpoint)) is not None:
@@ -48,8 +48,8 @@ def find_packed(checkpoint: Checkpoint) -> Packed | None:
 
 
 def _check_floats(checkpoint: Checkpoint) -> None:
-    """CheckpointError where tensors are quantized and config.json does not say how: old AutoGPTQ and AutoAWQ
-    kept that in files of their own.
+    """Raise CheckpointError where tensors are quantized but config.json does not say how: old AutoGPTQ and
+    AutoAWQ kept the settings in files of their own.
     """
     packed = [name for name in checkpoint.entries if name.endswith(".qweight")]
     if packed:

@@ -1,5 +1,5 @@
-"""Formats that are affine, as ours is: w = scale · code + bias for a group of consecutive inputs. Such a
-format says what its codes, scales and biases are; carrying them over and dequantizing are the same for all.
+"""Base classes of affine formats, like ours: w = scale · code + bias for a group of consecutive inputs. A
+format gives its codes, scales and biases; carrying them over and dequantizing is the same for all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.floating[Any]]
 F16 = npt.NDArray[np.float16]
 
 SMALLEST = 2.0**-14
-"""The smallest normal float16: a step below it counts as this, since what is lost there is nothing."""
+"""The smallest normal float16: a smaller step counts as this, since errors below it do not matter."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,7 @@ class Affine:
     biases: Floats
 
     def weights(self) -> F32:
-        """The floats that they stand for, [n, k]; computed in float64, since a bias can be near a code's
-        weight.
-        """
+        """Dequantize to float32 [n, k]; computed in float64, since biases can nearly cancel products."""
         n, k = self.codes.shape
         wide = self.codes.reshape(n, self.scales.shape[1], -1).astype(np.float64)
         wide *= self.scales[..., None].astype(np.float64)
@@ -46,15 +44,16 @@ class Affine:
         return wide.reshape(n, k).astype(np.float32)
 
     def carried(self, bits: int, name: str) -> Carried:
-        """With float16 scales and biases, and what that cost; errors as `near`."""
+        """The rows with float16 scales and biases, and the error of that rounding; errors as `near`."""
         (scales, biases), step, rounded = near(self.scales, self.biases, bits, name)
         return Carried(QuantTensor.of_codes(self.codes, scales, biases, bits), step, rounded)
 
 
 def near(scales: Floats, biases: Floats, bits: int, name: str) -> tuple[tuple[F16, F16], float, int]:
-    """The nearest float16 scales and biases [n, groups] for codes of so many bits; by how much of a step a
-    weight changes at most; and how many of them changed. CheckpointError where they are not finite or beyond
-    float16.
+    """Round scales and biases [n, groups] of `bits`-bit codes to float16.
+
+    Also gives by how much of a step a weight changes at most, and how many scales and biases changed. Raises
+    CheckpointError where they are not finite or beyond float16.
     """
     wide = scales.astype(np.float64), biases.astype(np.float64)
     for what, values in zip(("scales", "biases"), wide, strict=True):
@@ -75,7 +74,7 @@ def near(scales: Floats, biases: Floats, bits: int, name: str) -> tuple[tuple[F1
 
 
 class Format(ABC):
-    """The part of `Packed` that all formats share. `wanted` says for a matrix which tensors hold it."""
+    """The part of `Packed` that all formats share. `wanted` names the tensors that hold a matrix."""
 
     name: str
 
@@ -86,7 +85,7 @@ class Format(ABC):
 
     @property
     def scheme(self) -> Scheme | None:
-        """What most matrices have."""
+        """The most common scheme of the matrices."""
         return most_common(self.tensors.values())
 
     def kind(self, tensor: str) -> str:
@@ -96,7 +95,7 @@ class Format(ABC):
 
     @abstractmethod
     def wanted(self, base: str, n: int, k: int) -> dict[str, Wanted]:
-        """The tensors of the matrix `base.weight` [n, k]."""
+        """The tensors that hold the matrix `base.weight` [n, k]."""
 
     def expected(self, plain: Mapping[str, Shape]) -> dict[str, Wanted]:
         """The expected entries of quantized matrices, and of plain tensors."""
@@ -109,7 +108,7 @@ class Format(ABC):
         return out
 
     def harmless(self, plain: Mapping[str, Shape]) -> Collection[str]:
-        """Nothing, but for what a format says."""
+        """No tensors, unless a format overrides this."""
         return ()
 
     def entries(self, tensor: str) -> tuple[str, ...]:
@@ -121,7 +120,7 @@ class Format(ABC):
         return self._held[base]
 
     def carry(self, tensor: str, start: int, stop: int) -> Carried:
-        """Nothing is carried over, but for what a format says."""
+        """Carry nothing over, unless a format overrides this."""
         raise NotImplementedError(tensor)
 
     @abstractmethod
@@ -130,20 +129,20 @@ class Format(ABC):
 
 
 class AffineFormat(Format):
-    """One whose matrices are affine."""
+    """A format whose matrices are affine."""
 
     @abstractmethod
     def affine(self, base: str, start: int, stop: int) -> Affine:
         """Rows of the matrix `base.weight`, in groups of consecutive inputs."""
 
     def carry(self, tensor: str, start: int, stop: int) -> Carried:
-        """The checkpoint's codes."""
+        """The checkpoint's codes, with scales and biases in float16."""
         scheme = self.tensors[tensor]
         assert scheme is not None, tensor
         return self.affine(base_of(tensor), start, stop).carried(scheme.bits, tensor)
 
     def weights(self, tensor: str, start: int, stop: int) -> F32:
-        """What the codes stand for."""
+        """The dequantized rows."""
         return self.affine(base_of(tensor), start, stop).weights()
 
 
@@ -153,9 +152,7 @@ def base_of(tensor: str) -> str:
 
 
 def whole(base: str, count: int, what: str, unit: int) -> int:
-    """How many whole units there are; CheckpointError where something is left over, which no such
-    checkpoint has.
-    """
+    """Count whole units. Raises CheckpointError for a remainder, which no valid checkpoint has."""
     if count % unit:
         raise CheckpointError(
             f"{base}.weight has {count} {what}, no multiple of {unit}, and cannot be stored in this format: "

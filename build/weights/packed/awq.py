@@ -32,7 +32,9 @@ class Awq(AffineFormat):
 
     @staticmethod
     def of(checkpoint: Checkpoint) -> Awq | None:
-        """By quant_method awq; CheckpointError for another layout than gemm's."""
+        """Read a checkpoint with quant_method awq, else None. Raises CheckpointError for another layout than
+        gemm's.
+        """
         settings = settings_of(checkpoint, "awq")
         if settings is None:
             return None
@@ -47,7 +49,7 @@ class Awq(AffineFormat):
         return Awq(checkpoint, max(group, 0))
 
     def wanted(self, base: str, n: int, k: int) -> dict[str, Wanted]:
-        """`qweight`, `qzeros` and `scales`."""
+        """The tensors `qweight`, `qzeros` and `scales`."""
         groups, words = whole(base, k, "inputs", self._group or k), whole(base, n, "outputs", IN_WORD)
         return {
             f"{base}.qweight": Wanted((k, words), ("int32",)),
@@ -56,7 +58,7 @@ class Awq(AffineFormat):
         }
 
     def affine(self, base: str, start: int, stop: int) -> Affine:
-        """The codes as they are; a bias is -scale · zero."""
+        """The unpacked codes; a bias is -scale · zero."""
         first, last = start // IN_WORD, -(-stop // IN_WORD)
         rows = slice(start - first * IN_WORD, stop - first * IN_WORD)
         codes, zeros = (
@@ -68,7 +70,7 @@ class Awq(AffineFormat):
 
 
 def _unpacked(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
-    """Words [k, m] to codes [8m, k]."""
+    """Unpack words [k, m] to codes [8m, k]."""
     k, m = words.shape
     out = np.empty((m, IN_WORD, k), np.uint8)
     for place, output in enumerate(ORDER):

@@ -34,8 +34,8 @@ KINDS = ("nf4", "fp4")
 
 @dataclass(frozen=True)
 class State:
-    """What is said of a matrix of four bits: shape [n, k], weights of a factor, and of the factors' own
-    quantization factors of a factor (0: there is none) and what is added to them.
+    """The settings of a 4-bit matrix: its shape [n, k], the weights of a factor, and, where the factors are
+    quantized too, the factors of a second-level factor (0: they are not) and the offset added to them.
     """
 
     shape: tuple[int, int]
@@ -66,7 +66,7 @@ class BitsAndBytes(AffineFormat):
 
     @staticmethod
     def of(checkpoint: Checkpoint) -> BitsAndBytes | None:
-        """By quant_method bitsandbytes."""
+        """Read a checkpoint with quant_method bitsandbytes; None for others."""
         settings = settings_of(checkpoint, "bitsandbytes")
         if settings is None:
             return None
@@ -80,7 +80,7 @@ class BitsAndBytes(AffineFormat):
         return BitsAndBytes(checkpoint, 4 if four else 8)
 
     def wanted(self, base: str, n: int, k: int) -> dict[str, Wanted]:
-        """The tensors of four bits or of eight."""
+        """The tensors of a matrix of four or of eight bits."""
         weight, state = f"{base}.weight", self._states.get(base)
         if state is None:
             out = {weight: Wanted((n, k), ("int8",)), f"{base}.SCB": Wanted((n,), ("float32",))}
@@ -103,7 +103,7 @@ class BitsAndBytes(AffineFormat):
         return out
 
     def harmless(self, plain: Mapping[str, Shape]) -> Collection[str]:
-        """The settings, which have been read."""
+        """The tensors with settings, which have been read."""
         return [name for name in self.checkpoint.entries if STATE in name]
 
     def affine(self, base: str, start: int, stop: int) -> Affine:
@@ -132,7 +132,7 @@ class BitsAndBytes(AffineFormat):
         return np.asarray(values * factors[blocks - blocks[0]], np.float32).reshape(stop - start, k)
 
     def _factors(self, tensor: str, state: State, start: int, stop: int) -> F32:
-        """Factors of the blocks [start, stop)."""
+        """The factors of the blocks [start, stop), float32."""
         read = self.checkpoint.read
         stored = read(f"{tensor}.absmax", start, stop)
         if not state.nested:
@@ -143,7 +143,7 @@ class BitsAndBytes(AffineFormat):
 
 
 def _state(checkpoint: Checkpoint, name: str) -> State:
-    """The JSON in a tensor of bytes; CheckpointError where it makes no sense."""
+    """Parse the JSON in a tensor of bytes. Raises CheckpointError where it is invalid."""
     if (size := checkpoint.entries[name].bytes) > STATE_BYTES:
         raise CheckpointError(f"tensor {name!r} has {size:,} bytes, where some lines of JSON belong")
     try:

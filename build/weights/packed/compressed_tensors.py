@@ -2,7 +2,7 @@
 
 Values are signed. pack-quantized: `X.weight_packed` int32, along a row a stream of value + 2^(bits - 1), the
 first in the lowest bits (before 2026 no value crossed a word: the count of words tells), `X.weight_shape` the
-shape [n, k]; zeros are packed in the same way along the rows, `X.weight_zero_point` [n · bits/32, groups].
+shape [n, k]; zeros are packed in the same way down a column, `X.weight_zero_point` [n · bits/32, groups].
 int-quantized: `X.weight` int8, zeros int8 [n, groups]. float-quantized: float8 (fp8.py). nvfp4- and
 mxfp4-pack-quantized: fp4.py. `X.weight_scale` [n, groups].
 """
@@ -36,7 +36,7 @@ KINDS = (PACKED, INTEGERS, FLOATING, "naive-quantized", *FP4)
 
 @dataclass(frozen=True)
 class Group:
-    """The settings of the modules that `targets` names. `group`: inputs of a scale, 0: all of them;
+    """The settings of the modules that `targets` names. `group`: inputs that share a scale, 0 for all;
     `whole`: one scale for the matrix; `block`: rows and columns of a scale.
     """
 
@@ -48,7 +48,7 @@ class Group:
     block: Block | None = None
 
     def names(self, base: str) -> bool:
-        """Whether a module is meant by its own name."""
+        """Whether a target names the module `base` itself, not its class."""
         own = (target for target in self.targets if target not in ("Linear", "Embedding"))
         return any(re.match(t[3:], base) if t.startswith("re:") else t == base for t in own)
 
@@ -79,7 +79,9 @@ class CompressedTensors(AffineFormat):
 
     @staticmethod
     def of(checkpoint: Checkpoint) -> CompressedTensors | None:
-        """By quant_method compressed-tensors; CheckpointError for what is not read of it."""
+        """Read a checkpoint with quant_method compressed-tensors, else None. Raises CheckpointError for
+        unsupported settings.
+        """
         settings = settings_of(checkpoint, "compressed-tensors")
         if settings is None:
             return None
@@ -100,7 +102,7 @@ class CompressedTensors(AffineFormat):
         return CompressedTensors(checkpoint, found)
 
     def wanted(self, base: str, n: int, k: int) -> dict[str, Wanted]:
-        """What the kind stores."""
+        """The tensors of a matrix in its group's format."""
         own, entries = self._of[base], self.checkpoint.entries
         if own.kind in FP4:
             return fp4_wanted(own.kind, base, n, k)
@@ -128,12 +130,12 @@ class CompressedTensors(AffineFormat):
         return out
 
     def harmless(self, plain: Mapping[str, Shape]) -> Collection[str]:
-        """What is about activations, and zeros of floats, which are zero."""
+        """Tensors about activations, and zero points of floats, which are zero."""
         zeros = [f"{base}.weight_zero_point" for base, own in self._of.items() if own.kind == FLOATING]
         return [*activations(self.checkpoint), *zeros]
 
     def weights(self, tensor: str, start: int, stop: int) -> F32:
-        """Value times scale, each input by its own group."""
+        """Rows as value times scale, each input with its own group's scale."""
         base = base_of(tensor)
         own = self._of[base]
         if own.kind == FLOATING:
@@ -145,7 +147,7 @@ class CompressedTensors(AffineFormat):
         return Affine(found.codes, found.scales[:, indices], found.biases[:, indices]).weights()
 
     def affine(self, base: str, start: int, stop: int) -> Affine:
-        """Codes are values + 2^(bits - 1), zeros as well."""
+        """Rows as unsigned codes: values and zeros plus 2^(bits - 1)."""
         own, read = self._of[base], self.checkpoint.read
         if own.kind in FP4:
             return fp4_affine(self.checkpoint, own.kind, base, start, stop)
@@ -165,7 +167,7 @@ class CompressedTensors(AffineFormat):
         return Affine(codes, scales, -scales * zeros)
 
     def _zeros(self, base: str, start: int, stop: int, own: Group) -> npt.NDArray[np.int64]:
-        """Codes of zero [stop - start, groups]."""
+        """The zeros as unsigned codes, int64 [stop - start, groups]."""
         name, half = f"{base}.weight_zero_point", 2 ** (own.bits - 1)
         stored = self.checkpoint.read(name)
         if own.kind == PACKED:
@@ -175,14 +177,18 @@ class CompressedTensors(AffineFormat):
         return np.asarray(rows[start:stop].astype(np.int64) + half, np.int64)
 
     def _words(self, name: str, count: int, bits: int, axis: int) -> int:
-        """How many words hold so many values: a stream, or what does not cross words where it is so."""
+        """The number of words that hold `count` values along an axis: packed without gaps, or, where the
+        stored shape says so, without values that cross words.
+        """
         stream, apart = -(-count * bits // 32), -(-count // (32 // bits))
         entry = self.checkpoint.entries.get(name)
         there = entry.shape[axis] if entry is not None and len(entry.shape) == 2 else stream
         return apart if there == apart else stream
 
     def _indices(self, base: str, k: int, groups: int) -> npt.NDArray[np.int64] | None:
-        """The group of each input, where it is stored; CheckpointError for one that there is not."""
+        """The group of each input, None where it is not stored. Raises CheckpointError for a group that does
+        not exist.
+        """
         name = f"{base}.weight_g_idx"
         entry = self.checkpoint.entries.get(name)
         if entry is None or entry.shape != (k,) or entry.dtype.kind != "i":
@@ -196,14 +202,14 @@ class CompressedTensors(AffineFormat):
         return indices
 
     def _scattered(self, base: str, k: int, own: Group) -> bool:
-        """Whether inputs of a group are not beside each other."""
+        """Whether the inputs of a group are not consecutive."""
         group = own.group or max(k, 1)
         indices = self._indices(base, k, -(-k // group))
         return indices is not None and bool((indices != np.arange(k) // group).any())
 
 
 def _group_of(base: str, groups: tuple[Group, ...]) -> Group:
-    """The settings of a module: those that name it, else those of its class."""
+    """The settings of a module: the group that names it, else the group of its class."""
     for group in groups:
         if group.names(base):
             return group
@@ -218,7 +224,7 @@ def _group_of(base: str, groups: tuple[Group, ...]) -> Group:
 
 
 def _group(read: ConfigReader, section: Mapping[str, Any], common: Any) -> Group:
-    """One of config_groups."""
+    """Read one of config_groups."""
     targets = section.get("targets")
     if not isinstance(targets, list) or not all(isinstance(t, str) for t in targets):
         read.refuse("targets", "a list of names, classes, or re: and a pattern")
@@ -256,7 +262,9 @@ def _group(read: ConfigReader, section: Mapping[str, Any], common: Any) -> Group
 
 
 def _inputs(checkpoint: Checkpoint, base: str) -> int:
-    """Inputs of a packed matrix, from `weight_shape`; 0 where that is not there, which is told later."""
+    """The inputs of a packed matrix, from `weight_shape`; 0 where that tensor is missing, which is reported
+    later.
+    """
     name = f"{base}.weight_shape"
     entry, packed = checkpoint.entries.get(name), checkpoint.entries.get(f"{base}.weight_packed")
     if entry is None or packed is None or entry.shape != (2,) or entry.dtype.kind != "i":
@@ -271,7 +279,7 @@ def _inputs(checkpoint: Checkpoint, base: str) -> int:
 
 
 def _unpacked(words: npt.NDArray[np.uint32], bits: int, count: int) -> npt.NDArray[np.uint8]:
-    """Words [rows, m] to the first `count` codes of each row [rows, count]."""
+    """Unpack words [rows, m] to the first `count` codes of each row, [rows, count]."""
     rows, m = words.shape
     if m == -(-count * bits // 32) or 32 % bits == 0:
         padded = np.zeros((rows, -(-m // bits) * bits), np.uint32)
@@ -283,7 +291,7 @@ def _unpacked(words: npt.NDArray[np.uint32], bits: int, count: int) -> npt.NDArr
 
 
 def _in_range(codes: npt.NDArray[np.int16], bits: int, name: str) -> npt.NDArray[np.uint8]:
-    """Codes as bytes; CheckpointError for one that is not of so many bits."""
+    """Convert codes to bytes. Raises CheckpointError for a code beyond `bits` bits."""
     if codes.size and not 0 <= codes.min() <= codes.max() < 2**bits:
         half = 2 ** (bits - 1)
         raise CheckpointError(

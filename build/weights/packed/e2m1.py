@@ -18,5 +18,5 @@ AFFINE = (np.concatenate([TWICE, -TWICE]) + 12).astype(np.uint8)
 
 
 def e2m1_affine(patterns: npt.NDArray[np.uint8], scales: npt.NDArray[np.float32]) -> Affine:
-    """Patterns uint8 [n, k] below 16 with a scale a group [n, groups]."""
+    """Convert patterns uint8 [n, k] below 16, with one scale for each group [n, groups], to affine codes."""
     return Affine(AFFINE[patterns], scales / np.float32(2), scales * np.float32(-6))

@@ -1,6 +1,6 @@
-"""Four-bit floats as compressed-tensors packs them: `X.weight_packed` uint8 [n, k/2], of a byte's two values
-the first in the low bits. nvfp4: `X.weight_scale` e4m3 [n, k/16], divided by `X.weight_global_scale` float32
-[1]. mxfp4: `X.weight_scale` uint8 [n, k/32], 2^(s - 127).
+"""Reads four-bit floats as compressed-tensors packs them. `X.weight_packed` is uint8 [n, k/2], with the first
+of a byte's two values in the low bits. nvfp4: `X.weight_scale` e4m3 [n, k/16], divided by
+`X.weight_global_scale` float32 [1]. mxfp4: `X.weight_scale` uint8 [n, k/32], 2^(s - 127).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nearfar.build.weights.packed.e2m1 import e2m1_affine
 from nearfar.errors import CheckpointError
 
 GROUPS = {"nvfp4-pack-quantized": 16, "mxfp4-pack-quantized": 32}
-"""Inputs of a scale, by the name of the format."""
+"""Inputs that share a scale, by the name of the format."""
 
 
 def fp4_wanted(kind: str, base: str, n: int, k: int) -> dict[str, Wanted]:
@@ -29,7 +29,7 @@ def fp4_wanted(kind: str, base: str, n: int, k: int) -> dict[str, Wanted]:
 
 
 def fp4_affine(checkpoint: Checkpoint, kind: str, base: str, start: int, stop: int) -> Affine:
-    """Rows as affine codes of five bits."""
+    """Read rows as affine codes of five bits."""
     packed = np.asarray(checkpoint.read(f"{base}.weight_packed", start, stop), np.uint8)
     patterns = np.stack([packed & 15, packed >> 4], axis=2).reshape(len(packed), -1)
     stored = checkpoint.read(f"{base}.weight_scale", start, stop)

@@ -1,6 +1,6 @@
 """Weights in eight-bit floats with scales, as DeepSeek, Qwen, vLLM and FBGEMM have them: w = value · scale.
 
-`X.weight` [n, k] float8 (e4m3 or e5m2) with a scale for all of it, for each row, or for blocks of
+`X.weight` [n, k] float8 (e4m3 or e5m2) with one scale for the matrix, for each row, or for blocks of
 `weight_block_size`: `X.weight_scale_inv` or `X.weight_scale`, multiplied whatever the name. A float8 has no
 affine codes: such a checkpoint is quantized as one of bfloat16 is. Scales of activations (`X.input_scale`,
 `X.activation_scale`) are for devices that multiply in eight bits, and are not needed.
@@ -26,14 +26,14 @@ ENDINGS = ("weight_scale_inv", "weight_scale")
 OF_ACTIVATIONS = (
     r".*\.(input_scale|input_global_scale|activation_scale|input_scale_ub|k_scale|v_scale|output_scale)"
 )
-"""Tensors about activations and caches, which we keep as floats."""
+"""Patterns of tensors with scales of activations and caches, which we keep as floats."""
 
 Block = tuple[int, int]
 
 
 class Fp8(Format):
-    """See nearfar.build.weights.packed.contract.Packed. `block`: rows and columns that share a scale, None:
-    as the scales' shapes say.
+    """See nearfar.build.weights.packed.contract.Packed. `block`: rows and columns that share a scale; None:
+    the shapes of the scales decide.
     """
 
     name = "fp8"
@@ -46,7 +46,7 @@ class Fp8(Format):
 
     @staticmethod
     def of(checkpoint: Checkpoint) -> Fp8 | None:
-        """By quant_method fp8 or fbgemm_fp8."""
+        """Read a checkpoint with quant_method fp8 or fbgemm_fp8; None for others."""
         settings = settings_of(checkpoint, "fp8", "fbgemm_fp8")
         if settings is None:
             return None
@@ -59,7 +59,7 @@ class Fp8(Format):
         return Fp8(checkpoint, block)
 
     def wanted(self, base: str, n: int, k: int) -> dict[str, Wanted]:
-        """`weight` and the scale that is there."""
+        """The tensors `weight` and its scale, under the name that the checkpoint has."""
         ending = self._ending(base)
         return {
             f"{base}.weight": Wanted((n, k), FLOAT8),
@@ -67,11 +67,11 @@ class Fp8(Format):
         }
 
     def harmless(self, plain: Mapping[str, Shape]) -> Collection[str]:
-        """What is about activations."""
+        """Tensors about activations."""
         return activations(self.checkpoint)
 
     def weights(self, tensor: str, start: int, stop: int) -> F32:
-        """Value times scale."""
+        """Rows as value times scale, float32."""
         base = base_of(tensor)
         return scaled(self.checkpoint, tensor, f"{base}.{self._ending(base)}", start, stop, self._block)
 
@@ -86,7 +86,9 @@ def activations(checkpoint: Checkpoint) -> list[str]:
 
 
 def wanted_scale(checkpoint: Checkpoint, name: str, n: int, k: int, block: Block | None) -> Wanted:
-    """What the scales of a matrix [n, k] must be: of blocks, or as they are there: one, or one a row."""
+    """The expected scales of a matrix [n, k]: one for each block, or, without blocks, one for the matrix or
+    for each row, as the checkpoint has them.
+    """
     if block is not None:
         return Wanted((-(-n // block[0]), -(-k // block[1])), SCALES)
     entry = checkpoint.entries.get(name)
@@ -97,7 +99,7 @@ def wanted_scale(checkpoint: Checkpoint, name: str, n: int, k: int, block: Block
 def scaled(
     checkpoint: Checkpoint, tensor: str, scale: str, start: int, stop: int, block: Block | None
 ) -> F32:
-    """Rows of a float8 matrix times their scales."""
+    """Rows of a float8 matrix times their scales, float32."""
     values = checkpoint.read(tensor, start, stop).astype(np.float32)
     if block is not None:
         first = start // block[0]

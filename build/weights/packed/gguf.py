@@ -1,4 +1,4 @@
-"""The quantized matrices of a GGUF file: each has a type of its own, in blocks that are affine."""
+"""Reads the quantized matrices of a GGUF file: each has its own type, in affine blocks."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class Gguf(AffineFormat):
 
     @staticmethod
     def of(checkpoint: Checkpoint) -> Gguf | None:
-        """Where a GGUF file has matrices that are quantized."""
+        """Read a GGUF file with quantized matrices; None for other checkpoints."""
         if not isinstance(checkpoint, GgufCheckpoint):
             return None
         packed = Gguf(checkpoint)
         return packed if packed.tensors else None
 
     def kind(self, tensor: str) -> str:
-        """The type, such as Q6_K."""
+        """The matrix's type in GGUF, such as Q6_K."""
         return self._types[tensor].name
 
     def wanted(self, base: str, n: int, k: int) -> dict[str, Wanted]:
-        """One tensor: rows of blocks."""
+        """The one tensor of a matrix, with rows of blocks."""
         kind = self._types[f"{base}.weight"]
         return {f"{base}.weight": Wanted((n, k // kind.block * kind.bytes), ("uint8",))}
 

@@ -1,9 +1,9 @@
-"""The block types of GGUF: how each lays out codes and scales.
+"""Reads GGUF's block types: each has its own layout of codes and scales.
 
-As in ggml's `ggml-common.h` and `ggml-quants.c`. A row is a sequence of blocks of 32 or 256 weights; each
-function takes blocks as bytes [blocks, size] and gives codes [blocks, weights of a block], scales and biases
-[blocks, groups], such that w = scale · code + bias, exactly (float32 holds every product that occurs: float16
-times at most 8 bits).
+The layouts are those of ggml's `ggml-common.h` and `ggml-quants.c`. A row is a sequence of blocks of 32 or
+256 weights; each function takes blocks as bytes [blocks, size] and gives codes [blocks, weights of a block],
+scales and biases [blocks, groups] with w = scale · code + bias, exactly (float32 holds every product that
+occurs: float16 times at most 8 bits).
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ from nearfar.build.weights.packed.e2m1 import E2M1_BITS, e2m1_affine
 from nearfar.build.weights.quantize import F32
 
 Bytes = npt.NDArray[Any]
-"""uint8, which NumPy's types lose on the way through shifts."""
+"""Arrays of uint8; shifts lose the dtype in NumPy's annotations."""
 
 IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16)
-"""The weights of IQ4_NL and IQ4_XS before they are scaled, by code."""
+"""The unscaled weights of IQ4_NL and IQ4_XS, by code."""
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """A type: `bits` that hold its codes, groups of `group` weights, and what reads it."""
+    """A block type: the `bits` that hold its codes, groups of `group` weights, and the function that reads
+    it.
+    """
 
     bits: int
     group: int
@@ -37,17 +39,17 @@ class Blocks:
 
 
 def _half(blocks: Bytes, at: int) -> F32:
-    """The float16 at a byte of each block, [blocks, 1]."""
+    """Read the float16 at a byte of each block, as float32 [blocks, 1]."""
     return np.ascontiguousarray(blocks[:, at : at + 2]).view("<f2").astype(np.float32)
 
 
 def _nibbles(packed: Bytes) -> Bytes:
-    """[…, m] to […, 2m]: all low halves, then all high ones."""
+    """Unpack nibbles […, m] to […, 2m]: first all low halves, then all high ones."""
     return np.concatenate([packed & 15, packed >> 4], axis=-1)
 
 
 def _bits(words: Bytes) -> Bytes:
-    """The bits of 4 bytes, lowest first: [blocks, 4] to [blocks, 32]."""
+    """Unpack the bits of 4 bytes, lowest first: [blocks, 4] to [blocks, 32]."""
     return np.unpackbits(words, axis=-1, bitorder="little")
 
 
@@ -76,8 +78,8 @@ def _q8_0(b: Bytes) -> Affine:
 
 
 def _quarters(packed: Bytes, count: int) -> Bytes:
-    """Two-bit codes of a block of 256: 64 bytes [blocks, 64], in two halves of 32 bytes; within one, four
-    runs of 32 codes from the lowest bits up.
+    """Unpack the two-bit codes of a block of 256 from 64 bytes [blocks, 64]: two halves of 32 bytes, each
+    with four runs of 32 codes from the lowest bits up.
     """
     halves = packed.reshape(count, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]
     return (halves & 3).reshape(count, 256)
@@ -160,7 +162,7 @@ BLOCKS: Mapping[str, Blocks] = {
 
 
 def read_rows(kind: str, rows: Bytes, size: int) -> Affine:
-    """Rows uint8 [n, blocks · size] of a type as codes [n, k]."""
+    """Read rows uint8 [n, blocks · size] of a type as affine codes [n, k]."""
     n = rows.shape[0]
     found = BLOCKS[kind].read(np.ascontiguousarray(rows).reshape(-1, size))
     return Affine(found.codes.reshape(n, -1), found.scales.reshape(n, -1), found.biases.reshape(n, -1))

@@ -1,10 +1,10 @@
-"""Checkpoints of AutoGPTQ and GPTQModel: w = scale · (code - zero).
+"""Reads checkpoints of AutoGPTQ and GPTQModel: w = scale · (code - zero).
 
 `X.qweight` int32 [k · bits/32, n]: down a column a stream of codes, the first in the lowest bits; `X.qzeros`
-int32 [groups, n · bits/32], the same along a row, holding zero - 1 ("gptq") or zero ("gptq_v2"); `X.scales`
-[groups, n]; `X.g_idx` int32 [k], the group of each input. Where inputs were taken in order of activation
-(`desc_act`) without static groups, a group's inputs are scattered: then no groups of consecutive inputs hold
-the codes.
+int32 [groups, n · bits/32], the same along a row, with zero - 1 ("gptq") or zero ("gptq_v2"); `X.scales`
+[groups, n]; `X.g_idx` int32 [k], the group of each input. Where inputs were quantized in order of activation
+(`desc_act`) without static groups, a group's inputs are scattered: groups of consecutive inputs then cannot
+hold the codes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from nearfar.kernels.codes import unpack_codes
 from nearfar.step.config import ConfigReader
 
 BITS = (2, 3, 4, 8)
-ALIGNED = 32  # outputs: a multiple of these is whole words of zeros, at any number of bits
+ALIGNED = 32  # outputs whose zeros fill whole words at any number of bits
 
 
 class Gptq(AffineFormat):
@@ -42,7 +42,9 @@ class Gptq(AffineFormat):
 
     @staticmethod
     def of(checkpoint: Checkpoint) -> Gptq | None:
-        """By quant_method gptq; CheckpointError for what is not read of it."""
+        """Read a checkpoint with quant_method gptq, else None. Raises CheckpointError for unsupported
+        settings.
+        """
         settings = settings_of(checkpoint, "gptq")
         if settings is None:
             return None
@@ -62,7 +64,7 @@ class Gptq(AffineFormat):
         return Gptq(checkpoint, bits, max(group, 0), 1 if stored == "gptq" else 0)
 
     def _scheme(self, base: str, qweight: Stored) -> Scheme | None:
-        """What holds the codes of a matrix; nothing where its groups are scattered."""
+        """The scheme that holds a matrix's codes; None where its groups are scattered."""
         k = qweight.shape[0] * 32 // self._bits
         group = self._group or k
         indices = self._groups_of_inputs(base, k, -(-k // group))
@@ -70,8 +72,8 @@ class Gptq(AffineFormat):
         return scheme_for(self._bits, group, k) if in_order and k else None
 
     def _groups_of_inputs(self, base: str, k: int, groups: int) -> npt.NDArray[np.int64] | None:
-        """`g_idx`; None where there is none, or where it is not what `wanted` says, which is told there.
-        CheckpointError for a group that there is not.
+        """The group of each input from `g_idx`; None where it is missing, or has another shape or dtype,
+        which `wanted` reports. Raises CheckpointError for a group that does not exist.
         """
         name = f"{base}.g_idx"
         entry = self.checkpoint.entries.get(name)
@@ -86,7 +88,7 @@ class Gptq(AffineFormat):
         return indices
 
     def wanted(self, base: str, n: int, k: int) -> dict[str, Wanted]:
-        """`qweight`, `qzeros`, `scales`, and `g_idx` where it is there."""
+        """The tensors `qweight`, `qzeros`, `scales`, and `g_idx` if the checkpoint has it."""
         groups = -(-k // (self._group or k))
         words = [whole(base, size * self._bits, "bits", 32) for size in (k, n)]
         out = {
@@ -99,13 +101,13 @@ class Gptq(AffineFormat):
         return out
 
     def harmless(self, plain: Mapping[str, Shape]) -> Collection[str]:
-        """Biases of zeros, which AutoGPTQ writes for matrices that have none."""
+        """Biases of zeros, which AutoGPTQ writes for matrices without a bias."""
         biases = [f"{base_of(name)}.bias" for name in self.tensors]
         extra = [name for name in biases if name in self.checkpoint.entries and name not in plain]
         return [name for name in extra if not self.checkpoint.read(name).astype(np.float32).any()]
 
     def affine(self, base: str, start: int, stop: int) -> Affine:
-        """The codes as they are; a bias is -scale · zero."""
+        """The unpacked codes; a bias is -scale · zero."""
         words = self.checkpoint.read_columns(f"{base}.qweight", start, stop).view(np.uint32)
         codes = unpack_codes(np.ascontiguousarray(words.T), self._bits)
         first = start // ALIGNED * ALIGNED
@@ -118,7 +120,7 @@ class Gptq(AffineFormat):
         return Affine(codes, scales, -scales * zeros)
 
     def weights(self, tensor: str, start: int, stop: int) -> F32:
-        """What the codes stand for, each input by its own group."""
+        """The dequantized rows, each input with its own group."""
         base = base_of(tensor)
         found = self.affine(base, start, stop)
         k = found.codes.shape[1]

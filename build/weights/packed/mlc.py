@@ -21,14 +21,14 @@ from nearfar.step.config import ConfigReader, show
 
 @dataclass(frozen=True)
 class Kind:
-    """Bits of a code, inputs of a scale."""
+    """A kind of quantization: bits of a code, inputs that share a scale."""
 
     bits: int
     group: int
 
     @property
     def in_word(self) -> int:
-        """Codes of a word."""
+        """The number of codes in a word."""
         return 32 // self.bits
 
 
@@ -52,7 +52,7 @@ class Mlc(AffineFormat):
 
     @staticmethod
     def of(checkpoint: Checkpoint) -> Mlc | None:
-        """Open an MLC directory by the name of its quantization; None for other checkpoints."""
+        """Read an MLC directory, else None. Raises CheckpointError for an unsupported quantization."""
         settings = settings_of(checkpoint, "mlc")
         if settings is None:
             return None
@@ -65,7 +65,7 @@ class Mlc(AffineFormat):
         return Mlc(checkpoint, KINDS[name])
 
     def wanted(self, base: str, n: int, k: int) -> dict[str, Wanted]:
-        """`q_weight` and `q_scale`."""
+        """The tensors `q_weight` and `q_scale`."""
         kind = self._kind
         groups = -(-k // kind.group)
         return {
@@ -74,7 +74,7 @@ class Mlc(AffineFormat):
         }
 
     def affine(self, base: str, start: int, stop: int) -> Affine:
-        """The codes with those that fill up the last group; a bias is -scale · zero."""
+        """The codes, with those that pad the last group; a bias is -scale · zero."""
         kind = self._kind
         words = np.asarray(self.checkpoint.read(f"{base}.q_weight", start, stop), np.uint32)
         places = np.arange(kind.in_word, dtype=np.uint32) * np.uint32(kind.bits)
@@ -84,14 +84,12 @@ class Mlc(AffineFormat):
         return Affine(codes.reshape(stop - start, -1), scales, -scales * zero)
 
     def weights(self, tensor: str, start: int, stop: int) -> F32:
-        """Without what fills up the last group."""
+        """The dequantized rows, without the padding of the last group."""
         return super().weights(tensor, start, stop)[:, : self._inputs[base_of(tensor)]]
 
 
 def _inputs(checkpoint: Checkpoint, base: str) -> int:
-    """The inputs of a matrix of the types that are read (mlc_directory.MODELS); a row may be stored filled
-    up.
-    """
+    """The inputs of a matrix of the supported model types (mlc_directory.MODELS): rows may be padded."""
     read = ConfigReader(checkpoint.config, "mlc-chat-config.json", "model_config.")
     hidden = read.size("hidden_size")
     if base.endswith("mlp.down_proj"):

@@ -1,8 +1,9 @@
-"""What `mlx_lm.convert -q` and our own mlx target write.
+"""Reads checkpoints of `mlx_lm.convert -q` and of our own mlx target.
 
-config.json has bits, group size and mode under `quantization`, and a module's own under its name; a quantized
-matrix X is `X.weight` (uint32, codes.py) with `X.scales`. Mode affine, ours, has `X.biases` too. The others
-are floats: mxfp4 (four bits e2m1, a scale 2^(s - 127) for 32), nvfp4 (a scale e4m3 for 16), mxfp8 (e4m3).
+config.json has bits, group size and mode under `quantization`, and a module's own settings under its name. A
+quantized matrix X is `X.weight` (uint32, codes.py) with `X.scales`. Mode affine, like our layout, also has
+`X.biases`. The other modes are floats: mxfp4 (four bits e2m1, a scale 2^(s - 127) for 32), nvfp4 (a scale
+e4m3 for 16), mxfp8 (e4m3).
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Mode = Literal["affine", "mxfp4", "nvfp4", "mxfp8"]
 SETTINGS = ("group_size", "bits", "mode")
 GROUPS = (32, 64, 128)
 FIXED: dict[str, tuple[int, int]] = {"mxfp4": (4, 32), "nvfp4": (4, 16), "mxfp8": (8, 32)}
-"""Bits and group size of the modes that have no choice."""
+"""Bits and group size of the modes in which these are fixed."""
 OURS = (
     f"use a checkpoint with bits {', '.join(map(str, BITS))}, group_size {', '.join(map(str, GROUPS))} and "
     "mode affine, or one of mode mxfp4, nvfp4 or mxfp8, or the unquantized original"
@@ -36,7 +37,7 @@ OURS = (
 
 @dataclass(frozen=True)
 class Setting:
-    """How a matrix is stored."""
+    """The settings of a matrix: mode, bits and group size."""
 
     bits: int
     group: int
@@ -44,7 +45,7 @@ class Setting:
 
     @property
     def scheme(self) -> Scheme | None:
-        """What holds its codes."""
+        """The scheme that holds the codes exactly; None where none does."""
         if self.mode == "affine":
             return Scheme(self.bits, self.group)
         return Scheme(E2M1_BITS, self.group) if self.bits == 4 else None
@@ -66,8 +67,8 @@ class Mlx(AffineFormat):
 
     @staticmethod
     def of(checkpoint: Checkpoint) -> Mlx | None:
-        """Read config.json; None where there are no such settings, CheckpointError where they are not
-        read.
+        """Read a checkpoint with MLX's settings in config.json, else None. Raises CheckpointError for
+        unsupported settings.
         """
         config = checkpoint.config
         settings = config.get("quantization") or config.get("quantization_config")
@@ -85,7 +86,7 @@ class Mlx(AffineFormat):
         return Mlx(checkpoint, common, {layer: own.get(layer, common) for layer in layers})
 
     def wanted(self, base: str, n: int, k: int) -> dict[str, Wanted]:
-        """`weight`, `scales` and, in mode affine, `biases`."""
+        """The tensors `weight`, `scales` and, in mode affine, `biases`."""
         own = self._settings[base]
         out = {f"{base}.weight": Wanted((n, k * own.bits // 32), ("uint32",))}
         groups = (n, k // own.group)
@@ -94,7 +95,7 @@ class Mlx(AffineFormat):
         return out | {f"{base}.scales": Wanted(groups), f"{base}.biases": Wanted(groups)}
 
     def affine(self, base: str, start: int, stop: int) -> Affine:
-        """The codes as they are, or those of e2m1's values."""
+        """The unpacked codes, or in the modes of e2m1 the affine codes of its values."""
         own = self._settings[base]
         words = np.asarray(self.checkpoint.read(f"{base}.weight", start, stop), np.uint32)
         codes = unpack_codes(words, own.bits)
@@ -105,7 +106,7 @@ class Mlx(AffineFormat):
         return e2m1_affine(codes, _scales(scales.view(np.uint8), own.mode))
 
     def carry(self, tensor: str, start: int, stop: int) -> Carried:
-        """In mode affine the very words."""
+        """The rows with the checkpoint's codes; in mode affine the words are copied unchanged."""
         base = base_of(tensor)
         own = self._settings[base]
         if own.mode != "affine":
@@ -119,7 +120,7 @@ class Mlx(AffineFormat):
         return Carried(QuantTensor(words, *half, own.bits), step, rounded)
 
     def weights(self, tensor: str, start: int, stop: int) -> F32:
-        """What the codes stand for, whatever the mode."""
+        """The dequantized rows, in any mode."""
         base = base_of(tensor)
         if self._settings[base].mode != "mxfp8":
             return super().weights(tensor, start, stop)
@@ -130,7 +131,7 @@ class Mlx(AffineFormat):
 
 
 def _scales(stored: Any, mode: Mode) -> F32:
-    """Scales of the modes of floats: uint8 [n, groups] to float32."""
+    """Convert the scales of a float mode, uint8 [n, groups], to float32."""
     kind = ml_dtypes.float8_e4m3fn if mode == "nvfp4" else ml_dtypes.float8_e8m0fnu
     return np.asarray(stored.view(kind).astype(np.float32), np.float32)
 

@@ -1,4 +1,4 @@
-"""Where a config says how its weights are quantized, and reading it: what is not understood is refused."""
+"""Finds and reads a config's quantization settings; unknown settings are rejected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PLACES = ("quantization", "quantization_config", "compression_config")
 
 
 def quantization_config(checkpoint: Checkpoint) -> Any:
-    """The settings, of the whole or of the text model in it; None where there are none."""
+    """The quantization settings of the config, or of the text model in it; None where there are none."""
     config = checkpoint.config
     text = config.get("text_config")
     for section in (config, text if isinstance(text, Mapping) else {}):
@@ -22,7 +22,7 @@ def quantization_config(checkpoint: Checkpoint) -> Any:
 
 
 def settings_of(checkpoint: Checkpoint, *methods: str) -> Mapping[str, Any] | None:
-    """The settings, where their `quant_method` is one of these."""
+    """The quantization settings, if their `quant_method` is one of `methods`."""
     settings = quantization_config(checkpoint)
     if isinstance(settings, Mapping) and settings.get("quant_method") in methods:
         return settings
@@ -30,7 +30,7 @@ def settings_of(checkpoint: Checkpoint, *methods: str) -> Mapping[str, Any] | No
 
 
 def matrices_of(checkpoint: Checkpoint, ending: str) -> dict[str, Stored]:
-    """The tensors `X<ending>` that are matrices, by X."""
+    """The matrices called `X<ending>`, by X."""
     return {
         name.removesuffix(ending): entry
         for name, entry in checkpoint.entries.items()

@@ -26,9 +26,9 @@ from nearfar.version import __version__
 
 starting.done()
 
-# Commands, each a module of this package, and what the list of them says. Modules are imported only when a
-# command is used, so that `nearfar run` starts without the build's dependencies, and `nearfar --help` without
-# any.
+# Commands, each a module of this package, with their lines in `nearfar --help`. A module is imported when
+# its command is used, so that `nearfar run` starts without the build's dependencies, and `nearfar --help`
+# without any.
 COMMANDS = {
     "build": "Compile a checkpoint into artifacts for devices.",
     "inspect": "Show what an artifact holds and what it needs.",
@@ -58,7 +58,7 @@ MACHINE = (
     errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT,
     errno.ENOTDIR, errno.EISDIR,
 )  # fmt: skip
-"""Errors that are the machine's or the path's: a traceback would say nothing of use."""
+"""Errors of the machine or of a path, for which a traceback is of no use."""
 
 EXTRAS = {
     "tvm": "build",
@@ -78,8 +78,8 @@ EXTRAS = {
 class LazyGroup(typer.core.TyperGroup):
     """Imports a command's module when the command is used.
 
-    `table`: its commands, and what the list says of them; `path`: the commands before them. Their modules are
-    called by both, with "_" between.
+    `table`: its commands, with their lines in the list; `path`: parent commands. Module names join path and
+    command with "_" (bench_serve).
     """
 
     table: ClassVar[Mapping[str, str]] = COMMANDS
@@ -87,10 +87,10 @@ class LazyGroup(typer.core.TyperGroup):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Names of all commands, in the order in which a user meets them."""
-        return [*self.table]  # "list" is a module of this package once its command was used
+        return [*self.table]  # `list` names a module of this package after its command was used
 
     def get_command(self, ctx: Any, name: str) -> Any:
-        """What the list shows of a command."""
+        """A stand-in with a command's line in the list; it imports no module."""
         if name not in self.table:
             return super().get_command(ctx, name)
         return typer.core.TyperCommand(name, help=self.table[name])
@@ -121,7 +121,9 @@ class LazyGroup(typer.core.TyperGroup):
 
     @staticmethod
     def _import(name: str) -> ModuleType:
-        if f"_{PROGRAM.upper()}_COMPLETE" in os.environ:  # a shell asks, while somebody types a line
+        if (
+            f"_{PROGRAM.upper()}_COMPLETE" in os.environ
+        ):  # a shell's completion calls this while a line is typed
             return importlib.import_module(name)
         from nearfar.cli.progress import importing
 
@@ -145,7 +147,7 @@ class LazyGroup(typer.core.TyperGroup):
 
 
 def command_class() -> type[typer.core.TyperCommand]:
-    """What commands are; imported with the first, as it brings what renders markdown."""
+    """The class of commands, imported with the first command, as it imports the markdown renderer."""
     from nearfar.cli.help import Command
 
     return Command
@@ -169,8 +171,8 @@ def _main(version: bool = typer.Option(False, "--version", help="Show the versio
 
 
 def app() -> None:
-    """Entry point: errors meant for the user become one message and exit code 1; Ctrl-C is 130; a reader of
-    stdout that has seen enough is no error.
+    """Entry point. Errors meant for the user are printed as one message, with exit code 1; Ctrl-C is 130; a
+    reader that closes stdout early is no error.
     """
     try:
         prepare()
@@ -182,7 +184,7 @@ def app() -> None:
     except BrokenPipeError:
         _enough()
     except SystemExit as end:
-        if end.code == CTRL_C:  # typer has taken the exception
+        if end.code == CTRL_C:  # typer has caught the exception
             _stopped()
         # typer and rich end with 1 while they handle it
         if not isinstance(end.__context__, BrokenPipeError):
@@ -211,13 +213,13 @@ def _enough() -> Never:
 
 def _fail(message: str) -> Never:
     Console(stderr=True, soft_wrap=True, highlight=False).print(f"[bold red]error:[/] {_plain(message)}")
-    with contextlib.suppress(OSError, ValueError):  # nothing more to where nothing can be written
+    with contextlib.suppress(OSError, ValueError):  # stdout or stderr may be closed
         nobody_reads()
     sys.exit(1)
 
 
 def _of_the_machine(error: OSError) -> str:
-    """What is said where the disk is full, or a path is not what a command took it for."""
+    """The message for a full disk, or for a path of another kind than a command expected."""
     what = "the output" if error.filename is None else str(error.filename)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return f"{what} cannot be written, the disk is full: free some space (nearfar list, nearfar rm NAME)"

@@ -32,7 +32,9 @@ class JsonAnswer:
         self.timings: list[RequestStats] | None = None
 
     def lines(self) -> Iterator[str]:
-        """A chunk a line, as the data of the server's events; the last one has the usage and no choices."""
+        """Yield one line for each chunk, as the data of the server's events; the last one has the usage and
+        no choices.
+        """
         for piece in self._pieces():
             assert self._shape is not None
             made = self._shape.chunk(piece, self._usage) if piece else self._shape.opening(0, self._usage)
@@ -42,13 +44,13 @@ class JsonAnswer:
             yield _line(self._shape.final(self._usage))
 
     def whole(self) -> str:
-        """One record, in a line."""
+        """The whole answer as one record in one line."""
         pieces = [piece for piece in self._pieces() if piece]
         assert self._shape is not None
         return _line(self._shape.whole(pieces, self._usage))
 
     def _pieces(self) -> Iterator[Piece | None]:
-        """What the chunks say, after None for the beginning."""
+        """Yield the content of the chunks, after None for the beginning."""
         for chunk in self._chunks:
             if self._shape is None:
                 head = Head(chunk.id, chunk.model, usage=True, created=chunk.created)

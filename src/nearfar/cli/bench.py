@@ -10,7 +10,7 @@ from nearfar.cli import LazyGroup
 
 
 class Benches(LazyGroup):
-    """What can be measured; each needs its own extra."""
+    """The sub-commands, each of which needs its own extra."""
 
     table: ClassVar = {
         "serve": "Put load on a server: TTFT, TPOT, throughput and goodput.",
@@ -30,4 +30,4 @@ bench = typer.Typer(
 
 @bench.callback()
 def _group() -> None:
-    """Keeps this a group."""
+    """Keep this a group of commands."""

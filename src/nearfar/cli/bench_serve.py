@@ -1,4 +1,4 @@
-"""`nearfar bench serve`: load on a server, and figures of how it bore it."""
+"""`nearfar bench serve`: puts load on a server and measures how it copes."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def serve(
 
 
 def numbers(text: str, kind: type[Any], name: str) -> tuple[Any, ...]:
-    """Numbers with commas between them."""
+    """Parse numbers separated by commas."""
     try:
         return tuple(kind(part) for part in text.split(",") if part.strip())
     except ValueError as error:

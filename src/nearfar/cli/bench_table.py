@@ -1,4 +1,4 @@
-"""What launches cost, in a terminal; and the same drawn as SVG, by rich."""
+"""Shows what launches cost, in a terminal or as SVG drawn by rich."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nearfar.edge_runtime.artifact.budget import show_size
 from nearfar.edge_runtime.profiling.measure import KernelCost, LaunchCost, Profile
 
 BAR = 12
-"""Characters of the longest bar in a terminal, where kernels have long names and lines 80 characters."""
+"""Characters of the longest bar in a terminal: kernels have long names, lines 80 characters."""
 PLOT, PLOT_BAR = 180, 80
 """Characters in a line of the plot, and of its longest bar."""
 
@@ -25,7 +25,7 @@ COLOURS = ("cyan", "magenta", "yellow", "green", "blue", "red", "bright_cyan", "
 
 
 def view(made: Profile, bar: int = BAR) -> Group:
-    """Each launch in order, then the kernels, then all of it."""
+    """A table of each launch in order, one of the kernels, and one of the sums."""
     tokens = f"{made.context:,} tokens in the cache"
     what = f"{made.function}, {made.rows} row{'s' * (made.rows != 1)}, {tokens}, program {made.variant}"
     title = f"{made.model} on {made.device}: {what}; {made.rounds} rounds"
@@ -55,7 +55,7 @@ def _table(number: str, count: str, bar: int) -> Table:
 
 
 def _cells(cost: LaunchCost | KernelCost, most: float, colour: str) -> Sequence[str | Bar]:
-    """Figures, and a bar of the share, where `most` is as long as a bar gets."""
+    """The cells of a row: figures, and a bar of the share, of full length for a share of `most`."""
     rate = f"{cost.gb_per_s:.2f}" if cost.microseconds else "–"
     figures = f"{cost.microseconds:,.1f}", show_size(cost.bytes), rate, f"{cost.share:.1%}"
     return *figures, Bar(most, 0, cost.share, color=colour)
@@ -74,7 +74,7 @@ def _totals(made: Profile) -> Sequence[Text]:
 
 
 def plot(made: Profile) -> str:
-    """The view as SVG that fetches nothing: rich's names a font of another server."""
+    """The view as SVG that loads nothing from the network: rich's own SVG loads a font."""
     console = Console(record=True, file=io.StringIO(), width=PLOT, force_terminal=True)
     console.print(view(made, PLOT_BAR))
     drawn = console.export_svg(title=f"nearfar bench kernels: {made.model} on {made.device}")

@@ -258,16 +258,18 @@ def build(
 
 
 def _could_be_better(options: BuildOptions, made: Quantization) -> bool:
-    """Whether a text would have shown better codes: of few bits, and none that were kept."""
+    """Whether a calibration could have found better codes: the codes have few bits, and none were carried
+    over.
+    """
     from nearfar.build.weights.quantize import METHOD
 
     return options.quality == "fast" and made.scheme in FEW_BITS and made.method.startswith(METHOD)
 
 
 def build_shown(options: BuildOptions, console: Console) -> list[Path]:
-    """Build, with bars where somebody looks, and what took how long; the artifacts."""
-    # TVM imports PyTorch where it finds it, for bridges that a build does not cross: half of the start, and
-    # 0.2 GB.
+    """Build, with progress bars on a terminal and a line with the times; gives the artifacts."""
+    # TVM imports PyTorch where it is installed, for features that a build does not use: half of the start-up
+    # time, and 0.2 GB.
     with importing("the compiler"), without("torch"):
         from nearfar.build.pipeline import Timings
         from nearfar.build.pipeline import build as run_build
@@ -280,13 +282,13 @@ def build_shown(options: BuildOptions, console: Console) -> list[Path]:
 
 
 def _names(given: Sequence[str]) -> tuple[str, ...]:
-    """Names separated by commas, or given one by one, each once."""
+    """Split names that are separated by commas or given one by one; duplicates are dropped."""
     named = (name.strip() for part in given for name in part.split(","))
     return tuple(dict.fromkeys(name for name in named if name))
 
 
 def _bits(given: Sequence[str]) -> tuple[int, ...]:
-    """Numbers of bits, each once."""
+    """Parse numbers of bits; duplicates are dropped."""
     try:
         return tuple(int(name) for name in _names(given))
     except ValueError as error:
@@ -294,7 +296,7 @@ def _bits(given: Sequence[str]) -> tuple[int, ...]:
 
 
 def _timing_lines(timings: Timings) -> list[str]:
-    """Where the kernels came from, and what took how long."""
+    """Lines that say where the kernels came from, and how long each phase took."""
     kernels = timings.seconds.get("kernels", 0.0)
     lines = [f"kernels: {timings.kept} kept, {timings.compiled} compiled, {kernels:.1f} s"]
     parts = [f"{name} {seconds:.1f} s" for name, seconds in timings.listed() if seconds >= 0.05]

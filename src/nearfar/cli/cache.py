@@ -43,7 +43,7 @@ cache = typer.Typer(
 
 
 class Source(TypedDict):
-    """What a snapshot is made from, as Engine.save_cache takes it."""
+    """The arguments of Engine.save_cache that say what a snapshot is made from."""
 
     messages: NotRequired[Sequence[Mapping[str, Any]]]
     prompt: NotRequired[str]
@@ -154,7 +154,7 @@ def _facts(snapshot: Snapshot) -> str:
 
 
 def _beginning(snapshot: Snapshot) -> str:
-    """What the snapshot was made from, in a few lines."""
+    """The text that the snapshot was made from, shortened to a few lines."""
     if snapshot.messages is not None:
         return "\n".join(
             f"  {message['role']}: {_short(message['content'])}" for message in snapshot.messages

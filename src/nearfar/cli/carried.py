@@ -1,4 +1,4 @@
-"""What became of the weights of a checkpoint that was quantized already, in words."""
+"""Describes how the weights of a quantized checkpoint were carried over."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from nearfar.errors import RequestError
 from nearfar.folders import data_folder
 
 HISTORY = "chat-history"
-"""The file of questions, in the user's folder of data."""
+"""The file of typed questions, in the user's data folder."""
 
 
 @with_groups
@@ -85,19 +85,19 @@ def chat(
 
 
 def _console(stderr: bool) -> Console:
-    """One whose lines break between words on a terminal; what reads a pipe gets them whole."""
+    """A console that wraps lines between words on a terminal, and not at all in a pipe."""
     console = Console(stderr=stderr, highlight=False)
     console.soft_wrap = not console.is_terminal
     return console
 
 
 def person() -> bool:
-    """Whether a person sits in front of it."""
+    """Whether stdin and stdout are a terminal with a person."""
     return sys.stdin.isatty() and is_terminal()
 
 
 def reader(history: bool) -> Reader:
-    """Where questions come from here."""
+    """The reader of questions: the line editor on a terminal, else lines of stdin."""
     if not person():
         return Lines()
     from nearfar.cli.session.editor import Editor
@@ -106,7 +106,7 @@ def reader(history: bool) -> Reader:
 
 
 def converse(session: Session, questions: Reader) -> None:
-    """Read and answer until the end of the input."""
+    """Read and answer questions until the end of the input."""
     if session.stoppable:
         engine, executor = session.engine, session.engine.asynchronous.core.executor
         session.tell(

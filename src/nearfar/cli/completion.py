@@ -1,4 +1,4 @@
-"""`nearfar completion`: what a shell asks when Tab is pressed."""
+"""`nearfar completion`: prints or installs the script that completes commands in a shell."""
 
 from __future__ import annotations
 
@@ -35,6 +35,6 @@ def completion(
 
 
 def script(shell: str) -> str:
-    """The script of a shell."""
+    """The completion script for a shell."""
     made = get_completion_script(prog_name=PROGRAM, complete_var=VARIABLE, shell=shell)
     return f"{made}\n{COLONS}\n" if shell == "bash" else f"{made}\n"

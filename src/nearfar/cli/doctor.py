@@ -49,7 +49,7 @@ def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] 
 
 
 def _told(console: Console, findings: Iterator[Finding]) -> Iterator[Finding]:
-    """Each as it is printed, under a heading where its part begins."""
+    """Print findings, under a heading for each part, and yield each one."""
     part = ""
     for finding in findings:
         if finding.part != part:

@@ -1,4 +1,4 @@
-"""What stdout is: a person's terminal, or not."""
+"""Checks whether stdout is a terminal, and prints tables accordingly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WIDE = 10_000
 
 
 def is_terminal() -> bool:
-    """Whether stdout is one."""
+    """Whether stdout is a terminal."""
     return sys.stdout.isatty()
 
 
@@ -25,7 +25,9 @@ def draws() -> bool:
 
 
 def print_table(table: Table) -> None:
-    """Print one that programs may read, too: as wide as its text in a pipe, cells folded on a terminal."""
+    """Print a table that programs may also read: as wide as its text in a pipe, with wrapped cells on a
+    terminal.
+    """
     for column in table.columns:
         column.overflow = "fold"
     Console(soft_wrap=True, width=None if is_terminal() else _WIDE).print(table)
@@ -33,7 +35,7 @@ def print_table(table: Table) -> None:
 
 @contextmanager
 def while_read() -> Iterator[None]:
-    """Ends in peace where the reader of a pipe has seen enough."""
+    """A context that ends quietly when the reader closes the pipe."""
     try:
         yield
     except BrokenPipeError:

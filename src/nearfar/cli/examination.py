@@ -1,5 +1,5 @@
-"""What of nearfar can be used on this machine, what is missing, and how to get it. Nothing is downloaded, and
-no network is asked.
+"""Finds out what of nearfar works on this machine, what is missing, and how to get it. It downloads nothing
+and uses no network.
 """
 
 from __future__ import annotations
@@ -37,16 +37,19 @@ USES = {
     "tracing": "serve: traces by OpenTelemetry",
     "routing": "the routing SDK, whose client decides between device and cloud",
 }
-"""Extras that users may want, and what for; those for work on nearfar itself are not among them."""
+"""Extras that users may want, and their purpose; extras for developers of nearfar are left out."""
 ROOM = 5 << 30
-"""Bytes that should be free: for a model of 4 billion weights, and a checkpoint in the hub's cache."""
+"""Bytes that should be free on the disk: for a model of 4 billion weights, and a checkpoint in the hub's
+cache.
+"""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """`name` is what was looked at, `told` what was found, `how` what to do where it is not "ok".
+    """One finding: `name` is the thing examined, `told` the result, `how` the advice unless the state is
+    "ok".
 
-    "missing" is what some uses need, "wrong" what is not as it was meant.
+    The state "missing": only some uses need it; "wrong": it does not work as intended.
     """
 
     part: str
@@ -57,7 +60,7 @@ class Finding:
 
 
 def examine() -> Iterator[Finding]:
-    """Everything that is looked at, in the order in which it matters."""
+    """Yield all findings, the most important parts first."""
     yield from _python()
     yield from _extras()
     yield from _devices()
@@ -67,12 +70,12 @@ def examine() -> Iterator[Finding]:
 
 
 def able(findings: list[Finding]) -> bool:
-    """Whether an artifact of some kind can be run here; that needs no store."""
+    """Whether some kind of artifact can be run here; the store does not matter."""
     return any(finding.part == "devices" and finding.state == "ok" for finding in findings)
 
 
 def keeps(findings: list[Finding]) -> bool:
-    """Whether models can be kept under their names."""
+    """Whether models can be kept in the store."""
     return not any(finding.part == "store" and finding.state == "wrong" for finding in findings)
 
 
@@ -94,7 +97,7 @@ def _extras() -> Iterator[Finding]:
 
 
 def requirements(extra: str) -> list[Requirement]:
-    """What an extra installs on this machine, the extras that it names included."""
+    """The requirements of an extra on this machine, including those of extras that it names."""
     found: dict[str, Requirement] = {}
     waiting, seen = [extra], {extra}
     every = [Requirement(line) for line in metadata.requires("nearfar") or ()]
@@ -114,7 +117,7 @@ def requirements(extra: str) -> list[Requirement]:
 
 
 def _lack(requirement: Requirement) -> str | None:
-    """What is wrong with a requirement, as a name with its versions."""
+    """The name of a requirement with the wanted and installed versions if it is not fulfilled, else None."""
     try:
         version = metadata.version(requirement.name)
     except metadata.PackageNotFoundError:
@@ -185,7 +188,7 @@ def _store() -> Iterator[Finding]:
 
 
 def _settings(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
-    """Variables of nearfar that are set; one that nothing reads is a misspelling."""
+    """Yield findings about nearfar's environment variables; one that nothing reads is a misspelling."""
     known = known_settings()
     for name in sorted(name for name in environment if name.startswith("NEARFAR_")):
         if name in known:
@@ -196,7 +199,7 @@ def _settings(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
 
 
 def known_settings() -> set[str]:
-    """The variables that nearfar's own files read."""
+    """The environment variables that nearfar's source files read."""
     root = Path(nearfar.__file__).resolve().parent
     folders = [root, *(folder.resolve() for folder in root.iterdir() if folder.is_dir())]  # some are links
     texts = (file.read_text(encoding="utf-8") for folder in folders for file in folder.rglob("*.py"))

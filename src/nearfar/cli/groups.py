@@ -9,8 +9,8 @@ from typing import Any, get_type_hints
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace each parameter whose type is a dataclass by parameters of its fields, in its place. The command
-    gets the dataclass, made of what was given.
+    """Replace each parameter whose type is a dataclass by parameters for its fields. The command gets a
+    dataclass made of the given options.
     """
     hints = get_type_hints(command, include_extras=True)
     parameters: list[inspect.Parameter] = []

@@ -1,6 +1,6 @@
-"""What `--help` prints of a command: each option on a line of its own, and below it what it does.
+"""Formats `--help`: each option on a line of its own, and its text below it.
 
-Beside each other, as typer puts them, texts have 18 columns of a terminal of 80, and names are cut.
+In typer's two columns, texts have 18 columns of an 80-column terminal, and names are cut.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _MUST = {
     "greater_than_equal": "it must be at least {ge}",
     "less_than_equal": "it must be at most {le}",
 }
-"""By pydantic's type of an error: typer says it in pydantic's words, and not which value it is."""
+"""Messages for pydantic's types of errors: typer would print pydantic's words without the refused value."""
 
 
 class Command(typer.core.TyperCommand):
-    """A command with such a help."""
+    """A command with this help, and with messages that name refused values."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the command's arguments; an error names the refused value."""
@@ -44,7 +44,7 @@ class Command(typer.core.TyperCommand):
             raise
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print it."""
+        """Print the help."""
         console = Console(highlight=False)
         console.width = min(console.width, WIDEST)
         console.print(Padding(Text(self.get_usage(ctx), style="bold"), (1, 1), expand=False))
@@ -59,7 +59,9 @@ class Command(typer.core.TyperCommand):
             console.print()
 
     def _sections(self, ctx: Any) -> dict[str, list[tuple[str, str]]]:
-        """Names and texts of what it takes: arguments first, options without a heading of their own last."""
+        """Names and texts of arguments and options by heading: arguments first, options without a heading
+        last.
+        """
         found: dict[str, list[tuple[str, str]]] = {ARGUMENTS: []}
         rest: list[tuple[str, str]] = []
         for param in self.get_params(ctx):

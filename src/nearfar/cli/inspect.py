@@ -31,7 +31,7 @@ from nearfar.step.ops import Attend, looked_up_in, weights_of
 
 CONTEXTS = (1024, 4096, 8192, 32768)
 LIBRARIES = {"mlx": "MLX", "onnx": "ONNX Runtime"}
-"""Whose kernels a target without plans runs."""
+"""The libraries that compute for targets without plans."""
 
 
 def inspect(
@@ -66,7 +66,7 @@ def inspect(
 
 
 def _launches(found: Sequence[Path], program: str | None) -> list[dict[str, Any]]:
-    """The launches of every artifact that has kernels of ours; other artifacts beside them are only named."""
+    """The launches of every artifact with our own kernels; other artifacts in the folder are only named."""
     artifacts = [Artifact.open(path) for path in found]
     planned = [artifact for artifact in artifacts if has_plans(artifact)]
     for artifact in artifacts if planned else ():
@@ -76,7 +76,7 @@ def _launches(found: Sequence[Path], program: str | None) -> list[dict[str, Any]
 
 
 def describe(path: Path) -> dict[str, Any]:
-    """All facts that `inspect` shows, from the manifest and the plans."""
+    """The report of `inspect`, from the manifest and the plans."""
     artifact = Artifact.open(path)
     manifest, data = artifact.manifest, artifact.data
     limit = manifest.model.context_length
@@ -107,9 +107,7 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def _shape(artifact: Artifact) -> dict[str, Any]:
-    """What the step's list tells of the model: weights, layers of attention, and how many of them have
-    which window.
-    """
+    """Facts about the model from the step's list: weights, attention layers, numbers by window."""
     step = artifact.manifest.step
     layers = [op for op in step.operations if isinstance(op, Attend)]
     windows = Counter(str(op.window) for op in layers if op.window is not None)
@@ -121,8 +119,8 @@ def _shape(artifact: Artifact) -> dict[str, Any]:
 
 
 def _program(artifact: Artifact, program: Program) -> dict[str, Any]:
-    """One program; launches and the weights of each function where there are plans (mlx has none: MLX
-    makes its own).
+    """The report of one program; with launches and weights of each function where it has plans (mlx has none:
+    MLX makes its own).
     """
     functions = {
         name: [_bucket(artifact, bucket) for bucket in buckets] for name, buckets in program.functions.items()
@@ -157,8 +155,8 @@ def _bucket(artifact: Artifact, bucket: Function) -> dict[str, Any]:
 
 
 def _step_bytes(artifact: Artifact, program: Program) -> int:
-    """Weights that a step of one token reads: all of them, but for an embedding that is no lm_head as well
-    (a row of it).
+    """Bytes of weights that a step of one token reads: all weights, except for an embedding that is not the
+    lm_head as well, of which it reads a row.
     """
     if artifact.manifest.weights.format == "onnx":
         return _matrix_bytes(artifact)
@@ -169,7 +167,7 @@ def _step_bytes(artifact: Artifact, program: Program) -> int:
 
 
 def _matrix_bytes(artifact: Artifact) -> int:
-    """Bytes of the matrices that a token reads: vectors, and tables of rotations, are next to nothing."""
+    """Bytes of the matrices that a token reads; vectors and rotation tables are negligible."""
     read = {
         name
         for op in artifact.manifest.step.operations

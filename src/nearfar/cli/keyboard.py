@@ -1,4 +1,4 @@
-"""Single keys, for views that go on until somebody ends them."""
+"""Reads single keys, for views that refresh until somebody ends them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 LOOK = 0.05
-"""Seconds between two looks for a key on Windows, whose consoles cannot be waited for."""
+"""Seconds between two checks for a key on Windows, whose consoles cannot be waited for."""
 
 Pressed = Callable[[float], str]
-"""Waits for so many seconds, or until a key is pressed: which one, empty if none."""
+"""Function that waits for the given seconds or until a key is pressed; gives the key, empty if none."""
 
 
 @contextmanager
 def keyboard() -> Iterator[Pressed]:
-    """Keys as they are pressed, unseen. Ctrl-C stays what it is. Without a terminal it only waits."""
+    """Read keys as they are pressed, without echo. Ctrl-C still raises KeyboardInterrupt. Without a terminal
+    the function only waits.
+    """
     if not sys.stdin.isatty():
         yield _none
     elif sys.platform == "win32":
@@ -45,7 +47,7 @@ def _of_terminal(terminal: int, seconds: float) -> str:
 
     if not select.select([terminal], [], [], seconds)[0]:
         return ""
-    return os.read(terminal, 1).decode("latin-1") or _none(seconds)  # nothing: the terminal is gone
+    return os.read(terminal, 1).decode("latin-1") or _none(seconds)  # an empty read: the terminal is gone
 
 
 def _of_console(seconds: float) -> str:

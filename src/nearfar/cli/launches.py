@@ -27,12 +27,12 @@ HEADINGS = (
 
 
 def has_plans(artifact: Artifact) -> bool:
-    """Whether its programs are launches of kernels that the build made."""
+    """Whether the artifact's programs consist of launches of kernels that the build compiled."""
     return any(bucket.plan is not None for _, _, bucket in _buckets(artifact, None))
 
 
 def why_no_launches(artifact: Artifact) -> str:
-    """What to say of one without plans."""
+    """The message for an artifact without plans."""
     return (
         f"{artifact.target} has no launches to show, its framework makes them when it runs: --kernels is "
         f"for {', '.join((*SHADERS, 'cpu'))}"
@@ -40,9 +40,9 @@ def why_no_launches(artifact: Artifact) -> str:
 
 
 def launches(artifact: Artifact, chosen: str | None) -> dict[str, Any]:
-    """Each launch of each plan in order, and the figures of each kernel once; of one program, or of all.
+    """The launches of each plan in order, and the figures of each kernel once; of one program, or of all.
 
-    A launch of the cpu target is a call of a library's function: it has neither workgroups nor figures.
+    A launch of the cpu target calls a function of a library: it has neither workgroups nor figures.
     """
     if not has_plans(artifact):
         raise ArtifactError(f"{artifact.path}: {why_no_launches(artifact)}")
@@ -74,7 +74,9 @@ def _buckets(artifact: Artifact, chosen: str | None) -> Iterator[tuple[Program, 
 
 
 def _figures(artifact: Artifact, program: Program) -> dict[str, Figures]:
-    """By kernel; none where the program was built without. ArtifactError where they lack a kernel."""
+    """The figures of each kernel; empty where the program was built without them. Raises ArtifactError where
+    one kernel lacks them.
+    """
     if program.figures is None:
         return {}
     found = figures.parse(artifact.text(program.figures.file), program.figures.file)
@@ -86,7 +88,9 @@ def _figures(artifact: Artifact, program: Program) -> dict[str, Figures]:
 
 
 def _launch(launch: Launch, program: Program, found: Mapping[str, Mapping[str, Figures]]) -> dict[str, Any]:
-    """What a launch runs (the plan's grid), and what of it weighs most; the rest stands with its kernel."""
+    """A launch's kernel and grid, with its most important figures; the other figures are listed with the
+    kernel.
+    """
     kernel = found[program.name].get(launch.kernel)
     workgroups = math.prod(launch.grid) if launch.grid else None
     return {
@@ -100,7 +104,7 @@ def _launch(launch: Launch, program: Program, found: Mapping[str, Mapping[str, F
 
 
 def show_launches(console: Console, report: dict[str, Any]) -> None:
-    """A table for each bucket; launches of the same kernel are one line."""
+    """Print a table for each bucket, in which launches of the same kernel are one line."""
     if report["target"] not in SHADERS:
         console.print(f"{report['target']}: launches are calls of a library; figures are of GPU kernels")
     elif not all(report["figures"].values()):

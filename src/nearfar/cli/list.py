@@ -28,7 +28,7 @@ def list(
         Console(stderr=True).print(f"no models in {store.root}: nearfar pull NAME gets one", highlight=False)
         return
     table = Table("name", "targets", "weights", "size", "last used", "from", box=None)
-    table.columns[0].no_wrap = True  # to be copied from here
+    table.columns[0].no_wrap = True  # users copy names from here
     for entry in entries:
         used = f"{entry.used.astimezone():%Y-%m-%d %H:%M}"
         made = ", ".join(entry.targets) if entry.finished else _state(store, entry)

@@ -1,4 +1,4 @@
-"""Conversations in files: a JSON list of messages, as OpenAI's interface takes them."""
+"""Reads and writes conversations in files: a JSON list of messages, as in OpenAI's interface."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nearfar.strict_json import loads
 
 
 def read_text(path: Path) -> str:
-    """A file's text; RequestError where it cannot be read, or is not UTF-8."""
+    """Read a file's text. Raises RequestError where it cannot be read, or is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
@@ -26,7 +26,7 @@ def read_text(path: Path) -> str:
 
 
 def read_messages(path: Path) -> list[dict[str, Any]]:
-    """The messages of a file, checked; RequestError for what is none."""
+    """Read and check the messages of a file. Raises RequestError for an invalid file."""
     try:
         found = loads(read_text(path))
     except ValueError as error:
@@ -42,8 +42,8 @@ def read_messages(path: Path) -> list[dict[str, Any]]:
 
 
 def write_messages(path: Path, messages: Sequence[Mapping[str, Any]]) -> None:
-    """Write a conversation, whole or not at all. What is there already is replaced if it is one too;
-    RequestError for another file, and for a folder that is not there.
+    """Write a conversation, completely or not at all. An existing conversation is replaced. Raises
+    RequestError for any other existing file, and for a missing folder.
     """
     if path.exists():
         try:

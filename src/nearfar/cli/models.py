@@ -1,4 +1,4 @@
-"""Models by name: what the commands that run one, and those that keep them, have in common."""
+"""Finds models by name, for the commands that run or keep them."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 def named(incomplete: str) -> list[str]:
-    """Names that a word may become: of the store, and the known ones."""
+    """Completions of a name: models of the store, and known short names."""
     found = {*there(incomplete), *KNOWN}
     return sorted(name for name in found if name.startswith(incomplete))
 
 
 def there(incomplete: str) -> list[str]:
-    """Names of the store that a word may become."""
+    """Completions of a name from the store."""
     names = {entry.wanted.name for entry in Store().entries()}
     return sorted(name for name in names if name.startswith(incomplete))
 
@@ -59,29 +59,29 @@ Name = Annotated[
 
 
 def artifacts_of(given: str, device: str, *, chats: bool = False) -> Path:
-    """The artifacts that a name means, built for a device as --device names it where they are not there.
-    `chats`: none is built of a model without a chat template.
+    """The folder of a model's artifacts, which are built for `device` (as in --device) if they do not exist.
+    `chats`: models without a chat template are refused before the build.
     """
     console, runner = Console(stderr=True), replace(for_device(device), chats=chats)
     return artifacts_at(given, runner, building(console), telling(console), bytes_bar)
 
 
 def kept(given: str) -> Path:
-    """The artifacts of a path, or of a name of the store, which has to be there already: else StoreError."""
+    """The artifacts of a path, or of a model in the store. Raises StoreError where they do not exist."""
     path, store = Path(given).expanduser(), Store()
     if path.is_dir() and holds_artifacts(path):
         return path
     if (entry := store.find(given)) is not None:
         return entry.folder
     if path.exists():
-        return path  # what it is instead is told by who opens it
+        return path  # opening it reports what it is instead
     if (told := no_path(given)) is not None:
         raise StoreError(told)
     return store.require(given).folder
 
 
 def building(console: Console) -> Build:
-    """Builds, with bars where somebody looks."""
+    """A function that builds, with progress bars on a terminal."""
 
     def build(options: BuildOptions) -> None:
         from nearfar.cli.build import build_shown

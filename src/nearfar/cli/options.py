@@ -154,7 +154,7 @@ Stats = Annotated[bool, typer.Option("--stats", help="Print speeds to stderr at 
 
 @dataclass(frozen=True)
 class Sampled:
-    """How the tokens of an answer are drawn, and where it ends; None: as the model says."""
+    """Options for sampling the tokens of an answer, and for its end; None: the model's default."""
 
     max_tokens: MaxTokens = DEFAULTS.max_tokens
     temperature: Temperature = None
@@ -173,7 +173,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class OnDevice:
-    """Where a model is loaded, and what it may take there."""
+    """Options for the device that a model is loaded on, and for the memory that it may use."""
 
     device: DeviceName = LOAD.device
     threads: Threads = LOAD.threads
@@ -188,7 +188,7 @@ class OnDevice:
 
 @dataclass(frozen=True)
 class Loaded(OnDevice):
-    """All that is said of loading a model to answer."""
+    """All options for loading a model to answer."""
 
     precision: Precision = LOAD.precision
     program: ProgramName = LOAD.program
@@ -200,9 +200,7 @@ SAMPLED, ON_DEVICE, LOADED = Sampled(), OnDevice(), Loaded()
 
 
 def check_asked(params: CommonParams, raw: bool, load: LoadKeywords) -> None:
-    """RequestError for what no model can be asked for or loaded with: said before one is downloaded, built or
-    loaded.
-    """
+    """Raise RequestError for parameters that no model accepts, before one is downloaded, built or loaded."""
     LoadOptions(**load)
     if raw:
         completion_sampling(cast(CompletionParams, params))
@@ -214,7 +212,7 @@ def check_asked(params: CommonParams, raw: bool, load: LoadKeywords) -> None:
 
 
 def template_variables(given: Sequence[str] | None) -> ChatParams:
-    """The parameter of `--template-var`; nothing where there is none."""
+    """The request parameter of `--template-var`; empty without one."""
     variables: dict[str, Any] = {}
     for one in given or ():
         name, equals, value = one.partition("=")
@@ -228,7 +226,7 @@ def template_variables(given: Sequence[str] | None) -> ChatParams:
 
 
 def response_format(json_object: bool, schema: Path | None) -> CommonParams:
-    """What --json-object and --schema ask for; nothing where neither is given."""
+    """The `response_format` of --json-object and --schema; empty without either."""
     if schema is None:
         return CommonParams(response_format={"type": "json_object"}) if json_object else CommonParams()
     if json_object:
@@ -242,7 +240,7 @@ def response_format(json_object: bool, schema: Path | None) -> CommonParams:
 
 
 def load_engine(artifact: Path, **options: Unpack[LoadKeywords]) -> Engine:
-    """Load, and show what is waited for, then and later."""
+    """Load an engine and show what is waited for, while it loads and later."""
     shown = Shown(Console(stderr=True))
     try:
         return Engine.load(artifact, progress=shown, **options)

@@ -1,6 +1,6 @@
-"""Serves the chat page and artifacts to a browser: static files, and what the page is told at its start.
+"""Serves the chat page and artifacts to a browser: static files, and the page's settings as JSON.
 
-The standard library is enough for that, so a device install needs no web framework.
+The standard library is enough for that, so that an installation for devices needs no web framework.
 """
 
 import errno
@@ -31,7 +31,7 @@ ARTIFACT_PREFIX = "/artifact/"
 CONFIG_PATH = "/config.json"
 MODELS_PATH = "/models.json"
 
-# The system's table knows neither shaders nor templates, and on Windows it may call JavaScript text/plain.
+# The system's table lacks shaders and templates, and on Windows it may give JavaScript as text/plain.
 MIME_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
@@ -58,8 +58,8 @@ LOOPBACK = ("http://localhost:*", "http://127.0.0.1:*")
 
 
 def content_policy(cloud: str | None) -> str:
-    """The page's Content-Security-Policy: its own files, and as a cloud any https address, this machine,
-    and `cloud`. WebAssembly may be compiled, JavaScript may not be made of text.
+    """The page's Content-Security-Policy: it may load its own files, and connect to any https address, this
+    machine and `cloud`. WebAssembly may be compiled, JavaScript may not be made of text.
     """
     connect = ["'self'", "https:", *LOOPBACK, *([origin_of(cloud)] if cloud else [])]
     return (
@@ -70,7 +70,7 @@ def content_policy(cloud: str | None) -> str:
 
 
 def origin_of(address: str) -> str:
-    """Scheme, host and port of an http(s) address. NearfarError where it is none."""
+    """Scheme, host and port of an http(s) address. Raises NearfarError for any other text."""
     wrong = NearfarError(
         f"{address!r} is no address of a server: write it as http://host:8000 or https://host/v1"
     )
@@ -79,7 +79,7 @@ def origin_of(address: str) -> str:
         host, port = parts.hostname or "", f":{parts.port}" if parts.port else ""
     except ValueError as error:
         raise wrong from error
-    # A policy is text: nothing of the address may end it or add to it.
+    # The policy is text: no part of the address may end it or add to it.
     if parts.scheme not in ("http", "https") or not re.fullmatch(r"[\w.-]+|[\da-f:]+", host, re.ASCII):
         raise wrong
     return f"{parts.scheme}://{_shown_host(host)}{port}"
@@ -99,7 +99,7 @@ def find_page() -> Path:
 
 
 def _linked_files(artifact: Path) -> dict[str, Path]:
-    """Give the real files behind the symbolic links that the manifest lists, by their path in the artifact.
+    """The real files behind the symbolic links that the manifest lists, by their path in the artifact.
 
     Caches such as Hugging Face's keep a folder of links to files elsewhere. Their targets are settled here,
     once: nothing that is put or relinked there later leads out of the artifact.
@@ -120,7 +120,7 @@ def _linked_files(artifact: Path) -> dict[str, Path]:
 
 
 def _listed(value: object) -> Iterator[str]:
-    """Every path in a manifest: the entries that are called so, wherever they stand."""
+    """Yield every path in a manifest: the values of all keys `file`, `plan` and `library`."""
     if isinstance(value, list):
         for item in value:
             yield from _listed(item)
@@ -136,11 +136,10 @@ def _listed(value: object) -> Iterator[str]:
 class Site:
     """Which file answers which path.
 
-    `artifact`: one; or several, by the folder that each has below /artifact/. `cloud`: the address that the
-    page takes as its cloud, until told otherwise. `guarded`: the page comes with a Content-Security-Policy;
-    one that needs more than its own scripts (benchmarks) goes without. `hosts`: names that it answers for
-    beside this machine's; "*": any. `models`: what there is to choose from, as web/docs/clients.md describes
-    models.json; empty where there is one model.
+    `artifact`: one artifact, or several by their folders below /artifact/. `cloud`: the address that the page
+    takes as its cloud, until told otherwise. `guarded`: the page has a Content-Security-Policy; benchmarks,
+    which need other scripts, do without. `hosts`: names that it answers for in addition to this machine's;
+    "*": any. `models`: the list of models.json (web/docs/clients.md); empty for a single model.
     """
 
     page: Path
@@ -164,8 +163,8 @@ class Site:
         }
 
     def file(self, url_path: str) -> Path | None:
-        """Find the file of an (unquoted) URL path, or None: outside the page, the artifacts and the links
-        that their manifests list, nothing is served.
+        """Find the file of an unquoted URL path. None for anything outside the page, the artifacts and the
+        links that their manifests list.
         """
         if "\\" in url_path or "\0" in url_path:
             return None
@@ -181,11 +180,11 @@ class Site:
             root, relative = self.page, url_path.removeprefix("/") or "index.html"
         root = root.resolve()
         found = (root / relative).resolve()
-        # resolve() has removed every ".." and symbolic link, so this holds for what would really be opened.
+        # resolve() has removed every ".." and symbolic link, so the check holds for the file that is opened.
         return found if found.is_relative_to(root) and found.is_file() else None
 
     def told(self, url_path: str) -> bytes | None:
-        """What the page is told at its start, as JSON; None where the path is a file's."""
+        """The page's settings as JSON; None where the path is a file's."""
         if url_path == CONFIG_PATH:
             return json.dumps({"cloud": self.cloud}).encode()
         if url_path == MODELS_PATH:
@@ -195,8 +194,8 @@ class Site:
         return None
 
     def _below(self, url_path: str) -> list[str]:
-        """The artifacts in the folder whose manifest is asked for, where it has none of its own: the page
-        need not find out which there are by asking for each.
+        """The artifacts in the folder whose manifest is requested, where the folder has none: the page need
+        not find them by trial.
         """
         folder, _, name = url_path.removeprefix(ARTIFACT_PREFIX).rpartition("manifest.json")
         if name or folder in self._artifacts or (folder and not folder.endswith("/")):
@@ -205,7 +204,7 @@ class Site:
         return sorted(each.removesuffix("/") for each in below if each.count("/") == 1)
 
     def etag(self, path: Path) -> str:
-        """Give the SHA-256 of the file as it is on the disk, read once per version of the file."""
+        """The SHA-256 of a file, computed once for each version of it on the disk."""
         state = path.stat()
         key = (path, state.st_mtime_ns, state.st_size)
         with self._lock:
@@ -234,16 +233,16 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where the page is."""
+        """The page's URL."""
         host, port = self.server_address[:2]
         return f"http://{_shown_host(str(host))}:{port}/"
 
     def answers_for(self, given: str | None) -> bool:
-        """Whether a request's `Host` is this server."""
+        """Whether a request's `Host` header names this server."""
         return answers_for(given, self._hosts)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Report a fault, but not a browser that closed its connection, as it does on an aborted load."""
+        """Report an error, except where a browser closed its connection, as after an aborted load."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)  # type: ignore[arg-type]
 
@@ -265,7 +264,7 @@ class _Handler(BaseHTTPRequestHandler):
         opened = self._begin()
         if opened is not None:
             with opened:
-                shutil.copyfileobj(opened, self.wfile, 1 << 20)  # from where `_begin` has left it
+                shutil.copyfileobj(opened, self.wfile, 1 << 20)  # `_begin` has set the position
 
     def do_HEAD(self) -> None:
         opened = self._begin()
@@ -303,8 +302,8 @@ class _Handler(BaseHTTPRequestHandler):
         guessed = (
             MIME_TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
         )
-        # "no-cache" means: keep it, but ask each time whether it changed; a rebuilt artifact shows up at
-        # once.
+        # "no-cache" means: keep the file, but ask each time whether it changed. A rebuilt artifact is
+        # seen at once.
         size = path.stat().st_size
         headers = {"Content-Type": guessed, "ETag": etag, "Cache-Control": "no-cache"}
         start = self._range_start(size, etag)
@@ -317,9 +316,10 @@ class _Handler(BaseHTTPRequestHandler):
         return file
 
     def _range_start(self, size: int, etag: str) -> int | None:
-        """The first byte asked for where the rest of a file is (`Range: bytes=N-`); None: all of it.
+        """The first requested byte for a request of the rest of a file (`Range: bytes=N-`); None for the
+        whole file.
 
-        Whoever resumes asks in this way. A server may answer all other ranges with the whole file (RFC 9110,
+        Resumed downloads send this form. A server may answer all other ranges with the whole file (RFC 9110,
         14.2).
         """
         asked = re.fullmatch(r"bytes=(\d{1,15})-", self.headers.get("Range", ""), re.ASCII)
@@ -335,7 +335,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def end_headers(self) -> None:
-        """Every answer, a refusal too, is isolated and under the page's policy."""
+        """Add the headers of isolation and of the page's policy to every answer, also to errors."""
         site = self.server.site
         policy = {"Content-Security-Policy": content_policy(site.cloud)} if site.guarded else {}
         for name, value in {**ISOLATION, **policy}.items():

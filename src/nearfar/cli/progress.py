@@ -1,6 +1,6 @@
 """The one place where a wait is shown: on a terminal by a line that changes, elsewhere by plain lines.
 
-All of it goes to stderr. What takes less than a moment shows nothing.
+All of it goes to stderr. Waits shorter than MOMENT show nothing.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from nearfar.hub import waits, watched
 from nearfar.hub.transfer import Fetched
 
 MOMENT = 0.3
-"""Seconds of a wait before a terminal shows it."""
+"""Seconds before a terminal shows a wait."""
 FIRST, EVERY = 0.8, 5.0
-"""Seconds of a wait before its first plain line, and at least between two."""
+"""Seconds of a wait before its first plain line, and the least seconds between two lines."""
 LOOK = 0.1
-"""Seconds between two looks at what is waited for."""
+"""Seconds between two checks of a wait."""
 
 Line = Callable[[str], None]
 
 
 def telling(console: Console) -> Line:
-    """Says a line, however long: a terminal breaks it."""
+    """A function that prints a line of any length, which a terminal wraps."""
     return lambda line: console.print(line, highlight=False, soft_wrap=True)
 
 
 def shows(console: Console) -> bool:
-    """Whether a line of it can change, and somebody looks: a CI would keep every state of it in its log, and
-    FORCE_COLOR makes a terminal of any file.
+    """Whether the console can redraw a line and somebody looks at it: a CI would log every state of it, and
+    FORCE_COLOR makes any file a terminal.
     """
     forced = bool(os.environ.get("FORCE_COLOR")) and not console.file.isatty()
     plain = forced or os.environ.get("CI", "").lower() not in ("", "0", "false")
@@ -55,16 +55,16 @@ def shows(console: Console) -> bool:
 
 
 EDGE = 3
-"""Columns that bars leave free: the ^C that a terminal echoes would else begin a line below, and the bars
-would be drawn again under the old.
+"""Columns that bars leave free: otherwise the ^C that a terminal echoes would begin a new line, and the bars
+would be drawn a second time below the old ones.
 """
 
 
 class Bar(RichBar):
-    """Bars that do not reach the terminal's edge."""
+    """A bar that does not reach the terminal's edge."""
 
     def get_renderable(self) -> RenderableType:
-        """What is drawn."""
+        """Draw the bar EDGE columns narrower than its line."""
         return _Narrow(super().get_renderable())
 
 
@@ -77,8 +77,8 @@ class _Narrow:
 
 
 class Pace:
-    """Which plain lines are said of a wait: the first soon, then one now and then, none twice; and where any
-    was said, the last when it is over, with the time that it took.
+    """Chooses which plain lines are printed for a wait: the first one soon, then one at intervals, none
+    twice. If any was printed, a last one follows at the end, with the time that the wait took.
     """
 
     def __init__(self, say: Line) -> None:
@@ -87,13 +87,13 @@ class Pace:
         self._begun = self._due = 0.0
 
     def begin(self) -> None:
-        """The wait begins now."""
+        """Begin a wait."""
         self._begun = time.monotonic()
         self._due = self._begun + FIRST
         self._said.clear()
 
     def look(self, text: str) -> None:
-        """Say what is waited for, if it is time to; where nothing has changed, for how long already."""
+        """Print what is waited for, if it is time to; if nothing has changed, with the seconds so far."""
         now = time.monotonic()
         if now < self._due:
             return
@@ -105,7 +105,7 @@ class Pace:
         self._due = now + EVERY
 
     def end(self, text: str) -> None:
-        """It is over."""
+        """End the wait, with a last line if any was printed."""
         if self._said:
             self._say(f"{text}: {time.monotonic() - self._begun:.1f} s")
             self._said.clear()
@@ -117,7 +117,7 @@ class Shown:
     """
 
     def __init__(self, console: Console, line: Line | None = None) -> None:
-        """`line`: takes plain lines, but for the last, and there is no bar."""
+        """`line`: gets the plain lines except the last one, instead of a bar."""
         self._console = console
         self._last = line is None
         self._pace = None if line is None and shows(console) else Pace(line or self._print)
@@ -135,7 +135,7 @@ class Shown:
             self.show(str(progress), progress.done, progress.total)
 
     def show(self, text: str, done: int = 0, total: int = 0) -> None:
-        """From now on this is waited for; a `total` of 0 is not known."""
+        """Show a new wait; a `total` of 0 is unknown."""
         with self._lock:
             self._text, self._done, self._total = text, done, total
             if self._thread is None:
@@ -145,8 +145,8 @@ class Shown:
                 self._thread.start()
 
     def end(self, text: str = "") -> None:
-        """Nothing is waited for any more; when this returns, the terminal is as it was. `text`: what it came
-        to, where it came to its end.
+        """End all waits; on return the terminal is as it was before. `text`: the last line of a wait that
+        succeeded.
         """
         with self._lock:
             if self._pace is not None and self._thread is not None and self._last and text:
@@ -163,7 +163,7 @@ class Shown:
         self.end(self._text if kind is None else "")
 
     def _watch(self) -> None:
-        """Show it once it has taken long enough: until the wait is over, or another has begun."""
+        """Show a wait after it has taken long enough, until it is over or another one begins."""
         due = time.monotonic() + MOMENT
         while True:
             time.sleep(LOOK)
@@ -188,7 +188,7 @@ class Shown:
 
 
 class Bars:
-    """What has several stages, such as a build: a bar for each that stays; elsewhere plain lines."""
+    """Shows work of several stages, such as a build: with one bar for each stage, or with plain lines."""
 
     def __init__(self, console: Console) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -209,7 +209,7 @@ class Bars:
         self._lines.__exit__(*reason)
 
     def report(self, stage: str, done: int, total: int) -> None:
-        """How far a stage is, in whatever it counts; large numbers are bytes."""
+        """Report the progress of a stage, in any unit; large numbers are bytes."""
         scale = 1_000_000 if total > 10_000_000 else 1
         label = f"{stage} (MB)" if scale > 1 else stage
         if self._bars is None:
@@ -219,7 +219,7 @@ class Bars:
         self._bar(label, label, done // scale, total // scale)
 
     def fetched(self, progress: Fetched) -> None:
-        """How far a download is: a bar for each of its files, and how fast they come."""
+        """Report the progress of a download: a bar for each of its files, with the speed."""
         file, rate = PurePosixPath(progress.file).name, f"{progress.rate / 1e6:,.1f} MB/s"
         done, total = progress.done / 1e6, progress.total / 1e6
         if self._bars is not None:
@@ -237,18 +237,18 @@ class Bars:
 
 @contextlib.contextmanager
 def waiting(text: str) -> Iterator[None]:
-    """Shows that something of which nothing else is known takes its time."""
+    """Show a wait without known progress."""
     with Shown(Console(stderr=True)) as shown:
         shown.show(text)
         yield
 
 
-waits.set(waiting)  # every command that asks the hub imports this module
+waits.set(waiting)  # every command that uses the hub imports this module
 
 
 @contextlib.contextmanager
 def importing(what: str) -> Iterator[None]:
-    """Shows, where a terminal is looked at, that libraries are loaded: 2 s for a compiler."""
+    """Show on a terminal that libraries are being imported: a compiler takes 2 s."""
     console = Console(stderr=True)
     with Shown(console) if shows(console) else contextlib.nullcontext() as shown:
         if shown is not None:
@@ -258,7 +258,7 @@ def importing(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def bytes_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """Bytes done and in all, as they are told: what is read or written, and how fast."""
+    """Give a callback for bytes done and all bytes, which shows them and their speed."""
     console = Console(stderr=True)
     if not shows(console):
         with Shown(console) as shown:

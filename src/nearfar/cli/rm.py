@@ -23,7 +23,7 @@ def rm(
     unfinished = store.unfinished()
     found = [
         store.find(name) or store.find(name, unfinished) or store.require(name) for name in names
-    ]  # a name that is wrong removes nothing
+    ]  # one unknown name, and nothing is removed
     for entry in found:
         if store.is_held(entry):
             raise StoreError(f"another process makes {entry.wanted.name} now: wait for it, or end it")

@@ -19,4 +19,4 @@ route.command()(log)
 
 @route.callback()
 def _group() -> None:
-    """Keeps sub-commands sub-commands, also while there is one."""
+    """Keep this a group, even with one sub-command."""

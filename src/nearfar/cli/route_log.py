@@ -1,4 +1,4 @@
-"""`nearfar route log`: what the decision records of a hybrid client say."""
+"""`nearfar route log`: sums up the decision records of a hybrid client."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from nearfar.errors import RequestError
 
 @dataclass
 class Summary:
-    """Counts of requests by where their answer ended; costs in the policy's unit; times in seconds.
+    """Counts of requests by the place where their answer ended; costs in the policy's unit; times in seconds.
 
-    Of the private ones, `private_by_earlier_text` and `private_by_quotation` did not say so themselves: they
-    carried a text of an earlier one again, or quoted one.
+    `private_by_earlier_text` and `private_by_quotation` count requests that became private because they
+    repeated, or quoted, a text of an earlier private one.
     """
 
     requests: int = 0

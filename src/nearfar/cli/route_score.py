@@ -85,7 +85,7 @@ def _opened(path: Path, mode: str) -> Iterator[BinaryIO]:
 
 
 def _prompts(lines: BinaryIO, name: str) -> Iterator[str]:
-    """The prompts, line by line; RequestError names file and line."""
+    """Yield the prompts, line by line. Raises RequestError with file and line."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue

@@ -85,7 +85,7 @@ def run(
     if raw and template_var:
         raise RequestError("--template-var is for the chat template, which --raw leaves out")
     params = cast(CommonParams, {**params, **template_variables(template_var)})
-    # The prompt is known: it asks for fewer kernels than any prompt may.
+    # The prompt is known, and needs fewer kernels than an arbitrary one.
     options: LoadKeywords = {**loaded.keywords(), "ready": "decode"}
     check_asked(params, raw, options)
     with load_engine(artifacts_of(model, loaded.device, chats=not raw), **options) as engine:
@@ -106,7 +106,7 @@ def run(
 
 
 def complete(engine: Engine, prompt: str, params: CommonParams) -> list[RequestStats] | None:
-    """Print the continuation of a raw prompt; gives what it cost."""
+    """Print the continuation of a raw prompt; gives its statistics."""
     timings = None
     with Screen() as screen, engine.completions.create(prompt, stream=True, **params) as stream:
         for chunk in stream:
@@ -119,7 +119,7 @@ def print_json(
     engine: Engine, prompt: str | list[dict[str, str]], params: CommonParams, stream: bool
 ) -> list[RequestStats] | None:
     """Print the answer to a conversation, or the continuation of a raw prompt, as JSON: whole, or a chunk a
-    line. Gives what it cost.
+    line. Gives the statistics.
     """
     with (
         engine.completions.create(prompt, stream=True, **params)
@@ -133,7 +133,7 @@ def print_json(
 
 
 def conversation(prompt: str, system: str | None) -> list[dict[str, str]]:
-    """A question as messages."""
+    """A question and a system prompt as messages."""
     return [
         *([{"role": "system", "content": system}] if system is not None else []),
         {"role": "user", "content": prompt},
@@ -143,7 +143,7 @@ def conversation(prompt: str, system: str | None) -> list[dict[str, str]]:
 def answer(
     engine: Engine, messages: Seq[Mapping[str, Any]], params: CommonParams, markdown: bool = False
 ) -> list[RequestStats] | None:
-    """Print the answer to a conversation; gives what it cost."""
+    """Print the answer to a conversation; gives its statistics."""
     made = Answered()
     with (
         Screen(markdown) as screen,
@@ -154,7 +154,7 @@ def answer(
 
 
 def _prompt(given: str | None, raw: bool) -> str:
-    """The prompt, from stdin where it is to be read there."""
+    """The given prompt, or the text of stdin in its place."""
     text = _given(given)
     if not raw and not text.strip():
         raise RequestError(

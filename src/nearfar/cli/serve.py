@@ -292,7 +292,7 @@ def serve(
     log = logging.getLogger("nearfar.serve")
     shown = Shown(Console(stderr=True), lambda text: log.info("waiting for the model: %s", text))
     LoadOptions(threads=threads, kv_memory=kv_memory)
-    check_access(options)  # this too before anything is built or fetched
+    check_access(options)  # access options are also checked before anything is built or fetched
     if chosen not in ("auto", "upstream"):
         check_program(chosen, engines)
     found = [served(model[0], chosen, lambda name: artifacts_of(name, device))] if len(model) == 1 else model

@@ -1,4 +1,4 @@
-"""Ctrl-C while the command line is being imported, which can take seconds: no traceback."""
+"""Handles Ctrl-C while the command line is being imported, which can take seconds: it prints no traceback."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _end(*_: object) -> None:
 
 
 def done() -> None:
-    """The imports are done: Ctrl-C is an exception again, which the command catches."""
+    """Make Ctrl-C an exception again after the imports; the command catches it."""
     if _before is not None:
         signal.signal(signal.SIGINT, _before)
 

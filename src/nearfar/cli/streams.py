@@ -1,4 +1,4 @@
-"""The streams of this process: what a command says can be written wherever they lead."""
+"""Prepares the streams of this process, so that every text can be written to them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ PLAIN = {
     "›": ">",
     "×": "x",
 }
-"""What stands for signs of our own texts where an encoding lacks them (Windows in a pipe; LC_ALL=C)."""
+"""Replacements for characters of our own texts where an encoding lacks them (Windows in a pipe; LC_ALL=C)."""
 HANDLER = "nearfar-plain"
 _PYTHONS = warnings.formatwarning
 
 
 def prepare() -> None:
-    """Let every text be written, and every stream be there: Python has None for one that the shell closed."""
+    """Make every text writable, and replace closed streams, for which Python has None."""
     codecs.register_error(HANDLER, _plain)
     warnings.formatwarning = _noted
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
@@ -41,20 +41,20 @@ def prepare() -> None:
 def _noted(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """A warning of our own as a sentence; others as Python has them."""
+    """Format a warning of our own as a sentence, others as Python does."""
     if issubclass(category, NearfarWarning):
         return f"note: {message}\n"
     return _PYTHONS(message, category, filename, lineno, line)
 
 
 def nobody_reads() -> None:
-    """Write no more: what Python flushes at its end would fail again."""
+    """Discard further output to stdout: Python's flush at the end would fail again."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
 
 
 def print_json(value: object, indent: int | None = 1) -> None:
-    """Print a value as JSON; with escapes where the encoding lacks signs, so that none is lost."""
+    """Print a value as JSON; characters that the encoding lacks become escapes."""
     unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
     print(json.dumps(value, indent=indent, ensure_ascii=not unicode))
 

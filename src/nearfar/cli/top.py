@@ -24,7 +24,9 @@ Values = dict[tuple[str, str], float]
 
 @dataclass(frozen=True)
 class Sample:
-    """The metrics at a moment: values by name and by the one label besides the model (`le`, outcome, …)."""
+    """The metrics at one moment: values by name and by the one label in addition to the model (`le`, outcome,
+    …).
+    """
 
     at: float
     values: Values
@@ -64,7 +66,7 @@ def top(
 
 
 def _ending(table: Table) -> Table:
-    """The table with what ends the view. Any other key looks again."""
+    """Add the line that says how to end the view; any other key refreshes it."""
     table.caption = "q or Ctrl-C ends"
     return table
 
@@ -130,7 +132,7 @@ def view(url: str, before: Sample, now: Sample) -> Table:
 
 
 def _quantile(sample: Sample, name: str, part: float) -> str:
-    """A quantile of a histogram since the start: the upper bound of the bucket that it lies in."""
+    """A quantile of a histogram since the server's start: the upper bound of its bucket."""
     buckets = sorted(
         (float(label), value)
         for (of, label), value in sample.values.items()

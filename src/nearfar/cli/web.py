@@ -21,11 +21,11 @@ from nearfar.errors import ArtifactError
 from nearfar.store.making import artifacts_at, elsewhere
 
 TARGETS = ("webgpu", "wasm")
-"""What a browser runs; it takes the first that it can."""
+"""The targets for browsers; a browser takes the first that it can run."""
 
 
 def for_browsers(path: Path) -> Path | dict[str, Path]:
-    """The artifact at `path` that a browser can run; by target, where a build put several side by side."""
+    """The artifact at `path` that a browser can run; by target, where a build wrote several."""
     there = by_target(path)
     found = {target: there[target] for target in TARGETS if target in there}
     if not found:
@@ -38,14 +38,14 @@ def for_browsers(path: Path) -> Path | dict[str, Path]:
 
 @dataclass(frozen=True)
 class Offer:
-    """What the page is served: artifacts by their folder below /artifact/, and the list to choose from."""
+    """The server's offer to the page: artifacts by their folders below /artifact/, and the list of models."""
 
     artifacts: Path | Mapping[str, Path]
     models: tuple[Mapping[str, object], ...] = ()
 
 
 def offer(paths: Sequence[Path]) -> Offer:
-    """One model; or several, each in a folder of its own, by the names that their manifests give."""
+    """Offer one model, or several, each in a folder of its own, by the names in their manifests."""
     if len(paths) == 1:
         return Offer(for_browsers(paths[0]))
     found = [for_browsers(path) for path in paths]
@@ -63,7 +63,7 @@ def offer(paths: Sequence[Path]) -> Offer:
 
 
 def _names(artifacts: Sequence[Artifact]) -> list[str]:
-    """What to call each: its model, and where that is not enough, how it is quantized, and which it is."""
+    """A name for each artifact: its model, and where that is ambiguous, its quantization and a number."""
     models = [artifact.manifest.model.name for artifact in artifacts]
     schemes = [artifact.manifest.quantization.scheme for artifact in artifacts]
     count = Counter(models)
@@ -126,7 +126,7 @@ def web(
     Where a folder holds artifacts for webgpu and for wasm, the browser takes webgpu if it has a GPU.
     """
     if cloud is not None:
-        origin_of(cloud)  # refuses what is no address
+        origin_of(cloud)  # raises for an invalid address
     console = Console(stderr=True)
     browser = elsewhere(*TARGETS)  # many browsers have no GPU to offer
     ways = (building(console), telling(console), bytes_bar)
@@ -134,7 +134,7 @@ def web(
     served = offered.artifacts
     site = Site(find_page(), served, cloud, hosts=tuple(allowed_host or ()), models=offered.models)
     shown = served if isinstance(served, Path) else ", ".join(map(str, served.values()))
-    # Ctrl-C is how a server is meant to end, from the moment that it listens.
+    # From here on Ctrl-C is the normal way to end the server.
     with open_server(host, port, site) as server, suppress(KeyboardInterrupt):
         if port and server.server_port != port:
             typer.echo(f"Port {port} is in use; taking {server.server_port}.")

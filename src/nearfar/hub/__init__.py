@@ -1,4 +1,4 @@
-"""Models of the Hugging Face hub: how they are named, and how their files come into its cache."""
+"""Models of the Hugging Face hub: their names, and the download of their files into the hub's cache."""
 
 from __future__ import annotations
 
@@ -25,23 +25,25 @@ if TYPE_CHECKING:
     from huggingface_hub import DryRunFileInfo
 
 HUB_ID = re.compile(r"(?P<repository>\w[\w.-]*/[\w.-]+)(:(?P<wanted>[\w./ -]+))?")
-"""`owner/name`; of a repository of GGUF files `owner/name:Q4_K_M`."""
+"""A hub id: `owner/name`, or for a repository of GGUF files `owner/name:Q4_K_M`."""
 
 
-os.environ.setdefault("HF_HUB_VERBOSITY", "critical")  # read where the client is imported: we tell what fails
+# The client reads this when it is imported. We report failures ourselves.
+os.environ.setdefault("HF_HUB_VERBOSITY", "critical")
 OWN = 1 << 18
-"""Bytes from which on a file is fetched by nearfar.hub.transfer; smaller ones come by the client."""
+"""Files of at least this many bytes are downloaded by nearfar.hub.transfer, smaller ones by the hub's client.
+"""
 
 watched: ContextVar[Callable[[Fetched], None] | None] = ContextVar("watched", default=None)
-"""Is told how far downloads are, from several threads; set by who shows it."""
+"""Download progress callback, called from several threads; set by the CLI."""
 waits: ContextVar[Callable[[str], AbstractContextManager[None]]] = ContextVar("waits")
-"""Shows that an answer of the hub is waited for; set by who shows it."""
+"""Context that shows a wait for the hub; set by the CLI."""
 
 
 def snapshot(repository: str, patterns: Sequence[str], stop: threading.Event | None = None) -> Path:
-    """The files of a repository that match, as a directory in the hub's cache, which must have room for what
-    it lacks of them. Without a network, what is in the cache. Ctrl-C, or `stop`, ends it at once; what has
-    arrived stays, and the next download goes on there.
+    """Download the files of a repository that match, as a directory in the hub's cache, whose disk must have
+    room for them. Without a network, the files in the cache are used. Ctrl-C, or `stop`, ends it at once;
+    received bytes are kept, and the next download continues there.
 
     Raises CheckpointError where there is no such repository, no room, or the download fails.
     """
@@ -58,7 +60,7 @@ def snapshot(repository: str, patterns: Sequence[str], stop: threading.Event | N
     try:
         if unreachable():
             return Path(snapshot_download(repository, allow_patterns=wanted, local_files_only=True))
-        with contextlib.suppress(DryRunError):  # without a network, what there is will do
+        with contextlib.suppress(DryRunError):  # without a network, the cache's files are used
             files = interruptible(
                 lambda: snapshot_download(repository, allow_patterns=wanted, dry_run=True, tqdm_class=silent),
                 stop,
@@ -76,8 +78,8 @@ def snapshot(repository: str, patterns: Sequence[str], stop: threading.Event | N
 
 
 def names_of(repository: str, stop: threading.Event | None = None) -> list[str]:
-    """The names of a repository's files; of those in the cache, where the hub cannot be reached. `stop`, and
-    errors: as of `snapshot`.
+    """The names of a repository's files; of its files in the cache where the hub cannot be reached. `stop`
+    and errors are those of `snapshot`.
     """
     from httpx import HTTPError
     from huggingface_hub import CacheNotFound, HfApi, scan_cache_dir
@@ -87,7 +89,7 @@ def names_of(repository: str, stop: threading.Event | None = None) -> list[str]:
             if (reason := unreachable()) is not None:
                 raise ConnectionError(reason)
             return interruptible(lambda: HfApi().list_repo_files(repository), stop)
-    except (HTTPError, OSError) as error:  # the hub's own errors are both
+    except (HTTPError, OSError) as error:  # the hub client's own errors are both
         try:
             kept = [repo.refs.get("main") for repo in scan_cache_dir().repos if repo.repo_id == repository]
         except CacheNotFound:
@@ -104,18 +106,19 @@ def names_of(repository: str, stop: threading.Event | None = None) -> list[str]:
 
 
 def weights_of(repository: str, names: Collection[str]) -> list[str]:
-    """The safetensors files that hold a repository's weights, by the names of its files: a repository may
-    have the same weights twice.
+    """The safetensors files that hold a repository's weights, chosen by names: a repository may have the same
+    weights twice.
     """
     index = text_of(repository, INDEX) if INDEX in names else None
     return weight_files(names, indexed_files(index) if index else ())
 
 
 def text_of(repository: str, name: str) -> bytes | None:
-    """One small file of a repository; None where it has none of that name, or nothing can be asked.
+    """Read one small file of a repository; None where it has no file of that name, or the hub's client is
+    missing.
 
-    CheckpointError where there is no such repository, it may not be read, or the hub cannot be reached and
-    the cache has nothing of it.
+    Raises CheckpointError where the repository does not exist or may not be read, or where the hub cannot be
+    reached and the cache has no file of it.
     """
     try:
         from huggingface_hub import hf_hub_download
@@ -124,7 +127,7 @@ def text_of(repository: str, name: str) -> bytes | None:
             LocalEntryNotFoundError,
             RepositoryNotFoundError,
         )
-    except ModuleNotFoundError:  # told by who needs more of it
+    except ModuleNotFoundError:  # reported where more of the client is needed
         return None
     try:
         with _asking():
@@ -133,21 +136,21 @@ def text_of(repository: str, name: str) -> bytes | None:
                 lambda: hf_hub_download(repository, name, tqdm_class=silent, local_files_only=alone)
             )
         return Path(found).read_bytes()
-    except LocalEntryNotFoundError as error:  # no network, or none that goes as far
+    except LocalEntryNotFoundError as error:  # no network, or none that reaches the hub
         if cached(repository):
             return None
         raise failed(repository, error) from error
     except EntryNotFoundError:
         return None
-    except RepositoryNotFoundError as error:  # also of what may not be read
+    except RepositoryNotFoundError as error:  # also raised without access rights
         raise failed(repository, error) from error
     except (ValueError, OSError):
         return None
 
 
 def check_there(repository: str) -> None:
-    """CheckpointError where the hub cannot be reached and its cache has nothing of a repository."""
-    with contextlib.suppress(ModuleNotFoundError):  # told by who needs more of the client
+    """Raise CheckpointError where the hub cannot be reached and its cache has no file of the repository."""
+    with contextlib.suppress(ModuleNotFoundError):  # reported where more of the client is needed
         with _asking():
             reason = unreachable()
         if reason is not None and not cached(repository):
@@ -160,8 +163,8 @@ def cached(repository: str) -> bool:
 
 
 def no_path(given: str) -> str | None:
-    """What to say of a misspelt path; None where it exists, or may be a name. `owner/name` is a path where
-    `owner` is a folder here, unless a short name stands for it or the hub's cache has it.
+    """The message for a misspelt path; None for an existing path, or for a possible name. `owner/name` is a
+    path where `owner` is a folder here, unless a short name stands for it, or it is in the hub's cache.
     """
     named = HUB_ID.fullmatch(given)
     if Path(given).expanduser().exists():
@@ -184,13 +187,13 @@ def _is_cached(repository: str) -> bool:
 
 
 def _asking() -> AbstractContextManager[None]:
-    """Shows that the hub is asked."""
+    """Context that shows a wait for the hub."""
     show = waits.get(None)
     return nullcontext() if show is None else show(f"asking {host()}")
 
 
 def _silent() -> type[Any]:
-    """A bar of the hub's client that shows nothing."""
+    """A progress bar for the hub's client that shows nothing."""
     from tqdm import tqdm
 
     class Silent(tqdm):  # type: ignore[misc]  # it has no types
@@ -213,14 +216,14 @@ def _check_room(repository: str, files: Iterable[DryRunFileInfo]) -> None:
 
 
 def _folder(repository: str) -> Path:
-    """A repository's in the hub's cache."""
+    """A repository's folder in the hub's cache."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE) / f"models--{repository.replace('/', '--')}"
 
 
 def failed(repository: str, error: Exception | None = None) -> CheckpointError:
-    """What is said of a repository that could not be had."""
+    """The error for a repository that could not be downloaded."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
     meant = close_path(repository)

@@ -1,7 +1,7 @@
-"""Whether the hub can be reached from here, found out before its client tries for half a minute.
+"""Checks quickly whether the hub can be reached, before its client tries for half a minute.
 
-huggingface_hub 1.33 tries each request six times with pauses of up to 8 seconds, also where the host's name
-is not found: 31 seconds before the first word.
+huggingface_hub 1.33 tries each request six times with pauses of up to 8 seconds, even if the host's name
+cannot be resolved: that takes 31 seconds before the first message.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from urllib.request import getproxies, proxy_bypass
 from nearfar.interruptible import Stopped, interruptible
 
 PATIENCE = 2.0
-"""Seconds for a connection, unless HF_HUB_ETAG_TIMEOUT is set: a network that drops what goes to the hub is
-none.
+"""Seconds for a connection, unless HF_HUB_ETAG_TIMEOUT is set: a network that drops packets to the hub counts
+as none.
 """
 REMEMBERED = 60.0
-"""Seconds for which an answer holds: a command asks several times, a server may find its network again."""
+"""Seconds for which the result is reused: a command checks several times, and a server's network may come
+back.
+"""
 
 _known: dict[str, tuple[float, str | None]] = {}
 
@@ -33,9 +35,9 @@ def host() -> str:
 
 
 def unreachable() -> str | None:
-    """Why the hub is not to be asked; None where it can be, or where only its client can find out.
+    """The reason why the hub cannot be reached; None where it can, or where only its client can find out.
 
-    A proxy may reach what this machine cannot: where one is set for the host, the proxy alone is tried.
+    A proxy may reach what this machine cannot: where one is set for the host, only the proxy is tried.
     """
     from huggingface_hub import constants
 
@@ -56,7 +58,7 @@ def unreachable() -> str | None:
 
 
 def _proxy(scheme: str, name: str) -> tuple[str, int] | None:
-    """The host and port of the proxy that is set for a host, in the environment or the system's settings."""
+    """Host and port of the proxy for a host, from the environment or the system's settings."""
     proxies = getproxies()
     given = proxies.get(scheme) or proxies.get("all")
     if not given or proxy_bypass(name):
@@ -70,7 +72,7 @@ def _port(parts: SplitResult) -> int:
 
 
 def _trouble(at: tuple[str, int], patience: float) -> str | None:
-    """What keeps a connection from being made within so many seconds; None where it is made."""
+    """The reason why no connection can be made within `patience` seconds; None where one is made."""
     late = threading.Event()
     timer = threading.Timer(patience, late.set)
     timer.daemon = True
@@ -87,7 +89,7 @@ def _trouble(at: tuple[str, int], patience: float) -> str | None:
 
 
 def cause_of(error: Exception) -> str:
-    """Why a host cannot be reached, in words."""
+    """Describe why a host cannot be reached."""
     if isinstance(error, socket.gaierror):
         return "its name is not found"
     if isinstance(error, ConnectionRefusedError):

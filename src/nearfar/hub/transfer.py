@@ -1,8 +1,8 @@
-"""Large files of the hub into its client's cache: a download that is watched, stopped and gone on with.
+"""Downloads large files of the hub into its client's cache, with progress, Ctrl-C and resumption.
 
-The client itself (huggingface_hub 1.33) throws a file away whose download is stopped, waits for its threads
-at Ctrl-C, and shows bars of its own. What is fetched here lies where it looks for it: `blobs/ETAG` of the
-repository's folder, until it is whole `ETAG.incomplete`, under the client's own lock.
+The client itself (huggingface_hub 1.33) deletes a file whose download is stopped, waits for its threads at
+Ctrl-C, and shows its own bars. Files are written where the client looks for them, under its own lock:
+`blobs/ETAG` of the repository's folder, with the name `ETAG.incomplete` until they are complete.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ if TYPE_CHECKING:
 
 AT_ONCE = 4
 SHA256 = re.compile(r"[0-9a-f]{64}")
-"""The entity tag of a large file; that of a small one is git's, of more than its bytes."""
+"""The entity tag of a large file; a small file has git's hash, which covers more than its bytes."""
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """How far a download is: bytes of the file that just got some, and of all; bytes a second of this run."""
+    """The progress of a download: bytes of the file that just got some, bytes of all files, and bytes a
+    second in this run.
+    """
 
     file: str
     done: int
@@ -44,7 +46,7 @@ class Fetched:
 
 
 class Transfer:
-    """Files of one repository, several at once."""
+    """A download of files of one repository, several at once."""
 
     def __init__(
         self,
@@ -53,7 +55,7 @@ class Transfer:
         files: Sequence[DryRunFileInfo],
         told: Callable[[Fetched], None] | None,
     ) -> None:
-        """`folder`: the repository's in the client's cache."""
+        """`folder`: the repository's folder in the client's cache."""
         self._repository, self._folder = repository, folder
         self._files, self._told = files, told
         self._there: dict[str, int] = {}
@@ -64,7 +66,7 @@ class Transfer:
         self._receiver = Receiver(self._stop, CheckpointError, "HF_HOME")
 
     def run(self, stop: threading.Event | None = None) -> None:
-        """Until all are there. Ctrl-C and `stop` end it at once; what has arrived stays."""
+        """Download all files. Ctrl-C and `stop` end it at once; received bytes are kept."""
         side_by_side(self._fetch, self._files, AT_ONCE, self._stop, stop)
 
     def _fetch(self, file: DryRunFileInfo) -> None:
@@ -73,7 +75,7 @@ class Transfer:
         self._receiver.persist(lambda: self._try(file), self._folder, (HTTPError, OSError))
 
     def _try(self, file: DryRunFileInfo) -> None:
-        """One try to have the rest of a file."""
+        """Try once to download the rest of a file."""
         from filelock import FileLock
         from huggingface_hub import get_hf_file_metadata, hf_hub_url
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # its documented place
@@ -87,7 +89,7 @@ class Transfer:
             )
         headers = build_hf_headers()
         if urlsplit(known.location).netloc != urlsplit(url).netloc:
-            headers.pop("authorization", None)  # it is the hub's, not its storage's
+            headers.pop("authorization", None)  # the key is for the hub, not for its storage
         blob = self._folder / "blobs" / known.etag
         lock = self._folder.parent / ".locks" / self._folder.name / f"{known.etag}.lock"
         for path in (blob, lock):
@@ -108,7 +110,7 @@ class Transfer:
             if known.size not in (None, part.stat().st_size):
                 raise ConnectionError(f"{file.filename} should have {known.size:,} bytes")
             if resumed and SHA256.fullmatch(blob.name) and _sha256(part) != blob.name:
-                part.unlink()  # its beginning was of something else
+                part.unlink()  # its beginning belonged to another file
                 raise ConnectionError(f"{file.filename} is not what the hub says it is")
             part.replace(blob)
 
@@ -124,7 +126,7 @@ class Transfer:
 
 @contextmanager
 def _asked(url: str, headers: Mapping[str, str], start: int) -> Iterator[Reply]:
-    """Ask the hub's storage for a file, from a byte on."""
+    """Request a file from the hub's storage, from a byte offset on."""
     from huggingface_hub import get_session
 
     asked = {**headers, "accept-encoding": "identity", **({"range": f"bytes={start}-"} if start else {})}

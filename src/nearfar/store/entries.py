@@ -1,8 +1,8 @@
-"""What the store holds: a folder for each model, with an artifact for each target and `entry.json` beside.
+"""The entries of the store: a folder for each model, with an artifact for each target and an `entry.json`.
 
-A folder without `entry.json` is one whose build or download has not ended: it is under way, or was cut. Its
-`begun.json` says what it is to be. Nobody runs it; the next build of the same model takes it over, and the
-next build of any model clears what is of no use in it.
+A folder without `entry.json` belongs to a build or download that is still running, or was interrupted. Its
+`begun.json` says what is being made. It is never run. The next build of the same model continues in it, and
+the next build of any model removes useless files from it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ from nearfar.suggestions import suggested
 ENTRY, BEGUN = "entry.json", "begun.json"
 _GONE, _LOCK = ".gone", ".making"
 FIRST: Quality = "fast"
-"""The quality of which neither names nor folders speak: all that there was, before there were others."""
+"""The default quality. It is left out of names and folder hashes so that entries made before `--quality`
+existed stay valid.
+"""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What an entry is made of. `source`: a hub id, or the path of a checkpoint; `quant` None: as a build
-    does without being told; `requantize`: what a quantized checkpoint becomes, None: its codes are kept.
+    """The inputs of an entry. `source`: a hub id, or the path of a checkpoint; `quant`: None for a build's
+    default; `requantize`: the scheme that a quantized checkpoint gets, None to keep its codes.
     """
 
     name: str
@@ -50,7 +52,7 @@ class Wanted:
 
     @property
     def folder(self) -> str:
-        """What its folder is called: its name, and what tells it from others of that name."""
+        """The name of its folder: its name, and a hash of the other fields."""
         made_of = [self.source, str(self.quant), *([self.quality] if self.quality != FIRST else [])]
         made_of += [f"requantize {self.requantize}"] if self.requantize else []
         which = hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:8]
@@ -60,8 +62,8 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Entry:
-    """A model that is there. `mark` tells whether a checkpoint of this machine is still the one that was
-    built; None for those of the hub. `finished`: whether its build has ended.
+    """A model of the store. `mark` tells whether a local checkpoint is still the one that was built; None for
+    models of the hub. `finished`: whether its build has ended.
     """
 
     folder: Path
@@ -79,7 +81,7 @@ class Entry:
 
     @property
     def scheme(self) -> str | None:
-        """How its weights are quantized; None where its artifact cannot be read."""
+        """The quantization of its weights; None where its artifact cannot be read."""
         for folder in self.targets.values():
             with suppress(OSError, ValueError, KeyError, TypeError):
                 manifest = strict_json.loads((folder / MANIFEST).read_bytes())
@@ -87,7 +89,7 @@ class Entry:
         return None
 
     def narrow(self, target: str) -> bool:
-        """Whether its artifact for a target was built for some classes of GPUs and not for others."""
+        """Whether its artifact for a target lacks programs for some classes of GPUs."""
         with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):
             manifest = strict_json.loads((self.targets[target] / MANIFEST).read_bytes())
             made = {program.get("device_class") for program in manifest["programs"]} - {None}
@@ -101,7 +103,7 @@ class Entry:
 
     @property
     def used(self) -> datetime:
-        """When it was used last; long ago, where another process has removed it since."""
+        """The time of its last use; a time long ago where another process has removed it."""
         file = self.folder / ENTRY if self.finished else self.folder
         try:
             return datetime.fromtimestamp(file.stat().st_mtime, UTC)
@@ -109,7 +111,7 @@ class Entry:
             return datetime.fromtimestamp(0, UTC)
 
     def touch(self) -> None:
-        """Say that it is used now."""
+        """Record that it is used now."""
         with suppress(OSError):
             os.utime(self.folder / ENTRY)
 
@@ -126,12 +128,12 @@ class Store:
         self.root = home / "models" if root is None else root
 
     def entries(self) -> list[Entry]:
-        """All, what was used last first. A folder whose entry cannot be read is none."""
+        """All entries, the last used one first. Folders with an unreadable entry are left out."""
         found = [self._read(file) for file in self.root.glob(f"[!.]*/{ENTRY}")]
         return sorted((entry for entry in found if entry), key=lambda entry: entry.used, reverse=True)
 
     def unfinished(self) -> list[Entry]:
-        """Models whose build or download has not ended, named by their folders where no more is known."""
+        """Models whose build or download has not ended, by folder where nothing else is known."""
         folders = [path for path in self.root.glob("[!.]*") if path.is_dir() and not (path / ENTRY).exists()]
         named = [(path, self._read(path / BEGUN)) for path in sorted(folders)]
         return [
@@ -140,7 +142,7 @@ class Store:
         ]
 
     def is_held(self, entry: Entry) -> bool:
-        """Whether a process makes it now."""
+        """Whether a process is building or downloading it now."""
         lock = self._lock(entry.folder.name)
         if not Path(lock.lock_file).exists():
             return False
@@ -152,8 +154,8 @@ class Store:
         return False
 
     def find(self, name: str, among: list[Entry] | None = None) -> Entry | None:
-        """The entry of a name, or of a source; of several of a name, the one that was used last. A path may
-        be said as `run` takes it: from here, or with ~.
+        """Find an entry by name or source; of several with one name, the last used one. A path may be
+        relative, or begin with ~.
         """
         every = self.entries() if among is None else among
         sources = {name, str(Path(name).expanduser().resolve())}
@@ -162,7 +164,7 @@ class Store:
         return next(exact, None) or next(alike, None)
 
     def require(self, name: str) -> Entry:
-        """Find a model by name; StoreError where there is none."""
+        """Find a model by name. Raises StoreError where there is none."""
         found = self.find(name)
         if found is None:
             if Path(name).expanduser().exists():
@@ -180,11 +182,11 @@ class Store:
         return found
 
     def of(self, wanted: Wanted) -> Entry | None:
-        """The entry that was made of this."""
+        """The entry that was made of `wanted`; None where there is none."""
         return self._read(self.root / wanted.folder / ENTRY)
 
     def keep(self, wanted: Wanted, mark: str | None) -> Entry:
-        """Write the entry of what was built into its folder."""
+        """Write the entry of a finished build into its folder."""
         folder = self.root / wanted.folder
         aside = folder / f".{ENTRY}-{os.getpid()}"
         record = {**dataclasses.asdict(wanted), "mark": mark}
@@ -194,7 +196,7 @@ class Store:
         return Entry(folder, wanted, mark)
 
     def remove(self, entry: Entry) -> int:
-        """Delete it, and tell the bytes; whole or not at all, for those who look."""
+        """Delete an entry, and give its bytes; other processes see it completely or not at all."""
         size = entry.bytes
         gone = entry.folder.with_name(f".{entry.folder.name}{_GONE}-{secrets.token_hex(4)}")
         try:
@@ -206,8 +208,8 @@ class Store:
 
     @contextmanager
     def begun(self, wanted: Wanted) -> Iterator[Path]:
-        """The folder of what is made now. What a failure leaves there stays under its name; an empty folder
-        goes.
+        """Give the folder for a new entry. A failure leaves its files there under the entry's name; an empty
+        folder is removed.
         """
         folder = self.root / wanted.folder
         folder.mkdir(parents=True, exist_ok=True)
@@ -223,12 +225,12 @@ class Store:
                 shutil.rmtree(folder, ignore_errors=True)
 
     def clear_removed(self) -> None:
-        """Delete what is left of removed models, also where the process that removed them was ended."""
+        """Delete the rest of removed models, also of those whose removal was interrupted."""
         for gone in self.root.glob(f".*{_GONE}-*"):
             shutil.rmtree(gone, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Delete what processes that died have left and nobody goes on with: half-written artifacts, removed
+        """Delete what dead processes have left and nobody will continue: half-written artifacts, removed
         models, locks. Downloads stay.
         """
         self.clear_removed()
@@ -246,8 +248,8 @@ class Store:
 
     @contextmanager
     def locked(self, wanted: Wanted, tell: Callable[[str], None]) -> Iterator[bool]:
-        """Hold what is made of this against other processes; gives whether another one had it first, which
-        is told before it is waited for.
+        """Lock `wanted` against other processes; gives whether another process held the lock first. `tell`
+        gets a line before the wait for it.
         """
         self.root.mkdir(parents=True, exist_ok=True)
         lock = self._lock(wanted.folder)
@@ -268,7 +270,9 @@ class Store:
 
     @staticmethod
     def _unlock(lock: FileLock) -> None:
-        """Release it, and leave no file: who waits finds that gone, and makes another (filelock looks)."""
+        """Release a lock and delete its file: a waiting process finds it gone, and makes another (filelock
+        checks).
+        """
         with suppress(OSError):
             Path(lock.lock_file).unlink()
         lock.release()
@@ -276,7 +280,7 @@ class Store:
     def _read(self, file: Path) -> Entry | None:
         try:
             record = strict_json.loads(file.read_text(encoding="utf-8"))
-            later = record.get("quality", FIRST), record.get("requantize")  # earlier versions had none
+            later = record.get("quality", FIRST), record.get("requantize")  # new fields: may be missing
             wanted = Wanted(record["name"], record["source"], record["quant"], *later)
             return Entry(file.parent, wanted, record["mark"])
         except (OSError, ValueError, LookupError, TypeError):
@@ -284,7 +288,7 @@ class Store:
 
 
 def _size(file: Path) -> int:
-    """Bytes of a file; 0 where it has gone."""
+    """Bytes of a file; 0 where it no longer exists."""
     try:
         return file.stat().st_size
     except OSError:

@@ -1,7 +1,7 @@
-"""An artifact at a URL, as any static host has it: its files are fetched as its manifest lists them.
+"""Downloads an artifact from a URL on any static host: the files that its manifest lists.
 
-What has arrived lies in `.downloading` of the model's folder until all of it is there and checked; a download
-that was cut goes on there, in the middle of a file where the host knows ranges.
+Files are kept in `.downloading` of the model's folder until all are complete and checked. An interrupted
+download continues there, in the middle of a file if the host supports ranges.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from nearfar.interruptible import side_by_side
 from nearfar.room import lacking
 
 Told = Callable[[int, int], None]
-"""Bytes that are there, and all."""
+"""Callback that gets the received bytes and all bytes."""
 
 ASIDE = ".downloading"
 AT_ONCE = 6
 CHUNK = 1 << 18
 MOST_MANIFEST, MOST_UNSTATED = 1 << 26, 1 << 28
-"""Bytes of a manifest, and of a file whose size the manifest does not say: a kernel, a plan."""
+"""The most bytes of a manifest, and of a file whose size the manifest does not say: a kernel, a plan."""
 
 
 def is_url(given: str) -> bool:
-    """Whether it is an address rather than a path or a name."""
+    """Whether a given text is a URL rather than a path or a name."""
     return given.lower().startswith(("http://", "https://"))
 
 
 def address_of(given: str) -> str:
-    """The address of an artifact's folder, with a slash at its end, of what a user gave: the folder's or its
-    manifest's. StoreError for what no file below could be asked with.
+    """The URL of an artifact's folder, with a slash at its end, from the URL of the folder or of its
+    manifest. Raises StoreError for a URL to which no file name can be added.
     """
     parts = _split(given)
     path = parts.path.removesuffix(MANIFEST).rstrip("/")
@@ -52,7 +52,7 @@ def address_of(given: str) -> str:
 
 
 def name_of(address: str, targets: Sequence[str]) -> str:
-    """What to call the model at an address: the last part of its path that says something."""
+    """A name for the model at a URL: the last specific part of its path."""
     parts = _split(address)
     words = [word for word in parts.path.split("/") if word]
     telling = [word for word in words if word not in (*targets, "artifact")]
@@ -81,11 +81,11 @@ def _split(given: str) -> SplitResult:
 
 
 def fetch(address: str, into: Path, targets: Sequence[str], told: Told) -> Path:
-    """Fetch the artifact at an address, or that of the first of `targets` in a folder below by the target's
-    name, as a build lays them out; gives its folder, which is `into`/TARGET.
+    """Download the artifact at a URL, or the artifact of the first of `targets` from a sub-folder with the
+    target's name, as a build writes it; gives its folder, `into`/TARGET.
 
     Raises StoreError where there is none for these targets, the host fails or the disk has no room;
-    ArtifactError where a file is not what the manifest says.
+    ArtifactError where a file differs from the manifest.
     """
     where, text = _manifest(address, targets)
     aside = into / ASIDE / "artifact"
@@ -116,7 +116,7 @@ def fetch(address: str, into: Path, targets: Sequence[str], told: Told) -> Path:
 
 
 def _manifest(address: str, targets: Sequence[str]) -> tuple[str, bytes]:
-    """The address of the artifact's folder, and its manifest."""
+    """The URL of the artifact's folder, and its manifest."""
     pages: dict[str, str] = {}
     for where in (address, *(urljoin(address, f"{target}/") for target in targets)):
         try:
@@ -136,7 +136,7 @@ def _manifest(address: str, targets: Sequence[str]) -> tuple[str, bytes]:
             pages.setdefault(f"{where}{MANIFEST}", f"{page} ({kind})")
         elif not _is_listing(text):
             return where, text
-    for url, page in pages.items():  # of a site that answers everything with its front page, too
+    for url, page in pages.items():  # some sites answer every URL with their front page
         raise StoreError(
             f"{url} gives {page}, not the manifest of an artifact: check the address; it is that of a folder "
             "that nearfar build wrote"
@@ -148,7 +148,7 @@ def _manifest(address: str, targets: Sequence[str]) -> tuple[str, bytes]:
 
 
 def _no_json(text: bytes) -> str | None:
-    """What a text is that is no object of JSON."""
+    """Describe a text that is not a JSON object; None for an object."""
     begun = text[:1024].lstrip().lower()
     if begun.startswith(b"{"):
         return None
@@ -156,8 +156,8 @@ def _no_json(text: bytes) -> str | None:
 
 
 def _is_listing(text: bytes) -> bool:
-    """Whether a server (nearfar web) lists a folder's targets in the place of the manifest that it lacks."""
-    if LISTING.encode() not in text:  # manifests are long
+    """Whether a server (nearfar web) lists a folder's targets in place of a missing manifest."""
+    if LISTING.encode() not in text:  # a quick test, as manifests are long
         return False
     try:
         read = strict_json.loads(text)
@@ -167,7 +167,7 @@ def _is_listing(text: bytes) -> bool:
 
 
 class _Download:
-    """The files of one artifact, several at once."""
+    """A download of the files of one artifact, several at once."""
 
     def __init__(self, address: str, artifact: Artifact, told: Told) -> None:
         self._address = address
@@ -182,11 +182,11 @@ class _Download:
 
     @property
     def missing(self) -> int:
-        """Bytes that are still to come."""
+        """Bytes that are still missing."""
         return self._total - sum(self._there.values())
 
     def run(self) -> None:
-        """Until all are there, and what the manifest says."""
+        """Download all files and check each against the manifest."""
         side_by_side(self._fetch, self._files, AT_ONCE, self._stop)
 
     def _fetch(self, expected: Expected) -> None:
@@ -197,7 +197,7 @@ class _Download:
         file.parent.mkdir(parents=True, exist_ok=True)
         goes_on = part.exists()
         problem = self._checked(expected, file, part)
-        if problem and goes_on:  # of another version of the file, whose beginning lay here
+        if problem and goes_on:  # the local beginning was of another version of the file
             file.unlink()
             problem = self._checked(expected, file, part)
         if problem:
@@ -208,7 +208,7 @@ class _Download:
             )
 
     def _checked(self, expected: Expected, file: Path, part: Path) -> str | None:
-        """Receive it and say what is wrong with it."""
+        """Receive a file; gives what is wrong with it, or None."""
         url = urljoin(self._address, expected.file)
         try:
             self._receiver.persist(
@@ -244,20 +244,20 @@ class _Download:
             self._told(sum(self._there.values()), self._total)
 
     def _length(self, expected: Expected) -> int:
-        """How much of a file lies here, of those whose sizes are known."""
+        """The number of received bytes of a file; 0 where its size is unknown."""
         for path in (self._artifact.path / expected.file, self._part(expected)):
             if expected.bytes is not None and path.is_file():
                 return min(path.stat().st_size, expected.bytes)
         return 0
 
     def _part(self, expected: Expected) -> Path:
-        """Where it lies until it is whole: no file of an artifact has a name that begins with a dot."""
+        """The path of a file until it is complete: no artifact's file name begins with a dot."""
         path = self._artifact.path / expected.file
         return path.with_name(f".{path.name}.part")
 
 
 def _open(url: str, start: int = 0) -> HTTPResponse:
-    """Ask for a file, from a byte on; the caller closes the answer."""
+    """Request a file, from a byte offset on; the caller closes the response."""
     headers = {"User-Agent": "nearfar", "Accept-Encoding": "identity"}
     if start:
         headers["Range"] = f"bytes={start}-"
@@ -267,7 +267,7 @@ def _open(url: str, start: int = 0) -> HTTPResponse:
 
 @contextmanager
 def _asked(url: str, start: int) -> Iterator[Reply]:
-    """Ask a host for a file, from a byte on."""
+    """Request a file from a host, from a byte offset on."""
     try:
         answer = _open(url, start)
     except HTTPError as error:

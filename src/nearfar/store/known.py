@@ -1,4 +1,4 @@
-"""Short names of models that people ask for, with what answers well enough at that size."""
+"""Short names of popular models, each with a quantization that still answers well at that size."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Known:
-    """A hub id, and how many bits its weights get."""
+    """A known model: its hub id, and the quantization of its weights."""
 
     source: str
     quant: str

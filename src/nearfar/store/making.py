@@ -1,4 +1,6 @@
-"""From a name to an artifact that this machine runs: what is not built yet is built into the store, once."""
+"""Resolves a name to an artifact that this machine runs; a model that is not built yet is built into the
+store once.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +21,16 @@ from nearfar.store.fetching import Told, fetch, is_url
 from nearfar.store.naming import holds_checkpoint, mark_of, wanted_of
 
 Build = Callable[[BuildOptions], object]
-"""Builds, and shows how far it is."""
+"""Function that builds and shows progress."""
 Tell = Callable[[str], None]
 Bar = Callable[[str], AbstractContextManager[Told]]
-"""Shows, under a title, how much of a download is there."""
+"""Function that shows the progress of a download under a title."""
 
 
 @dataclass(frozen=True)
 class Best:
-    """The target to build for, and the classes of GPUs whose programs the machine may take: of all four a
-    first build takes four times as long (measured for vulkan: 50.5 CPU seconds and 12.9).
+    """The target to build for, and the GPU classes whose programs the machine may use. A first build for all
+    four classes takes four times as long (measured for vulkan: 50.5 CPU seconds instead of 12.9).
     """
 
     target: str
@@ -37,10 +39,10 @@ class Best:
 
 @dataclass(frozen=True)
 class Runner:
-    """What is to run a model: any artifact for one of `targets` will do; `best` says which one to build where
-    there is none. It is asked only then: drivers take a while to answer. `every`: all of them are built, for
-    all classes of GPUs, for nobody knows yet which one is wanted. `chats`: a model without a chat template is
-    of no use.
+    """The devices that will run a model. Any artifact for one of `targets` will do; `best` chooses which one
+    to build where there is none, and is called only then, because drivers are slow to answer. `every`: build
+    all targets, for all classes of GPUs, because the device is not known yet. `chats`: refuse models without
+    a chat template.
     """
 
     targets: Sequence[str]
@@ -49,14 +51,14 @@ class Runner:
     chats: bool = False
 
     def runs(self, entry: Entry) -> bool:
-        """Whether the entry has what it wants."""
+        """Whether the entry has an artifact that this runner accepts."""
         if self.every:
             return not self.lacks(entry)[0]
         there = entry.targets
         return any(target in there for target in self.targets)
 
     def lacks(self, entry: Entry | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The targets that are to be built beside what the entry has, and the classes of GPUs."""
+        """The targets that must still be built for an entry, and the classes of GPUs to build them for."""
         if self.every:
             there = set() if entry is None else {name for name in entry.targets if not entry.narrow(name)}
             return tuple(target for target in self.targets if target not in there), DEVICE_CLASSES
@@ -66,7 +68,7 @@ class Runner:
 
 
 def for_device(wanted: str) -> Runner:
-    """A device of this machine, as --device names it."""
+    """A runner for a device of this machine, as --device names it."""
     kind, which = parse_device(wanted)
     if kind != AUTO:
         return Runner((kind,), lambda: _of_machine(kind, which))
@@ -75,27 +77,27 @@ def for_device(wanted: str) -> Runner:
 
 
 def elsewhere(*targets: str) -> Runner:
-    """Machines that nobody knows yet: all of these targets, for all classes of GPUs."""
+    """A runner for unknown machines: all of these targets, for all classes of GPUs."""
     return Runner(targets, lambda: Best(targets[0]), every=True)
 
 
 def _of_machine(kind: str, which: str | None) -> Best:
-    """A device of this machine, for programs of its class and of the one beside it."""
-    with suppress(DeviceError, ModuleNotFoundError):  # told by who opens it
+    """The target of a device of this machine, for programs of its class and of the neighbouring one."""
+    with suppress(DeviceError, ModuleNotFoundError):  # reported when the device is opened
         if (adapter := device(kind).probe(which).adapter) is not None:
             return Best(kind, suited(class_of(adapter)))
     return Best(kind)
 
 
 def artifacts_at(given: str, runner: Runner, build: Build, tell: Tell, bar: Bar) -> Path:
-    """The folder of the artifacts that a path or a name means; a model of the store is built for the runner
-    where it is not.
+    """The folder of a path's or a name's artifacts; a model of the store is built for the runner if it has no
+    suitable one.
     """
     path = Path(given).expanduser()
     if path.is_dir() and (holds_artifacts(path) or not holds_checkpoint(path)):
         if not holds_artifacts(path) and any(path.iterdir()) and (what := folder_is(path)):
             raise StoreError(f"{path} is {what}")
-        find_artifacts(path)  # says what is not there
+        find_artifacts(path)  # reports what is missing
         return path
     store = Store()
     entry = made(store, wanted_of(given, store), runner, build, tell, bar)
@@ -104,11 +106,11 @@ def artifacts_at(given: str, runner: Runner, build: Build, tell: Tell, bar: Bar)
 
 
 def made(store: Store, wanted: Wanted, runner: Runner, build: Build, tell: Tell, bar: Bar) -> Entry:
-    """The entry with an artifact for the runner; built where there is none, or its checkpoint has changed;
-    fetched, where its source is the address of artifacts.
+    """The entry with an artifact for the runner. It is built where there is none, or its checkpoint has
+    changed; downloaded where its source is a URL.
     """
     fetched = is_url(wanted.source)
-    if fetched:  # there is what somebody built: one will do
+    if fetched:  # somebody else built these artifacts: one of them will do
         runner = replace(runner, every=False)
     found = _fresh(store, wanted)
     if found is not None and runner.runs(found):
@@ -155,13 +157,13 @@ def _best_first(runner: Runner) -> Sequence[str]:
 
 
 def _fresh(store: Store, wanted: Wanted) -> Entry | None:
-    """The entry, unless its checkpoint has changed since."""
+    """The entry of `wanted`; None where its checkpoint has changed since."""
     found = store.of(wanted)
     return found if found is not None and found.mark == mark_of(wanted.source) else None
 
 
 def _options(wanted: Wanted, out: Path, targets: tuple[str, ...], classes: tuple[str, ...]) -> BuildOptions:
-    """For this machine's processor alone, and for these classes of GPUs."""
+    """The options of a build for this machine's processor alone, and for these classes of GPUs."""
     native = ("native",) if "cpu" in targets else ()
     return BuildOptions(
         wanted.source,

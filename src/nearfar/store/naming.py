@@ -1,4 +1,4 @@
-"""What a name on the command line means: artifacts, a checkpoint, a model of the store, or of the hub."""
+"""Resolves names on the command line: to artifacts, a checkpoint, a model of the store, or of the hub."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nearfar.store.known import KNOWN
 from nearfar.suggestions import suggested
 
 CHECKPOINTS = ("config.json", "mlc-chat-config.json", "*.safetensors", "*.gguf")
-"""Files that only a checkpoint has, among those of formats that a build takes."""
+"""Patterns of files that only checkpoints have, in the formats that a build reads."""
 
 
 PART = re.compile(r"(.*)-\d{5}-of-(\d{5}(?:\.[^.]*)?)")
@@ -28,7 +28,7 @@ PART = re.compile(r"(.*)-\d{5}-of-(\d{5}(?:\.[^.]*)?)")
 
 @dataclass(frozen=True)
 class Asked:
-    """How a model is to be built, as options say it; None: what is there will do, however it was built."""
+    """The build options that a user gave; None for an option means that any existing model will do."""
 
     quant: str | None = None
     quality: Quality | None = None
@@ -40,23 +40,23 @@ class Asked:
         return self.quant, self.requantize
 
     def suits(self, there: Wanted) -> bool:
-        """Whether what is there was built so."""
+        """Whether an existing entry was built with these options."""
         bits = (None, None), (there.quant, there.requantize)
         return self.bits in bits and self.quality in (None, there.quality)
 
     def called(self, name: str, gap: str) -> str:
-        """The name of what is built so."""
+        """The entry's name for these options: with scheme and quality after `gap`, where they are given."""
         said = [word for word in (*self.bits, self.quality) if word is not None and word != FIRST]
         return f"{name}{gap}{'-'.join(said)}" if said else name
 
     def of(self, name: str, source: str) -> Wanted:
-        """What is to be built of a source."""
+        """The entry to build from a source with these options."""
         return Wanted(name, source, self.quant, self.quality or QUALITY, self.requantize)
 
 
 def wanted_of(given: str, store: Store, asked: Asked = Asked()) -> Wanted:
-    """What is to be built for a name: a path goes before a model of the store, that before a known name, that
-    before a hub id. StoreError for what is none of them. What has a scheme is the address of artifacts.
+    """Resolve a name in this order: local path, stored model, short name, hub id. A URL is the address of an
+    artifact. Raises StoreError otherwise.
     """
     if is_url(given):
         return _at(address_of(given), asked)
@@ -75,7 +75,7 @@ def wanted_of(given: str, store: Store, asked: Asked = Asked()) -> Wanted:
         raise StoreError(told)
     if HUB_ID.fullmatch(given):
         return asked.of(asked.called(given.rpartition("/")[2], ":"), given)
-    if there is not None and there.wanted.source != given:  # the same model, otherwise quantized
+    if there is not None and there.wanted.source != given:  # the same model with another quantization
         if asked.bits == (None, None):
             asked = replace(asked, quant=there.wanted.quant, requantize=there.wanted.requantize)
         return wanted_of(there.wanted.source, store, asked)
@@ -85,10 +85,10 @@ def wanted_of(given: str, store: Store, asked: Asked = Asked()) -> Wanted:
 
 
 def _meant(given: str, store: Store) -> str:
-    """The names that may be meant by one that is none, as the end of a sentence."""
+    """Suggestions for an unknown name, as the end of a sentence."""
     names = [*(entry.wanted.name for entry in store.entries()), *KNOWN]
     family = [name for name in names if name.partition(":")[0].lower() == given.lower()]
-    if len(family) > 1:  # all of its sizes
+    if len(family) > 1:  # all sizes of the family
         return f": did you mean {', '.join(family[:-1])} or {family[-1]}?"
     if meant := suggested(given.lower(), names):
         return meant
@@ -105,20 +105,20 @@ def _at(address: str, asked: Asked) -> Wanted:
 
 
 def holds_checkpoint(folder: Path) -> bool:
-    """Whether it looks like one; what it lacks is told by who opens it."""
+    """Whether a folder looks like a checkpoint; opening it reports what is missing."""
     return any(any(folder.glob(pattern)) for pattern in CHECKPOINTS)
 
 
 def mark_of(source: str) -> str | None:
-    """What changes when somebody changes a checkpoint of this machine: names, sizes and times of its files.
-    None for what is no path.
+    """A mark that changes with a local checkpoint: names, sizes and times of its files. None for anything but
+    a path.
     """
     path = Path(source)
     if not path.exists():
         return None
-    if path.is_dir():  # with what modules of embedding models say of themselves
+    if path.is_dir():  # including the modules of embedding models
         files = sorted(file for file in (*path.iterdir(), *path.glob("*/config.json")) if file.is_file())
-    else:  # with the other parts of a split GGUF
+    else:  # including the other parts of a split GGUF file
         parts = PART.fullmatch(path.name)
         files = sorted(path.parent.glob(f"{escape(parts[1])}-*-of-{parts[2]}")) if parts else [path]
     stats = [(file.relative_to(path.parent).as_posix(), file.stat()) for file in files]

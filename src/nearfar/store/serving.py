@@ -1,5 +1,5 @@
-"""What a server opens for a name on its command line: the names are those of `nearfar run`, and beside
-artifacts there are PyTorch and other servers.
+"""Resolves a name on the command line of `nearfar serve`: the names of `nearfar run`, and also checkpoints
+for PyTorch and URLs of other servers.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from nearfar.store.fetching import address_of, is_url
 from nearfar.store.naming import wanted_of
 
 QUANTIZED = ("quantization", "quantization_config", "compression_config")
-"""Keys of a config.json whose weights are codes: of MLX, of transformers, of compressed-tensors' first
-versions. A build keeps the codes as they are; transformers needs a library for each kind, and a GPU for most.
+"""Keys of a config.json with quantized weights: of MLX, of transformers, of compressed-tensors' first
+versions. A build keeps the codes; transformers needs a library for each kind, and a GPU for most.
 """
 
 
 def served(given: str, engine: str, artifacts: Callable[[str], Path]) -> str:
-    """The path, the hub id or the address that an engine opens: `artifacts` gives the folder of what is built
-    or fetched where it is not there yet. StoreError for what is no name.
+    """The path, hub id or URL that an engine opens. `artifacts` gives the folder of an artifact, which it
+    builds or downloads if necessary. Raises StoreError for an unknown name.
 
-    Where `engine` is auto, a model of the store is an artifact, and so is what transformers does not read
-    (GGUF, MLX, MLC, quantized weights), or PyTorch does not compute here (Gemma 2's attention); another
-    checkpoint is served as it is where there is PyTorch.
+    With `engine` auto, a model of the store is served as an artifact, and so are checkpoints that
+    transformers does not read (GGUF, MLX, MLC, quantized weights), or that PyTorch does not compute here
+    (Gemma 2's attention). Any other checkpoint is served as it is, if PyTorch is installed.
     """
     if engine == "upstream":
         return given
@@ -59,7 +59,7 @@ def served(given: str, engine: str, artifacts: Callable[[str], Path]) -> str:
 
 
 def _writes_text(source: str) -> Mapping[str, Any]:
-    """The config of a checkpoint; CheckpointError for that of a model that writes no text, before a server
+    """The config of a checkpoint. Raises CheckpointError for a model that writes no text, before a server
     listens for it.
     """
     config = config_at(source) or {}
@@ -68,7 +68,7 @@ def _writes_text(source: str) -> Mapping[str, Any]:
 
 
 def _checkpoint(given: str) -> str:
-    """What PyTorch is given: the checkpoint behind a name."""
+    """The checkpoint behind a name, for PyTorch."""
     if is_url(given):
         raise StoreError(
             f"{given} is the address of artifacts or of a server: --engine torch takes a checkpoint, "
@@ -83,7 +83,7 @@ def _checkpoint(given: str) -> str:
             f"hub, and {given} is {source if source != given else 'neither'}: leave --engine torch out, and "
             "nearfar builds it"
         )
-    if Path(source).exists():  # one of the hub is looked at where it is downloaded
+    if Path(source).exists():  # a checkpoint of the hub is checked when it is downloaded
         _writes_text(source)
     else:
         check_there(source)
@@ -91,22 +91,22 @@ def _checkpoint(given: str) -> str:
 
 
 def _for_transformers(path: Path, codes: bool = False) -> bool:
-    """Whether it is a checkpoint as transformers saves them; `codes`: also of quantized weights."""
+    """Whether a path is a checkpoint in transformers' format; `codes`: quantized weights count, too."""
     if not any(path.glob("*.safetensors")):
         return False
     config = config_in(path)
     if config is None:
-        return True  # what is wrong with it is told by who opens it
+        return True  # opening it reports what is wrong
     quantized = any(config.get(key) for key in QUANTIZED)
     return (codes or not (quantized or torch_refuses(config))) and _torch_is_there()
 
 
 def _repository(source: str) -> bool:
-    """Whether it is a repository of the hub whose name does not say that it has GGUF files alone."""
+    """Whether a source is a hub repository whose name does not say that it has GGUF files alone."""
     named = HUB_ID.fullmatch(source)
     return named is not None and named["wanted"] is None and not source.lower().endswith("-gguf")
 
 
 def _torch_is_there() -> bool:
-    """Whether its engine runs here: see nearfar.fallback_server.torch_engine.options.require_system."""
+    """Whether the torch engine runs here: see nearfar.fallback_server.torch_engine.options.require_system."""
     return sys.platform != "win32" and find_spec("torch") is not None

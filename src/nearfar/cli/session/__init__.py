@@ -1,1 +1,1 @@
-"""A conversation in the terminal: what is typed, what is answered, and the commands with a slash."""
+"""A conversation in the terminal: input, answers, and the commands with a slash."""

@@ -15,12 +15,12 @@ from nearfar.errors import NearfarError, RequestError
 
 
 class Leave(Exception):
-    """The conversation is to end."""
+    """Raised to end the conversation."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """What follows its name, what it does in a line, and what does it."""
+    """A command: its arguments, its line of help, and its function."""
 
     argument: str
     help: str
@@ -28,7 +28,7 @@ class Command:
 
 
 def run(session: Session, text: str) -> None:
-    """Take what was typed: a command, or a question. What cannot be done is said. Leave ends."""
+    """Carry out typed input: a command, or a question. Errors are printed. Raises Leave at the end."""
     try:
         name, argument = parsed(text)
         if name is not None:
@@ -42,8 +42,9 @@ def run(session: Session, text: str) -> None:
 
 
 def parsed(text: str) -> tuple[str | None, str]:
-    """A command's name and what follows it; None and the question where it is none. RequestError for a line
-    that begins with a slash and is no command: several lines that do, as a paste of code, are a question.
+    """A command's name and its arguments; None and the text for a question. Raises RequestError for a single
+    line that begins with a slash and is no command; several lines that do, such as pasted code, are a
+    question.
     """
     if fenced(text) or not text.startswith("/"):
         return None, without_fences(text)
@@ -147,4 +148,4 @@ COMMANDS = {
 }
 NICKNAMES = {"quit": "exit", "bye": "exit", "?": "help"}
 FILES = ("save", "load")
-"""Commands that a file follows."""
+"""Commands whose argument is a file."""

@@ -25,12 +25,13 @@ STYLE = Style.from_dict(
     {"prompt": "bold", "continuation": "ansibrightblack", "placeholder": "ansibrightblack"}
 )
 MOST_HISTORY = 1 << 20
-"""Bytes of the history file beyond which its older half goes."""
+"""Bytes of the history file beyond which its older half is dropped."""
 
 
 class Editor:
     """Reads questions from a terminal. Enter sends; Alt-Enter, a backslash before Enter, an open fence and a
-    paste make more lines. `history`: a file that keeps what was typed; None: only this session does.
+    paste continue the question in a new line. `history`: the file for typed input; None: it is kept for this
+    session only.
     """
 
     def __init__(self, history: Path | None) -> None:
@@ -56,12 +57,14 @@ class Editor:
 
 
 def _placeholder() -> FormattedText:
-    """What an empty line shows; while the history is searched, a match stands there."""
+    """The hint in an empty line; none while the history is searched, where a match is shown."""
     return FormattedText([] if is_searching() else [("class:placeholder", "a question, or /help")])
 
 
 def _keys() -> KeyBindings:
-    """What keys do in the line; in a search of the history they do what they do in any (Enter takes it)."""
+    """Key bindings of the line; in a search of the history keys keep their usual meaning (Enter takes the
+    match).
+    """
     keys = KeyBindings()
 
     @keys.add("enter", filter=~is_searching)
@@ -83,7 +86,7 @@ def _keys() -> KeyBindings:
 
 
 def _history(file: Path | None) -> History:
-    """A file that only its owner reads, or, where it cannot be written, memory."""
+    """The history in a file that only its owner can read, or in memory where the file cannot be written."""
     if file is None:
         return InMemoryHistory()
     try:
@@ -106,13 +109,13 @@ def _shorten(file: Path) -> None:
 
 
 class _Words(Completer):
-    """Commands, and what follows them: files, names of settings."""
+    """Completes commands and their arguments: files, names of settings."""
 
     def __init__(self) -> None:
         self._paths = PathCompleter(expanduser=True)
 
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
-        """What the word before the cursor may become."""
+        """Yield completions of the word before the cursor."""
         text = document.text_before_cursor
         if not text.startswith("/") or "\n" in text:
             return

@@ -1,4 +1,4 @@
-"""What is typed: a question of one line or several, from a terminal or a pipe."""
+"""Reads questions of one or several lines, from a terminal or a pipe."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import BinaryIO, Protocol
 from nearfar.errors import RequestError
 
 FENCE = '"""'
-"""Begins and ends a text that is a question as it stands, whatever its lines begin or end with."""
+"""Begins and ends a text that is a question exactly as written, whatever its lines begin or end with."""
 HOW = f"A line that ends in \\ goes on in the next; {FENCE} begins a text of several lines, and ends it."
 
 
 class Reader(Protocol):
-    """Where questions come from."""
+    """A source of questions."""
 
     def read(self) -> str | None:
         """The next question, None at the end. KeyboardInterrupt where the person presses Ctrl-C instead."""
@@ -33,7 +33,7 @@ def fenced(text: str) -> bool:
 
 
 def without_fences(text: str) -> str:
-    """The text between fences, without the line breaks beside them; another text as it is."""
+    """The text between fences, without the line breaks next to them; a text without fences is unchanged."""
     if not fenced(text):
         return text
     return text.strip()[len(FENCE) : -len(FENCE)].removeprefix("\n").removesuffix("\n")
@@ -47,7 +47,7 @@ class Lines:
         self._number = 0
 
     def read(self) -> str | None:
-        """The next question. What the end of the input cuts off is one too."""
+        """The next question; a question that the end of the input cuts off counts, too."""
         text: str | None = None
         while (line := self._line()) is not None:
             text = line if text is None else text + line

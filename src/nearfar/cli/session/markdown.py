@@ -1,5 +1,5 @@
-"""Markdown that is still being written: blocks that nothing can change any more are printed once, the one
-that grows is drawn again and again below them.
+"""Renders growing markdown: blocks that more text cannot change are printed once, the growing block is
+redrawn below them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from rich.markdown import Markdown
 from rich.segment import Segment
 
 PARSER = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
-"""HTML is text: what a terminal cannot show is not to vanish from an answer."""
+"""The parser treats HTML as text, so that no part of an answer disappears."""
 INTERVAL = 0.08
 """Seconds between two drawings, at least."""
 SHARE = 5
-"""A drawing that took longer is paid for by this many times its length without one."""
+"""The time between two drawings is at least this many times the time that the first one took."""
 
 
 def closed(text: str) -> tuple[str, str]:
@@ -52,7 +52,7 @@ class MarkdownStream:
         self._next = 0.0
 
     def push(self, text: str) -> None:
-        """What the text goes on with."""
+        """Append a piece of text."""
         self._open += text
         if time.monotonic() < self._next or not self._open.strip():
             return
@@ -62,7 +62,7 @@ class MarkdownStream:
         self._next = started + max(INTERVAL, SHARE * took)
 
     def end(self) -> None:
-        """The text is whole: what was drawn becomes what stays."""
+        """Finish the text: the last drawing becomes permanent."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -83,7 +83,7 @@ class MarkdownStream:
         done, self._open = closed(self._open)
         self._live.update(_Tail(rendered(self._open), after=self._any or bool(done)))
         if done:
-            self._print(done)  # above what grows, which is drawn again
+            self._print(done)  # above the growing block, which is redrawn
         self._live.refresh()
 
     def _print(self, text: str) -> None:
@@ -94,7 +94,7 @@ class MarkdownStream:
 
 
 class _Tail:
-    """As much of the end of something as the terminal has lines for."""
+    """The end of a renderable, as much as the terminal has lines for."""
 
     def __init__(self, shown: Markdown, after: bool) -> None:
         self._shown, self._after = shown, after

@@ -1,4 +1,4 @@
-"""Where an answer is written: to a person as a terminal shows it, to a pipe as it is."""
+"""Writes an answer: rendered on a terminal, unchanged into a pipe."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from nearfar.edge_runtime.engine.requests import RequestStats
 from nearfar.edge_runtime.openai.records import ChatCompletionChunk, Usage
 
 UNSHOWN = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
-"""Control characters: a terminal would obey them, and what a model writes is to give no orders."""
+"""Control characters, which are removed on a terminal: it would obey them, and a model is to give it no
+commands.
+"""
 
 
 def emit(text: str) -> None:
-    """Write to stdout as UTF-8 whatever the locale, at once."""
+    """Write to stdout as UTF-8, whatever the locale, without buffering."""
     sys.stdout.buffer.write(text.encode())
     sys.stdout.buffer.flush()
 
 
 class Screen:
-    """Takes one answer, piece by piece; to be used with `with`. What it leaves on a terminal ends in a line
-    break, which is the terminal's; what it leaves in a pipe is the text and nothing else.
+    """Writes one answer, piece by piece; a context manager. On a terminal a line break is added at the end; a
+    pipe gets exactly the text.
 
-    `markdown`: rendered, where the terminal can redraw. Reasoning goes to stderr, if somebody looks there.
+    `markdown`: render it where the terminal can redraw. Reasoning goes to stderr if that is a terminal.
     """
 
     def __init__(self, markdown: bool = False) -> None:
@@ -51,7 +53,7 @@ class Screen:
             emit("\n")
 
     def write(self, text: str) -> None:
-        """A piece of the answer."""
+        """Write a piece of the answer."""
         if not text:
             return
         self._close_thought()
@@ -63,7 +65,7 @@ class Screen:
         self._last = shown or self._last
 
     def think(self, text: str) -> None:
-        """A piece of the reasoning."""
+        """Write a piece of the reasoning."""
         if not text or not self._aside.is_terminal:
             return
         if self._stream is not None and not self._thought:
@@ -79,13 +81,13 @@ class Screen:
 
 @dataclass
 class Answered:
-    """What has come of an answer."""
+    """The parts of an answer that have arrived."""
 
     text: str = ""
     usage: Usage | None = None
     timings: list[RequestStats] | None = None
     cut: bool = False
-    """Whether it ended because no more tokens were allowed, or fit."""
+    """Whether the answer ended at max_tokens, or at the end of the context."""
 
     def show(self, chunks: Iterable[ChatCompletionChunk], screen: Screen) -> None:
         """Write the chunks to a screen as they come."""

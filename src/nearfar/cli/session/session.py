@@ -21,14 +21,14 @@ from nearfar.format.sampling import SamplingDefaults
 Message = dict[str, Any]
 TRUNCATE = "truncate-oldest"
 WAYS = f"/reset starts afresh, and /set context_policy {TRUNCATE} lets it forget its oldest turns"
-"""What helps where a conversation fills the context."""
+"""Advice for a conversation that fills the context."""
 
 
 @dataclass
 class Session:
-    """A conversation with a model. `console` shows what commands say, `errors` what failed and figures.
+    """A conversation with a model. `console` shows the output of commands, `errors` failures and figures.
 
-    `stoppable`: Ctrl-C stops an answer, and the conversation goes on; else it ends it.
+    `stoppable`: Ctrl-C stops only the answer; otherwise it ends the conversation.
     """
 
     engine: Engine
@@ -42,11 +42,11 @@ class Session:
     messages: list[Message] = field(default_factory=list)
     last: RequestStats | None = None
     failed: bool = False
-    """Whether anything that was asked for could not be done."""
+    """Whether any question or command has failed."""
 
     @property
     def defaults(self) -> SamplingDefaults:
-        """How the model wants its tokens drawn."""
+        """The model's sampling defaults."""
         return self.engine.manifest.sampling
 
     @property
@@ -56,20 +56,21 @@ class Session:
 
     @property
     def unanswered(self) -> bool:
-        """Whether the last message is a question."""
+        """Whether the last message is a question without an answer."""
         return bool(self.messages) and self.messages[-1]["role"] == "user"
 
     def ask(self, question: str) -> None:
-        """Answer a question, which stays out of the conversation where it is refused."""
+        """Answer a question; a refused question is not added to the conversation."""
         before = [*self.messages]
-        if self.unanswered:  # templates take turns: a device failed, or the conversation was saved so
+        # Templates want alternating turns; after a device failed, or /load, the last one may be a question.
+        if self.unanswered:
             self.messages.pop()
             self.note("the question before this one has no answer, and is left out")
         self.messages.append({"role": "user", "content": question})
         self.answer(before)
 
     def retry(self) -> None:
-        """Answer the last question again; the old answer stays where that is refused."""
+        """Answer the last question again; the old answer stays where the request is refused."""
         before = [*self.messages]
         while self.messages and self.messages[-1]["role"] != "user":
             self.messages.pop()
@@ -79,8 +80,8 @@ class Session:
         self.answer(before)
 
     def answer(self, before: list[Message]) -> None:
-        """Answer the conversation; a stopped answer stays as far as it got. Refused, it is what it was
-        `before`.
+        """Answer the conversation; a stopped answer is kept as far as it got. After a RequestError the
+        conversation is set back to `before`.
         """
         made, stopped = Answered(), False
         try:
@@ -103,15 +104,15 @@ class Session:
         self._after(made, stopped)
 
     def tell(self, text: str) -> None:
-        """Say something that is no answer."""
+        """Print something that is not part of an answer."""
         self.console.print(text, markup=False)
 
     def note(self, text: str) -> None:
-        """Say in passing what somebody may want to know."""
+        """Print a note that the user may want to know."""
         self.errors.print(f"note: {text}", style="dim", markup=False)
 
     def fail(self, error: Exception) -> None:
-        """Say what could not be done, and remember that there was something."""
+        """Print an error, and remember that there was one."""
         self.failed = True
         self.errors.print(f"error: {error}", style="red", markup=False)
 
@@ -122,8 +123,8 @@ class Session:
         )
 
     def _refusal(self, error: RequestError) -> str:
-        """What is said of a question that is refused; one that is too long for the context has its own words,
-        for nobody can shorten what was said before.
+        """The message for a refused question; one that is too long for the context has its own, since earlier
+        messages cannot be shortened.
         """
         if not isinstance(error, ContextError):
             return f"{error} (/reset starts afresh)"
@@ -132,14 +133,16 @@ class Session:
         return f"the conversation no longer fits the context of {self.engine.context:,} tokens: {WAYS}"
 
     def _cut(self, usage: Usage | None) -> str | None:
-        """Why an answer stops in the middle. A script knows how many tokens it has asked for."""
+        """The reason why an answer was cut, if it was. In a pipe max_tokens is not mentioned: a script knows
+        its own limit.
+        """
         if usage is not None and usage.total_tokens < self.engine.context:
             how = "/set max_tokens default lets answers go on to their end"
             return f"cut after {usage.completion_tokens} tokens: {how}" if self.stoppable else None
         return f"cut: the context of {self.engine.context:,} tokens is full. {WAYS}"
 
     def _after(self, made: Answered, stopped: bool) -> None:
-        """What is said below an answer."""
+        """Print what belongs below an answer: why it was cut, and its figures."""
         if stopped:
             self.errors.print("stopped; /retry asks again", style="dim")
         if made.cut and (told := self._cut(made.usage)):

@@ -1,4 +1,4 @@
-"""What `/set` changes: how tokens are drawn, and how an answer is shown."""
+"""The settings that `/set` changes: sampling, and how an answer is shown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nearfar.cli.session.session import Session
 
 DEFAULT = "default"
-"""The value that takes a setting back to what it is when nothing is said."""
+"""The value that resets a setting."""
 
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Setting:
-    """One name. `change` takes what was typed after it; RequestError for what it cannot be."""
+    """A setting. `change` gets the typed value, and raises RequestError for an invalid one."""
 
     help: str
     show: Callable[[Session], str]
@@ -47,7 +47,7 @@ def _number(text: str, kind: Callable[[str], T], called: str) -> T:
 
 
 def _texts(text: str) -> list[str]:
-    """A text as it stands, or JSON of one or of a list of them."""
+    """Parse stop texts: a plain text, or JSON of a text or a list of texts."""
     if text[0] not in '["':
         return [text]
     try:
@@ -63,7 +63,7 @@ def _policy(text: str) -> str:
 
 
 def _parameter(name: str, read: Callable[[str], Any], help: str) -> Setting:
-    """A parameter of the request; the engine says which values it takes."""
+    """Make the setting of a request parameter; the engine checks its value."""
 
     def show(session: Session) -> str:
         given = session.params.get(name)
@@ -85,7 +85,7 @@ def _parameter(name: str, read: Callable[[str], Any], help: str) -> Setting:
 
 
 def _switch(name: str, help: str) -> Setting:
-    """An attribute of the session that is on or off."""
+    """Make the setting of a session's attribute that is on or off."""
 
     def show(session: Session) -> str:
         return "on" if getattr(session, name) else "off"
