@@ -47,14 +47,16 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
 
 
 def layer_types(read: ConfigReader, layers: int) -> list[str]:
-    """Where none are listed: every `sliding_window_pattern`-th layer has no window."""
+    """The types of layers if config.json lists none: every `sliding_window_pattern`-th layer has no
+    window.
+    """
     pattern = read.size("sliding_window_pattern", PATTERN, most=MAX_LAYERS)
     return ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(layers)]
 
 
 def local_rope(read: ConfigReader, c: Decoder, key: str, theta: float) -> Rotation:
-    """The table of layers with a window: its section of `rope_parameters`, else `key` alone, never
-    stretched.
+    """The table of layers with a window: their section of `rope_parameters`, or else a plain table with base
+    `key`.
     """
     if read.given("rope_parameters"):
         return read_rope(read, c.head_dim, c.context, layer_type="sliding_attention", theta=theta)
