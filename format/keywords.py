@@ -49,7 +49,8 @@ OF_TYPE: dict[str, tuple[str, ...]] = {
         "unevaluatedItems",
     ),
 }
-"""Enforced keywords, by the type that they apply to. Only these, ANNOTATIONS and STRUCTURE are accepted."""
+"""Enforced keywords, by the type that they apply to. All others but STRUCTURE and ANNOTATIONS are left out.
+"""
 TYPES = ("string", "number", "integer", "object", "array", "boolean", "null")
 """The values that `type` can have."""
 MOST_COMPARED = 20_000

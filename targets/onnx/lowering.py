@@ -1,4 +1,4 @@
-"""The step's list as an ONNX graph: a function of B sequences of L tokens with their past, in any step.
+"""Lowers a step's list to an ONNX graph: a function of B sequences of L tokens with their past, for any step.
 
 Inputs and outputs are those that Transformers.js and onnxruntime-genai know:
 
@@ -28,7 +28,7 @@ from nearfar.targets.onnx.step_graph import StepGraph
 
 
 def write_tables(files: ExternalWriter, model: Model) -> dict[str, Placed]:
-    """Cosines and sines of each rotation by position, float32 [context, head_dim/2] each."""
+    """Write cosines and sines of each rotation by position, float32 [context, head_dim/2] each."""
     placed = {}
     for name, rope in model.step.ropes.items():
         table = rope_table(np.array(rope.inv_freq, np.float32), rope.scale, model.context_length)
@@ -44,8 +44,10 @@ def step_graph(
     single: Mapping[str, Placed],
     int8: bool,
 ) -> Graph:
-    """The whole graph. `placed`: the arrays of each matrix; `single`: vectors and tables of rotations by
-    name; `int8`: whether products round their rows to 8 bits.
+    """Build the whole graph.
+
+    `placed`: the arrays of each matrix; `single`: vectors and tables of rotations by name; `int8`: whether
+    products round their rows to 8 bits.
     """
     made = StepGraph(model, matrices, placed, single, int8)
     for op in model.step.ops:
@@ -60,5 +62,7 @@ def step_graph(
 
 
 def refusal(listed: tuple[Op, ...]) -> str | None:
-    """Why a list cannot be a graph, as the end of a sentence that begins with the target; None: it can."""
+    """The reason why a list cannot be a graph, as the end of a sentence that begins with the target; None if
+    it can.
+    """
     return next((REFUSED[type(op)] for op in listed if type(op) in REFUSED), None)
