@@ -34,9 +34,7 @@ def module_of(tensor: str) -> str:
 def mlx_config(config: Mapping[str, Any], reading: Reading, matrices: Mapping[str, Matrix]) -> dict[str, Any]:
     """The config.json of an artifact; `config` is the checkpoint's, from which `reading` was read."""
     model, text = reading.model, _text_config(reading)
-    if (
-        reading.config.within
-    ):  # the text model of a multimodal checkpoint, whose other parts are not in the files
+    if reading.config.within:  # a multimodal checkpoint, whose other parts are not in the files
         around = {
             key: value for key, value in config.items() if not key.endswith("_config") and key not in DROPPED
         }

@@ -27,14 +27,14 @@ PREFIX = "cooperative_"
 
 
 class Cooperative:
-    """Writes the calls of a function."""
+    """Writes the cooperative-matrix calls of a function."""
 
     def __init__(self, arithmetic: Arithmetic, memory: Memory) -> None:
         self._arithmetic, self._memory, self._builder = arithmetic, memory, arithmetic.builder
         self._sums: dict[int, int] = {}
 
     def call(self, name: str, numbers: list[int], pointers: list[int]) -> None:
-        """A call: its whole numbers and its pointers, each in their order."""
+        """Write a call, given its integers and its pointers, each in order."""
         size = numbers[-1]
         match name.removeprefix(PREFIX), numbers, pointers:
             case "clear", [number, _], []:
@@ -78,5 +78,5 @@ class Cooperative:
 
 
 def cooperates(nodes: Any) -> bool:
-    """Whether a function, given as its nodes, has such calls."""
+    """Whether a function, given as its nodes, calls these functions."""
     return any(str(getattr(node, "value", "")).startswith(PREFIX) for node in nodes)
