@@ -76,7 +76,7 @@ class QuantTensor:
         return unpack_codes(self.words, self.bits)
 
     def widened(self, bits: int, group: int, k: int) -> QuantTensor:
-        """The same weights with codes of `bits` bits and groups of `group` inputs, value for value; `k`: the
+        """These weights with codes of `bits` bits and groups of `group` inputs, value for value; `k`: the
         number of inputs.
         """
         repeat = k // group // self.scales.shape[1]
