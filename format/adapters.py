@@ -92,7 +92,7 @@ def suited(device_class: DeviceClass) -> tuple[DeviceClass, ...]:
 
 
 def class_of(adapter: Adapter) -> DeviceClass:
-    """The class of an adapter: that of the first matching rule in RULES."""
+    """The class that the first matching rule in RULES gives to an adapter."""
     return next(rule.device_class for rule in RULES if _meets(adapter, rule))
 
 

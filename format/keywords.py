@@ -49,7 +49,8 @@ OF_TYPE: dict[str, tuple[str, ...]] = {
         "unevaluatedItems",
     ),
 }
-"""Enforced keywords, by the type that they apply to. All others but STRUCTURE and ANNOTATIONS are left out.
+"""Enforced keywords, by the type that they apply to. Unknown ones (neither here nor in STRUCTURE or
+ANNOTATIONS) are rejected in strict schemas, and ignored in others.
 """
 TYPES = ("string", "number", "integer", "object", "array", "boolean", "null")
 """The values that `type` can have."""

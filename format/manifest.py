@@ -187,8 +187,8 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Weights:
-    """The weights: a stream cut into shards, or safetensors files or data of an ONNX graph, which describe
-    the tensors themselves.
+    """The weights: a stream cut into shards; or safetensors files, whose headers describe the tensors; or
+    data of an ONNX graph, which describes them.
     """
 
     bytes: int

@@ -16,7 +16,7 @@ class CacheShape(Protocol):
 
     @property
     def kv_heads(self) -> int:
-        """The number of heads of keys, which is that of values."""
+        """The number of heads of keys, and of values."""
         ...
 
     @property

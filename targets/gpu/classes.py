@@ -73,8 +73,8 @@ CLASSES = {each.name: each for each in (SOFTWARE, MOBILE, INTEGRATED, DISCRETE)}
 class Tuning:
     """The facts about a program that shape its kernels.
 
-    `half`: activations are float16, and products may be. `products`: how many rows are multiplied by a
-    matrix, if the job allows it (see Products). `vectors`: the code generator joins four neighbouring loads
+    `half`: activations are float16, and products may be. `products`: the kind of products of many rows and a
+    matrix, for jobs that allow it (see Products). `vectors`: the code generator joins four neighbouring loads
     into one (for the software kernels; kernels of other classes declare vectors themselves).
     """
 

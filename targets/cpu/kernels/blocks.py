@@ -99,7 +99,7 @@ def _fits(unit: Unit, tile: int, pages: int, page_size: int) -> bool:
 
 
 def _tile(unit: Unit, group: int, rows: int, page_size: int) -> int:
-    """The number of queries that go through a page together: those of whole rows, or a part of each row's."""
+    """The number of queries that read a page together: all queries of some rows, or a part of each row's."""
     most = max(1, (unit.registers - 2) * unit.lanes // page_size)
     if group > most:
         return next(tile for tile in range(most, 0, -1) if group % tile == 0)
@@ -197,7 +197,7 @@ def block_of(
 
 @dataclass(frozen=True)
 class _Span:
-    """The part of a block that some row sees: positions begin … end, which lie on pages start … stop.
+    """The part of a block that some row sees: positions begin … end, on pages start … stop.
 
     Positions and pages count from the block's beginning; `column`: the page table's column where the block
     begins.

@@ -199,7 +199,7 @@ static void prepare(nf_pool *pool) {
   pool->workers = 0;
 }
 
-/* After fork() the pool's memory is there, with locks in any state, and its threads are not: make them anew. */
+/* After fork() a pool has its memory, with locks in any state, but no threads: it goes on without workers. */
 static void leave_parent(nf_pool *pool) {
   if (pool->process != nf_process_id()) prepare(pool);
 }

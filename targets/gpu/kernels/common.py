@@ -78,7 +78,7 @@ def leading(value, dtype: str):
 
 
 def select(func: tirx.PrimFunc, names: list[str], symbol: str) -> tirx.PrimFunc:
-    """A function with only the named parameters: TVMScript's signatures are fixed, those of jobs differ."""
+    """A function with only the named parameters: TVMScript's signatures are fixed, and jobs differ."""
     by_name = {param.name: param for param in func.params}
     made = tirx.PrimFunc([by_name[name] for name in names], func.body, func.ret_type, func.attrs)
     return finish(made, symbol)

@@ -300,8 +300,8 @@ export interface TensorRecord {
 }
 
 /**
- * The weights: a stream cut into shards, or safetensors files or data of an ONNX graph, which describe the
- * tensors themselves.
+ * The weights: a stream cut into shards; or safetensors files, whose headers describe the tensors; or data of
+ * an ONNX graph, which describes them.
  */
 export interface WeightsRecord {
   readonly bytes: number;

@@ -37,7 +37,10 @@ export const STRUCTURE = [
 /** Keywords whose value names schemas that other schemas can reference. */
 export const DEFINITIONS = ["$defs", "definitions"] as const;
 
-/** Enforced keywords, by the type that they apply to. Only these, ANNOTATIONS and STRUCTURE are accepted. */
+/**
+ * Enforced keywords, by the type that they apply to. Unknown ones (neither here nor in STRUCTURE or
+ * ANNOTATIONS) are rejected in strict schemas, and ignored in others.
+ */
 export const OF_TYPE = {
   string: ["minLength", "maxLength", "pattern", "format"],
   number: ["minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"],

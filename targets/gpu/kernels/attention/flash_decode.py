@@ -38,13 +38,13 @@ from nearfar.targets.gpu.kernels.script.text import prim_func
 from nearfar.targets.gpu.kernels.script.vectors import of_numbers
 
 MAX_THREADS = 128  # a block of 64 positions is not enough work for more
-MAX_HEADS = 8  # query heads a workgroup
+MAX_HEADS = 8  # query heads of a workgroup
 MAX_SUMS = 32  # sums of values that a thread keeps
-LANES = 8  # that read a key side by side: a line of 128 bytes of float32
-CELL = 8  # scores of which one thread finds the maximum
-WORKGROUPS = 1024  # of all rows, heads and parts: enough for the largest device
-MIN_PARTS, MAX_PARTS = 16, 128  # of a row; each block is a part if there are not more
-MAX_FEW = 32  # of a row, where a matmul puts them together
+LANES = 8  # neighbours that read a key: a line of 128 bytes of float32
+CELL = 8  # scores whose maximum one thread finds
+WORKGROUPS = 1024  # for all rows, heads and parts: enough for the largest device
+MIN_PARTS, MAX_PARTS = 16, 128  # parts of a row; each block is one if there are not more
+MAX_FEW = 32  # the most parts of a row if a matmul joins them
 NAMES = ("q", "k_cache", "v_cache", "positions", "slots", "page_table")
 
 

@@ -71,9 +71,9 @@ def lopsided(bits, exponent, values: list):
     """Whether eight inputs are far below the largest, whose exponent is `exponent` (`bits` as in
     exponent_of).
 
-    They are if the mean of the logarithms of their sizes is 2^5 lower. Then one to three of eight are larger
-    by 2^6 and more; a factor above 2^8 counts as 2^8. Among eight normal numbers this happens once in
-    500,000.
+    They are if they are smaller by a factor of 2^5 or more in the geometric mean, with factors above 2^8
+    counted as 2^8. Then one to three of the eight are larger than the others by 2^6 and more. Among eight
+    normal numbers this happens once in 500,000.
     """
     below = [
         T.min(spread(exponent) - (T.reinterpret(f"uint32x{WIDTH}", value) & _all(EXPONENT)), _all(FAR))
