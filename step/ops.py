@@ -1,21 +1,21 @@
 """The step as data: what one step of a model computes, as a list of frozen records that every target reads.
 
 A step takes M token rows, each with a token id, a position and a sequence, and gives logits, or embeddings,
-for the rows asked for. Values are named by strings; every operation makes one (`out`), float32 or the
+for the requested rows. Values are named by strings; every operation makes one (`out`), float32 or the
 target's activation dtype, of shape [M, width]. Weights are named after parameters (params.py). The records
 know no target. Each reader of the list has one table from record to function: the Relax lowering
 (build/program/operations.py), NumPy (build/calibration/operations.py), MLX
-(edge_runtime/executors/mlx/operations.py) and ONNX (targets/onnx/operations.py). The list stands in the
-manifest. docs/adding-an-operation.md shows what one more operation takes.
+(edge_runtime/executors/mlx/operations.py) and ONNX (targets/onnx/operations.py). The manifest contains
+the list. docs/adding-an-operation.md shows what one more operation takes.
 
-A record says with the types of its fields which values, weights, caches and rotations it names, with
-`out_width` how wide its result is, and with `problems` what does not fit. So `reads`, `weights_of`, the
-builder and the check of a manifest need nothing of their own for an operation.
+The types of a record's fields say which values, weights, caches and rotations it names, `out_width` gives the
+width of its result, and `problems` finds what does not fit. So `reads`, `weights_of`, the builder and the
+check of a manifest need no code for a new operation.
 
-What does not need an operation is folded at build: partial and interleaved rotation into the order of rows
-(params.RotaryOrder), yarn and the like into the table of frequencies (rope.py), 1 + w norms and logit scales
-into the weight (Param.offset, Param.scale), a residual multiplier into the embedding and the epsilons
-(models/granite.py).
+Some features need no operation, because a build folds them: partial and interleaved rotation into the order
+of rows (params.RotaryOrder), yarn and other stretching into the table of frequencies (rope.py), 1 + w norms
+and logit scales into the weight (Param.offset, Param.scale), a residual multiplier into the embedding and the
+epsilons (models/granite.py).
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ class Linear(Op):
 class RopeAppend(Op):
     """Norms and rotation of q and k; k and v go to cache `cache`, out = q [M, heads·head_dim].
 
-    x has columns [q | k | v], or q alone where `append` is false: the layer reads what another has appended.
-    In order, each where it is there:
+    x has columns [q | k | v], or q alone if `append` is false: the layer then reads another layer's cache.
+    The steps, in order, each if its field is set:
     1. `q_norm`, `k_norm`: RMS norm with `eps`, of each head (weights [head_dim]), or with `norm_all` of the
        whole q and k (weights [heads·head_dim], [kv_heads·head_dim]); with `norm_after` it follows the
        rotation.

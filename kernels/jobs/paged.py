@@ -58,7 +58,7 @@ class Paged:
 class RopeAppend(Paged):
     """Norms and rotation of q and k, by position; k and v of the rows go to the cache, q comes out.
 
-    Steps, in order, each where it is asked for:
+    The steps, in order, each if its field is set:
     1. `norm_eps`: RMS norm of q with q_norm and of k with k_norm, of each head by itself with weights
        [head_dim]; with `norm_all` over all heads of q (weights [heads·head_dim]) and all of k (weights
        [kv_heads·head_dim]). `norm_after`: after the rotation, not before it.
@@ -66,10 +66,10 @@ class RopeAppend(Paged):
     3. `q_scale` (beta, original): q·(1 + beta·ln(1 + ⌊position/original⌋)), as Ministral 3 does.
     4. `v_norm_eps`: RMS norm of each head of v, without weights.
     5. k and v are written to the cache (kv_dtype [pages, kv_heads, page_size, head_dim]; quantized, a row by
-       itself, to the words of nearfar.format.kv.rows_of), padding rows nowhere. With `rounds` k_rounding, of
-       each head [2, head_dim], says how (nearfar.format.kv.rounding): its first vector is subtracted from k,
-       and when there are codes, each group's offset grows by the sum over its components of the second's
-       times what the codes leave of them.
+       itself, to the words of nearfar.format.kv.rows_of), except padding rows. With `rounds`, k_rounding has
+       [2, head_dim] for each head (nearfar.format.kv.rounding): the first vector is subtracted from k; once k
+       is in codes, each group's offset grows by the sum, over its components, of the second vector times the
+       codes' rounding errors.
     Without `append` x holds q alone, [m, heads·head_dim]: the layer reads another layer's cache.
     """
 

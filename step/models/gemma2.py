@@ -1,7 +1,7 @@
 """Gemma 2 ("Gemma 2: Improving Open Language Models at a Practical Size", 2024).
 
-Beside a llama: norms before and after each block, with weights that the checkpoint stores as w − 1; an
-embedding times √hidden; GELU; tanh caps on attention scores and logits; every second layer attends to a
+Differences from a llama: norms before and after each block, with weights that the checkpoint stores as w − 1;
+an embedding times √hidden; GELU; tanh caps on attention scores and logits; every second layer attends to a
 window.
 """
 

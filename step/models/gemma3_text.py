@@ -1,7 +1,8 @@
 """Gemma 3, text ("Gemma 3 Technical Report", 2025).
 
-Beside Gemma 2: q and k of each head are normalized, five layers with a window stand to one without, each
-kind has its own table of rotations, and only that of the layers without a window is stretched. No caps.
+Differences from Gemma 2: q and k of each head are normalized, five layers with a window stand to one without,
+each kind has its own table of rotations, and only that of the layers without a window is stretched. There are
+no caps.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Gemma 4, text: the dense models E2B and E4B (Google, 2026).
 
-Beside Gemma 3: layers without a window have larger heads, of which a quarter rotates; v is normalized, scores
-are not scaled; the last layers have no keys and values, they read those of the last layer of their kind that
-has; each layer gets an embedding of its own; norms' weights are stored as they are.
+Differences from Gemma 3: layers without a window have larger heads, of which a quarter rotates; v is
+normalized, and scores are not scaled; the last layers have no keys and values, and read those of the last
+earlier layer of their kind; each layer gets an extra embedding of its own; the weights of norms are stored as
+they are.
 """
 
 from __future__ import annotations

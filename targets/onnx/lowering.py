@@ -1,14 +1,14 @@
 """Lowers a step's list to an ONNX graph: a function of B sequences of L tokens with their past, for any step.
 
-Inputs and outputs are those that Transformers.js and onnxruntime-genai know:
+Transformers.js and onnxruntime-genai know its inputs and outputs:
 
-    input_ids int64 [B, L]; attention_mask int64 [B, T], T = past + L: 1 where a token is
-    past_key_values.<c>.key, .value float32 [B, kv_heads, past, head_dim] of cache c
-    num_logits_to_keep int64 []: logits of so many last tokens, 0 (as when it is left out): of all
-    logits float32 [B, L or so many, vocab]; present.<c>.key, .value, with L positions more
+    input_ids int64 [B, L]; attention_mask int64 [B, T], T = past + L: 1 for each token
+    past_key_values.<c>.key, .value float32 [B, kv_heads, past, head_dim]: of cache c
+    num_logits_to_keep int64 []: number of last tokens with logits; 0, or left out: all
+    logits float32 [B, L or that number, vocab]; present.<c>.key, .value, with L more positions
 
-Sequences of different lengths stand at the left: what the mask leaves out lies behind them, as
-GroupQueryAttention wants it.
+Sequences of different lengths are aligned at the left, with masked positions behind them, as
+GroupQueryAttention requires.
 """
 
 from __future__ import annotations

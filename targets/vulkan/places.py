@@ -70,7 +70,7 @@ class Memory:
             builder.capability(Capability.STORAGE_BUFFER_16BIT)
         elif dtype.bits <= 8:
             builder.capability(Capability.STORAGE_BUFFER_8BIT)
-        lanes = 1 if dtype == BOOL else use.vector or 1  # of a buffer of vectors theirs
+        lanes = 1 if dtype == BOOL else use.vector or 1  # in a buffer of vectors, their lanes
         element = self._stored_type(dtype)
         held = element if lanes == 1 else builder.vector_type(element, lanes)
         block = builder.buffer_type(held, dtype.bytes * lanes, use.stored)

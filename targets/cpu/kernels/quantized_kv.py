@@ -1,10 +1,11 @@
 """A quantized cache on the CPU: the append writes rows as codes, attention loads them as vectors.
 
-The words of a page's head (nearfar.format.kv) hold bytes of codes, then pairs of float16:
-- keys, positions innermost as in caches of floats: [bytes of a row, page_size], then [groups, 2, page_size];
-- values: [page_size, bytes of a row], then [page_size, groups, 2]; the pair is scale and offset.
-Of 4 bits a byte j of each 16 has component j of 32 in its low half, and component j + 16 in its high one, so
-that a load of sixteen bytes gives whole vectors of either.
+The words of a page's head (nearfar.format.kv) hold bytes of codes, then pairs of float16 (scale and offset):
+- keys, with positions innermost as in caches of floats: [bytes of a row, page_size], then [groups, 2,
+  page_size];
+- values: [page_size, bytes of a row], then [page_size, groups, 2].
+With 4 bits, byte j of each 16 has component j of 32 in its low half, and component j + 16 in its high one, so
+that a load of sixteen bytes gives whole vectors of either half.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from tvm.script import tirx as T
 from nearfar.kernels.jobs import Activation
 
 NEAR = 0.25
-TAYLOR = (62 / 2835, -17 / 315, 2 / 15, -1 / 3, 1.0)  # of tanh(x)/x in x², from the highest power
+TAYLOR = (62 / 2835, -17 / 315, 2 / 15, -1 / 3, 1.0)  # tanh(x)/x in x², from the highest power
 # erfc(z) = exp(-z²)·(a1·t + … + a5·t⁵) with t = 1/(1 + p·z), z ≥ 0, within 1.5e-7: Abramowitz & Stegun,
 # 7.1.26.
 ERFC_P = 0.3275911

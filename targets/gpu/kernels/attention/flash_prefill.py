@@ -221,7 +221,7 @@ def _attend(job: Attend, tile: Tile, split: Split) -> tirx.PrimFunc:
                                 T.tvm_storage_sync("shared")
                             for i in T.unroll(own):
                                 tmp[0] = T.float32(LOWEST)
-                                at[0] = position + row_of(mine, i)  # of the vector's row
+                                at[0] = position + row_of(mine, i)  # the position of the vector's row
                                 for j in T.unroll(own_keys):
                                     tmp[1] = score[i * own_keys + j] * T.float32(job.scale)
                                     if job.softcap is not None:

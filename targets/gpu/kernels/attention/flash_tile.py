@@ -13,7 +13,7 @@ from nearfar.targets.gpu.kernels.common import ceil_div
 MAX_THREADS = 256
 MAX_HEADS = 8  # query heads a workgroup
 MIN_QUERIES, MIN_KEYS = 8, 8
-KEYS = (4, 2, 1)  # of a thread
+KEYS = (4, 2, 1)  # the possible numbers of keys of a thread
 SLICE = 64  # dimensions staged at a time, at most
 LEAST, MAX_PARTS = 128, 16  # positions of a part, at least; parts of a tile
 FEW_TILES, FEWER_ROWS = 4, 4  # in a step of at most 4 tiles, tiles of few rows have 4 times the parts

@@ -45,7 +45,7 @@ from nearfar.targets.gpu.kernels.script.vectors import (
 ROWS, COLUMNS, TILE_K = 64, 64, 32
 THREADS = 256
 LEAST_ROWS = ROWS // 2
-SIZE = 16  # of a tile: what NVIDIA's and AMD's cards have
+SIZE = 16  # rows and columns of a tile on NVIDIA's and AMD's cards
 WIDEST = 128  # lanes of a subgroup: no device has more
 ACROSS_K = TILE_K // WIDTH
 WIDE = COLUMNS // WIDTH
@@ -74,7 +74,7 @@ def matmul(job: Linear, size: int = SIZE, widest: int = WIDEST) -> tirx.PrimFunc
     (words_shape, word_dtype), (scales_shape, scale_dtype) = word_buffer(matrix), scale_buffer(matrix)
     beside = COLUMNS // size  # tiles side by side
     sums = ROWS // size * beside
-    most = ceil_div(sums * widest, THREADS)  # of a subgroup
+    most = ceil_div(sums * widest, THREADS)  # the most sums of a subgroup
 
     # These write statements into the kernel below, unrolled.
 

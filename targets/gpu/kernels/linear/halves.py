@@ -1,16 +1,16 @@
 """The inner loop of sums.py in float16, two products in an instruction, for codes that are whole in a word.
 
-A pair of codes half a word apart becomes a pair of float16 without a conversion: under the exponent of 1024
-eight bits of each half are whole numbers; masked where it stands, a code is its number times 2^place,
-exactly, and the input is divided by that. The middle of the codes is taken away with the 1024: sums of
-numbers around zero are half as large, and so is their rounding.
+A pair of codes half a word apart becomes a pair of float16 without a conversion: with the exponent of 1024,
+eight bits of each half are an integer. A code that is masked at its place is its value times 2^place,
+exactly, and the input is divided by 2^place. The middle of the codes is subtracted together with the 1024:
+sums of numbers around zero are half as large, and so are their rounding errors.
 
-No input up to 10^18 overflows, and no small one is lost. A block of 16 inputs is brought to length LENGTH
-before it becomes float16, and its sum is brought back in float32: by Cauchy-Schwarz no part of a sum of codes
-up to c from zero times inputs is larger than c·√16·LENGTH, 32,768 with codes of 8 bits; an input that becomes
-subnormal is less than 2^-14 of its block's length. (Beyond 10^18 squares are infinite, and the sum is NaN.)
-A block's sum is that of two chains of eight products; with normal inputs, outliers among them or not, an
-output is off by 6·10^-4 of the largest, and by no more than 10^-3.
+No input up to 10^18 overflows, and no small one is lost. A block of 16 inputs is scaled to length LENGTH
+before it becomes float16, and its sum is scaled back in float32. By Cauchy-Schwarz, no partial sum of
+products of inputs with codes up to c from zero is larger than c·√16·LENGTH, 32,768 with codes of 8 bits; an
+input that becomes subnormal is less than 2^-14 of its block's length. (Beyond 10^18 squares are infinite, and
+the sum is NaN.) A block's sum is the sum of two chains of eight products. With normal inputs, with or without
+outliers, an output is off by 6·10^-4 of the largest, and by at most 10^-3.
 """
 
 # mypy: ignore-errors

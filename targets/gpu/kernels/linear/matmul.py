@@ -1,24 +1,25 @@
 """Matrix times many rows (prefill) on a GPU: a workgroup makes each weight once, and all its rows use it.
 
-A workgroup has a tile of rows by columns. Of 32 inputs at a time all its threads together bring the rows and
-the weights into workgroup memory, four numbers a vector; a thread then adds products for four rows by four
-columns, of a gated pair two rows by both columns' four. The words of the next 32 inputs are asked for before
-the products of these, so that they arrive behind them. Two tiles where both fit, and then one barrier for 32
-inputs, else two. As in matvec the norm's rstd comes at the end: a thread fills parts of the same rows from
-first to last and sums their squares.
+A workgroup has a tile of rows by columns. For 32 inputs at a time its threads together bring the rows and the
+weights into workgroup memory, four numbers in a vector; a thread then adds products for four rows by four
+columns, or, for a gated pair, two rows by four columns of each. The words of the next 32 inputs are loaded
+before the products of the current ones, so that they arrive during these. If two tiles fit into workgroup
+memory, there is one barrier for 32 inputs, otherwise two. As in matvec the norm's rstd comes at the end: a
+thread fills parts of the same rows from first to last and sums their squares.
 
 Float32 programs multiply and add in float32. In float16 programs both factors are float16 in workgroup
-memory, and what is rounded is this:
-- rows, eight inputs at a time times a power of two (see scaled), to 11 bits: any finite input works. Of rows
-  of float32 eights in which few dwarf the others are multiplied as they are (add_lopsided);
-- products of codes, which are exact: eight of them are added in float16, each sum rounded to 11 bits. The
-  rest is float32: sums of the eights, scale and bias, and the sum of the unrounded inputs that bias needs.
-- Weights that are no codes are rounded to float16 as ever, and multiplied and added in float32.
-Against float64 a row of outputs is off by 5e-4 to 7e-4 (root mean squares), and by 8e-4 where two inputs of
-it are a thousand times as large; rounding the rows is 2e-4 to 4e-4 of that, and all there is of weights that
-are no codes (tests/device/test_float16_products.py).
+memory, and these values are rounded:
+- Rows, scaled by a power of two for each eight inputs (see scaled), are rounded to 11 bits: any finite input
+  works. In float32 rows, groups of eight in which few inputs dwarf the others are multiplied unrounded
+  (add_lopsided).
+- Products of codes are exact: eight of them are added in float16, each sum rounded to 11 bits. All else is
+  float32: sums of the groups of eight, scale and bias, and the sum of the unrounded inputs that bias needs.
+- Weights without codes are rounded to float16, and multiplied and added in float32.
+Compared with float64 a row of outputs is off by 5e-4 to 7e-4 (root mean squares), and by 8e-4 if two of its
+inputs are a thousand times as large; rounding the rows is 2e-4 to 4e-4 of that, and the whole error with
+weights without codes (tests/device/test_float16_products.py).
 
-Packed int8 products are those of matmul_int8.py, cooperative matrices those of cooperative.py.
+matmul_int8.py has packed int8 products, and cooperative.py cooperative matrices.
 """
 
 # mypy: ignore-errors
@@ -68,8 +69,8 @@ from nearfar.targets.gpu.kernels.script.vectors import (
 )
 
 TILE_K = 32
-CHUNKS = TILE_K // CHAIN  # of a row in a tile
-VECTORS = CHAIN // WIDTH  # of a chunk
+CHUNKS = TILE_K // CHAIN  # chunks of a row in a tile
+VECTORS = CHAIN // WIDTH  # vectors in a chunk
 SIZES = {"float32": 4, "float16": 2}
 
 

@@ -1,16 +1,15 @@
-"""Matrix times many rows (prefill) by packed dot products of signed bytes: four products an instruction.
+"""Matrix times many rows (prefill) by packed dot products of signed bytes: four products in an instruction.
 
-Rows come as bytes with a scale for 32 inputs (rounded.py); a code of the matrix is a byte already. So
+Rows are bytes with a scale for every 32 inputs (rounded.py); a code of the matrix fits a byte already. So
 
     y = Σ over 32 inputs: scale_w · scale_x · (codes · bytes) + bias_w · scale_x · Σ bytes,
 
-where the products of codes and bytes are whole numbers and exact, and the bias is multiplied by the sum
-of what the rows were rounded to. One mask makes a word of four codes that lie `apart` inputs apart (of
-q4: two), and the rows' words are made of the same inputs. Codes of 8 bits have their sign bit inverted,
-so 128 times the sum is added.
+where the products of codes and bytes are exact integers, and the bias is multiplied by the sum of the rounded
+inputs. One mask makes a word of four codes that are `apart` inputs apart (two for q4), and the rows' words
+are made of the same inputs. Codes of 8 bits have their sign bit inverted, so 128 times the sum is added.
 
-Of 64 inputs at a time all threads of a workgroup bring a tile of rows and of the matrix into workgroup
-memory, the next one while they multiply: a thread adds whole numbers of 32 inputs for four rows by four
+For 64 inputs at a time all threads of a workgroup bring a tile of rows and of the matrix into workgroup
+memory, and load the next one while they multiply: a thread adds integers of 32 inputs for four rows by four
 columns, and then scales them.
 """
 
@@ -86,8 +85,8 @@ def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
     ragged_m, ragged_n = m % plan.rows != 0, across % lanes != 0
     (words_shape, _), (scales_of, _) = word_buffer(matrix), scale_buffer(matrix)
     apart, groups = 8 // bits, max(TILE_K // matrix.group, 1)
-    vectors = TILE_K // BYTES // WIDTH  # of a row's words in a tile
-    # What a tile has of each, in vectors, and what a thread brings of it.
+    vectors = TILE_K // BYTES // WIDTH  # vectors of a row's words in a tile
+    # The vectors of each array in a tile, and the number that a thread loads.
     x_size, w_size, s_size = plan.rows * vectors, TILE_K * bits // 32 * wide, groups * wide
     x_fills, w_fills, s_fills, r_fills = (ceil_div(n, threads) for n in (x_size, w_size, s_size, plan.rows))
 

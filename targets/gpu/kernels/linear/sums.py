@@ -2,20 +2,20 @@
 or end.
 
 A lane owns vectors of four neighbouring columns and reads a row of their words as one vector of 16 bytes;
-lanes side by side read whole lines. The rest of a workgroup lies along k: a lane loads all words and scales
-of a batch before it uses the first, and one barrier joins the lanes' sums in workgroup memory, where each row
-of the result is added up by lanes of its own: its owners, which finish it.
+neighbouring lanes read whole lines. The other dimension of a workgroup is along k: a lane loads all words and
+scales of a batch before it uses the first, and one barrier joins the lanes' sums in workgroup memory. Each
+row of the result is added up and finished by certain lanes, its owners.
 
-Products are those of products.py, float32, or in f16 programs, where rows are float16 already, of halves.py:
-rows of float32 are the residual stream, in which a few channels may be thousands of times as large as all
-others (docs/decisions/0003). Scale and bias stay out of the inner loop, and the norm's rstd comes at the end:
-its sum of squares is taken on the way, as in the software kernels. (Packed products of int8 are for many rows
-only, matmul_int8.py. A subgroup's sum would stand before `part` is written: another summation, so a variant
-of its own.)
+Products are made by products.py in float32, or by halves.py in f16 programs if rows are float16. Rows of
+float32 are the residual stream, in which a few channels may be thousands of times as large as all others
+(docs/decisions/0003). Scale and bias stay out of the inner loop, and the norm's rstd comes at the end: its
+sum of squares is computed on the way, as in the software kernels. (Packed int8 products are for many rows
+only, matmul_int8.py. A subgroup's sum before `part` is written would be another order of summation, so it
+would need a variant of its own.)
 
 A kernel calls, inside its thread bindings (`columns.workgroups`, `splits` lanes along k, `columns.lanes`
-along n): `memory`; `add`, which ends with the barrier; in the owners of a row `finish`. What it does to
-finished sums is its own; where it needs those of other lanes it adds a barrier.
+along n): `memory`; `add`, which ends with the barrier; and, in the owners of a row, `finish`. The kernel then
+uses the finished sums; if it needs those of other lanes, it adds a barrier.
 """
 
 # mypy: ignore-errors

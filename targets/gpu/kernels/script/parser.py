@@ -1,18 +1,19 @@
-"""The script language of our kernels, a subset of TVMScript: Python that builds the kernel when it is run.
+"""The script language of our kernels, a subset of TVMScript: Python code that builds the kernel when it runs.
 
-TVM's own parser walks the tree of a script for each kernel anew, evaluates every sub-expression by itself,
-and notes for each where it stood: three fifths of the processors' time that a build spent in GPU kernels. A
-script is one for all shapes of its kernel, so here it becomes Python code once; making a kernel of a job is
-running that code. A kernel is what TVM's parser makes of its script (tests/unit/test_gpu_script.py):
+TVM's own parser walks the tree of a script again for each kernel, evaluates every sub-expression separately,
+and notes the location of each: three fifths of the CPU time that a build spent on GPU kernels. A script
+serves all shapes of its kernel, so here it becomes Python code once, and making the kernel of a job runs that
+code. The kernel equals the one that TVM's parser makes of the script (tests/unit/test_gpu_script.py). The
+language has:
 
 - `for i in T.serial(n)`, also `T.unroll`, `T.thread_binding`; `array[i] = value`;
-- `if` by what is known when the kernel is made, or, of an expression, when it is run; so `and`, `or`, `not`,
-  `a if b else c`, comparisons;
-- `name: T.let = expression`; `name = …` of an array, a `T.int32()` or a `T.meta_var`; calls, for what they
-  write.
+- `if`, decided while the kernel is made, or, for an expression, when the kernel runs; likewise `and`, `or`,
+  `not`, `a if b else c`, comparisons;
+- `name: T.let = expression`; `name = …` for an array, a `T.int32()` or a `T.meta_var`; calls, for the
+  statements that they write.
 
-A name belongs to the loop, branch or kernel that binds it, and means one thing within. All else is a
-SyntaxError that names the line. Why: docs/decisions/0026.
+A name belongs to the loop, branch or kernel that binds it, and has one meaning there. Anything else is a
+SyntaxError that names the line. docs/decisions/0026 gives the reasons.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def _attend(job: Attend, splits: int) -> tirx.PrimFunc:
                     at = T.alloc_local((3,), "int32")
                     loaded = T.meta_var(cached.memory())
                     four = T.meta_var(local_array("four", step, "float32") if codes else None)
-                    block: T.let = bx // splits  # of query heads
+                    block: T.let = bx // splits  # block of query heads
                     head: T.let = block // per_kv  # kv head
                     split: T.let = bx % splits
                     length: T.let = positions[by] + 1
