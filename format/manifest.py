@@ -316,7 +316,7 @@ class Manifest:
     config: File | None = None
     """config.json (mlx)."""
     function: File | None = None
-    """The step as an exported function (mlx, if the build was asked for it)."""
+    """The step as an exported function (mlx, if the build was requested to write it)."""
     packs: tuple[Pack, ...] = ()
     """Bundled files of artifacts that browsers load (webgpu, wasm)."""
     license: str | None = None

@@ -51,7 +51,7 @@ def rows(m: Expr) -> Any:
 def parallel(extent: Expr, told: Expr | None = None) -> Any:
     """A loop whose turns the threads share.
 
-    The pool is told the number of turns, so that each thread gets an equal number of neighbouring turns
+    The pool gets the number of turns, so that each thread gets an equal number of neighbouring turns
     (runtime/pool.c). One turn wakes no thread; `told` replaces the number, so that 1 keeps the loop in one
     thread.
     """
