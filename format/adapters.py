@@ -1,7 +1,7 @@
-"""Which class of GPU programs suits an adapter, by what it says of itself: one table for all runtimes.
+"""The class of GPU programs that suits an adapter, from what the adapter reports: one table for all runtimes.
 
-An adapter is told apart by `vendor` (WebGPU's word for it), `kind` (of device, where the driver says) and its
-*words*: vendor, architecture, name and driver, in lower case.
+An adapter has a `vendor` (WebGPU's word for it), a `kind` of device (if the driver reports one) and *words*:
+vendor, architecture, name and driver, in lower case.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Literal, get_args
 
 DeviceClass = Literal["software", "mobile", "integrated", "discrete"]
 DEVICE_CLASSES: tuple[DeviceClass, ...] = get_args(DeviceClass)
-"""Kinds of GPUs that programs are shaped for; `software` is a processor that plays one."""
+"""Kinds of GPUs that programs are shaped for; `software` is a software GPU."""
 Kind = Literal["discrete", "integrated", "virtual", "cpu", "mobile", "other"]
-"""What a driver calls its device, or a browser the machine that it runs on ("mobile")."""
+"""Kinds of devices as drivers report them; a browser reports "mobile" for the machine that it runs on."""
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """What an adapter says of itself; empty where it does not."""
+    """The facts that an adapter reports; a string is empty if the adapter reports nothing."""
 
     vendor: str
     architecture: str
@@ -29,15 +29,15 @@ class Adapter:
 
     @property
     def words(self) -> str:
-        """All of it that is words, to look for names in."""
+        """Vendor, architecture, name and driver in lower case, to search for names."""
         return " ".join((self.vendor, self.architecture, self.name, self.driver)).lower()
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A class for adapters of one of these kinds, or vendors, or with one of these words.
+    """A class for adapters with one of these kinds, vendors or words.
 
-    Where a rule has several of the three, an adapter must meet each of them.
+    An adapter must match each of the three that is not empty.
     """
 
     device_class: DeviceClass
@@ -63,7 +63,7 @@ RULES: tuple[Rule, ...] = (
     Rule("discrete", words=("nvidia", "geforce", "radeon")),
     Rule("integrated"),
 )
-"""The first that an adapter meets counts; the last one takes whoever is unknown."""
+"""The first rule that an adapter matches counts; the last rule matches every adapter."""
 
 NEARNESS: Mapping[DeviceClass, tuple[DeviceClass, ...]] = {
     "software": ("software", "mobile", "integrated", "discrete"),
@@ -71,24 +71,28 @@ NEARNESS: Mapping[DeviceClass, tuple[DeviceClass, ...]] = {
     "integrated": ("integrated", "discrete", "mobile", "software"),
     "discrete": ("discrete", "integrated", "mobile", "software"),
 }
-"""Whose programs suit a device of a class, the best first: its own, its neighbour's, the others'."""
+"""For a device's class, the classes in the order in which their programs suit it: its own, its neighbour's,
+the others.
+"""
 
 VENDORS: Mapping[int, str] = {
     0x1002: "amd", 0x1010: "img-tec", 0x106B: "apple", 0x10DE: "nvidia", 0x13B5: "arm", 0x144D: "samsung",
     0x14E4: "broadcom", 0x1AE0: "google", 0x5143: "qualcomm", 0x8086: "intel", 0x10005: "mesa",
 }  # fmt: skip
-"""WebGPU's words for the numbers by which Vulkan names vendors (PCI's, or Khronos' own)."""
+"""WebGPU's names of vendors, by the numbers that Vulkan has for them (PCI's, or Khronos' own)."""
 
 
 def suited(device_class: DeviceClass) -> tuple[DeviceClass, ...]:
-    """The classes whose programs a device of a class may take, where there are programs of all: its own, and
-    its neighbour's, which a trial on the device tells apart. A processor that plays a GPU tries none.
+    """The classes whose programs a device of a class may run, the first choice first.
+
+    They are its own class and the neighbour's; a trial on the device chooses between them. A software GPU has
+    its own only and makes no trial.
     """
     return NEARNESS[device_class][: 1 if device_class == "software" else 2]
 
 
 def class_of(adapter: Adapter) -> DeviceClass:
-    """The class of an adapter, by RULES."""
+    """The class that the first matching rule in RULES gives to an adapter."""
     return next(rule.device_class for rule in RULES if _meets(adapter, rule))
 
 

@@ -1,4 +1,4 @@
-"""How a model marks reasoning and tool calls in what it writes, as data: docs/artifact.md, "Answers"."""
+"""The marks that a model writes around reasoning and tool calls, as data: docs/artifact.md, "Answers"."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 class Marks:
     """The strings around reasoning, such as <think> and </think>.
 
-    `after`: what stands between `end` and what follows, besides blank lines.
+    `after`: the text between `end` and the answer, besides blank lines.
     """
 
     begin: str
@@ -21,10 +21,10 @@ class Marks:
 
 @dataclass(frozen=True)
 class Named:
-    """A call that is its name and then its arguments: `before` + name + `after` + arguments.
+    """A call written as its name and then its arguments: `before` + name + `after` + arguments.
 
-    `until`: where the name's part ends when it is read, "" for `after`; what stands between them is passed
-    over.
+    `until`: the text at which a reader ends the name; "" means `after`. Text between the name and `until` is
+    skipped.
     """
 
     before: str = ""
@@ -37,9 +37,9 @@ class Spelling:
     """Arguments that are not one JSON object: between `begin` and `end`, each as `before_name` + name +
     `after_name` + value + `after_value`, with `separator` between them.
 
-    `quotes`: the marks around strings, in lists and objects too, whose keys then have none; without them
-    values are JSON. `raw`: the text up to `after_value` is the value: a string as it is, the rest as JSON.
-    `words`: how true, false and null are written.
+    `quotes`: the marks around strings, in lists and objects too, whose keys are then unquoted; empty: values
+    are JSON. `raw`: the value is the text up to `after_value`: strings as they are, other values as JSON.
+    `words`: the spellings of true, false and null.
     """
 
     begin: str
@@ -55,14 +55,14 @@ class Spelling:
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How calls are written: sections between `begin` and `end`, each with a call or a list of them.
+    """How calls are written: sections between `begin` and `end`, each with a call or a list of calls.
 
-    A call is an object of JSON with the keys `name` and `arguments`, or as `named` says; its arguments are an
-    object of JSON, or as `spelling` says. `listed`: a list in square brackets stands in a section. `end`
-    empty: a section goes on to the end of the answer, or to the next section. `also`: further marks that
-    begin a section. `bare`: how an answer begins that is one section without marks, "" where there are none
-    such. `blank`: what models put between the marks and what stands between them. `separator`: what they put
-    between sections; `repeats`: whether there can be several.
+    A call is a JSON object with the keys `name` and `arguments`, or is written as `named` says; its arguments
+    are a JSON object, or are written as `spelling` says. `listed`: a section holds a list in square brackets.
+    `end` empty: a section goes on to the next section, or to the end of the answer. `also`: other marks that
+    begin a section. `bare`: the beginning of an answer that is one section without marks; "" if there are
+    none. `blank`: the text that models put between the marks and a section's content. `separator`: the text
+    that they put between sections; `repeats`: whether an answer can have several sections.
     """
 
     begin: str = ""
@@ -88,8 +88,8 @@ class CallFormat:
 class AnswerFormat:
     """How a model marks the parts of its answers. `family`: the format's name, for people.
 
-    `text`: a mark that begins text for the user, "" where it needs none. `dropped`: marks that mean nothing
-    to a reader and are no text.
+    `text`: a mark that begins text for the user; "" if text needs none. `dropped`: marks that a reader should
+    not see and that are not text.
     """
 
     family: str = ""
@@ -100,7 +100,7 @@ class AnswerFormat:
 
 
 def strings(form: AnswerFormat) -> Iterator[str]:
-    """Every string of marks: special tokens that occur in one of them are text."""
+    """Every string in the marks of a format. Special tokens that occur in one of them are text."""
     yield from (mark for mark in (form.text, *form.dropped) if mark)
     for record in (form.reasoning, form.calls, form.calls and form.calls.named):
         yield from _strings(record)

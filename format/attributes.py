@@ -1,4 +1,4 @@
-"""What stands below a constant, as what it means: Python keeps such strings in the source alone."""
+"""The docstrings below constants: Python keeps them in the source only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from types import ModuleType
 
 
 def meanings(owner: ModuleType | type) -> dict[str, str]:
-    """The sentence below each constant of a module or a class; constants without one are left out."""
+    """The docstring below each constant of a module or a class, by name; constants without one are
+    left out.
+    """
     tree = ast.parse(textwrap.dedent(inspect.getsource(owner)))
     body = tree.body
     if isinstance(owner, type):

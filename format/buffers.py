@@ -1,5 +1,6 @@
-"""The buffers that plans name besides weights and workspace: names, dtypes, shapes. The table of
-docs/artifact.md.
+"""The buffers that plans name besides weights and workspace: names, dtypes and shapes.
+
+docs/artifact.md has the same table, generated from this one.
 """
 
 from __future__ import annotations
@@ -13,14 +14,16 @@ from nearfar.format.sampler import COLUMNS
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP, TOP_LOGPROBS, pages_for
 
 KV = "kv"
-"""Dtype of the cache's buffers: by the program's kv_dtype (nearfar.format.kv)."""
+"""Placeholder for the dtype of the cache's buffers, which the program's kv_dtype decides
+(nearfar.format.kv).
+"""
 CONTEXT = "context"
-"""The extent that stands for the positions which the runtime has room for."""
+"""Placeholder in shapes for the number of positions that the runtime has room for."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the table: `shape` in numbers, or in words that `buffers` fills in."""
+    """A line of the table. `shape` has numbers, and words that `buffers` replaces."""
 
     name: str
     dtype: str
@@ -67,49 +70,49 @@ SAMPLER_BUFFERS = (
     "logits", "sample_f32", "sample_i32", "logit_bias", "counts", "allowed",
     "sampled", "tokens", "logprob", "top_ids", "top_logprobs",
 )  # fmt: skip
-"""What the kernels of greedy, sample and logprobs can name."""
+"""The buffers that kernels of greedy, sample and logprobs can name."""
 OF_LOGITS = tuple(name for name in SAMPLER_BUFFERS if name != "tokens")
-"""What artifacts have that give logits, and no others."""
+"""The buffers that only artifacts with logits have."""
 
 
 def page_table(group: int) -> str:
-    """The page table of a group."""
+    """The name of the page table of a group."""
     return f"page_table.{group}"
 
 
 def pages(group: int) -> str:
-    """The extent that stands for the pages of a group."""
+    """The word in shapes that stands for the number of pages of a group."""
     return f"pages.{group}"
 
 
 def rope(name: str) -> str:
-    """The table of rotations called `name`."""
+    """The name of the buffer that holds a table of rotations."""
     return f"rope.{name}"
 
 
 def keys(cache: int) -> str:
-    """The keys of a cache."""
+    """The name of the buffer that holds the keys of a cache."""
     return f"kv.{cache}.k"
 
 
 def is_keys(name: str) -> bool:
-    """Whether a buffer of the cache holds keys."""
+    """Whether a cache buffer, given by its name, holds keys."""
     return name.endswith(".k")
 
 
 def values(cache: int) -> str:
-    """The values of a cache."""
+    """The name of the buffer that holds the values of a cache."""
     return f"kv.{cache}.v"
 
 
 def sized(shape: Sequence[Dim], context: int, counts: Sequence[int]) -> tuple[int, ...]:
-    """A shape in numbers, where there is room for `context` positions and by group for `counts` pages."""
+    """A shape in numbers, for `context` positions and `counts[g]` pages in group g."""
     words = {CONTEXT: context, **{pages(group): count for group, count in enumerate(counts)}}
     return tuple(words[extent] if isinstance(extent, str) else extent for extent in shape)
 
 
 def stored(buffer: Buffer, kv_dtype: str) -> tuple[str, tuple[Dim, ...]]:
-    """The dtype and shape that a buffer has in a program whose cache is of `kv_dtype`."""
+    """The dtype and shape of a buffer in a program whose cache has dtype `kv_dtype`."""
     return kv.rows_of(buffer.shape, kv_dtype) if buffer.dtype == KV else (buffer.dtype, buffer.shape)
 
 
@@ -122,9 +125,9 @@ def buffers(
     ropes: dict[str, int],
     embedding: int | None = None,
 ) -> tuple[Buffer, ...]:
-    """Every buffer of an artifact. `context`: its longest; `ropes`: head_dim by the name of a table.
+    """Every buffer of an artifact. `context`: its longest context; `ropes`: head_dim by the name of a table.
 
-    `embedding`: values of what the model gives instead of logits; then nothing is sampled.
+    `embedding`: the width of the embeddings of a model that gives no logits, so that nothing is sampled.
     """
     words: dict[Dim, int] = {
         "slots": cache.slots,
@@ -148,7 +151,9 @@ def buffers(
 def _instances(
     name: str, groups: tuple[Group, ...], caches: tuple[KvCache, ...], ropes: dict[str, int]
 ) -> Iterable[tuple[str, dict[Dim, Dim]]]:
-    """The buffers that a line stands for, with what their shape depends on."""
+    """The names of the buffers that a line of the table stands for, each with the sizes that its shape
+    depends on.
+    """
     if "<g>" in name:
         return ((name.replace("<g>", str(group)), {}) for group in range(len(groups)))
     if "<name>" in name:

@@ -1,5 +1,5 @@
-"""Whether what a manifest says adds up: facts that no type can tell, each checked once, before anything is
-allocated.
+"""Checks that a manifest agrees with itself, before anything is allocated: facts that types cannot
+express.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ DTYPE_BYTES = {
     "uint8": 1,
 }
 PLANNED = {"generate": ("step", "greedy", "sample", "logprobs"), "embed": ("step",)}
-"""The functions of a program, by the model's task."""
+"""The functions that a program must have, by the model's task."""
 
 
 def problems(manifest: Manifest) -> Iterator[str]:
-    """Everything that does not add up, each by name with its values."""
+    """Every contradiction in a manifest, each with its name and values."""
     yield from _model(manifest)
     yield from _caches(manifest)
     found_step = list(_step(manifest))
@@ -68,7 +68,7 @@ def _caches(manifest: Manifest) -> Iterator[str]:
 
 
 def _step(manifest: Manifest) -> Iterator[str]:
-    """The list must be one that can be read, and say what the caches, tables and weights say."""
+    """The step must be readable, and agree with the manifest's caches, tables and weights."""
     try:
         ops = manifest.step.operations
         params = {param.name: param for param in manifest.step.parameters}
@@ -81,12 +81,12 @@ def _step(manifest: Manifest) -> Iterator[str]:
     for op in ops:
         if found := problems_of(op, shapes):
             yield from (f"step: {op.out} {problem}" for problem in found)
-            return  # what later operations read is not known
+            return  # the width of later operations' inputs is not known
         shapes.widths[op.out] = op.out_width(shapes)
 
 
 def _stream(manifest: Manifest) -> Iterator[str]:
-    """The shards must hold exactly the stream that the tensors lie in, side by side."""
+    """The shards must hold exactly the weight stream, and the tensors must follow one another in it."""
     weights = manifest.weights
     held = sum(shard.bytes for shard in weights.shards)
     if held != weights.bytes:
@@ -118,7 +118,7 @@ def _tensors(tensors: Sequence[Tensor], total: int) -> Iterator[str]:
 
 
 def _ropes(manifest: Manifest) -> Iterator[str]:
-    """The frequencies of each table are a tensor, half as many as a head of a cache is long."""
+    """The frequencies of each table must be in a tensor, half as long as a head of a cache."""
     halves = sorted({cache.head_dim // 2 for cache in manifest.caches})
     tensors = {tensor.name: tensor for tensor in manifest.weights.tensors}
     named = [(name, each) for name, rope in manifest.ropes.items() for each in rope.all_frequencies()]
@@ -134,7 +134,7 @@ def _ropes(manifest: Manifest) -> Iterator[str]:
 
 
 def _buffers(manifest: Manifest) -> Iterator[str]:
-    """A buffer that a runtime does not know it could not fill, one of another shape it would fill wrongly."""
+    """Every buffer must be one that a runtime knows, with the shape that the runtime fills."""
     tensors = {tensor.name: math.prod(tensor.shape) for tensor in manifest.weights.tensors}
     counts = {
         name: tensors.get(rope.inv_freq, 0) if isinstance(rope.inv_freq, str) else len(rope.inv_freq)
@@ -187,7 +187,7 @@ def _safetensors(manifest: Manifest) -> Iterator[str]:
 
 
 def _files(manifest: Manifest) -> Iterator[str]:
-    """Programs may share a file, and then they say the same of it."""
+    """Programs that share a file must state the same hash of it."""
     hashes: dict[str, str | None] = {}
     for program in manifest.programs:
         for name, kernel in program.kernels.items():
@@ -206,12 +206,12 @@ def _program(manifest: Manifest, program: Program) -> Iterator[str]:
 
 
 def _fits(program: Program, kernel: Kernel) -> bool:
-    """A function of the library with its parameters, or a shader of its own."""
+    """Whether a kernel is a function of the program's library with parameters, or a shader file."""
     return bool(kernel.params) if program.library is not None else kernel.file is not None
 
 
 def _buckets(manifest: Manifest, name: str, buckets: Sequence[Function]) -> Iterator[str]:
-    """Ascending sizes with the rows that they have, within the buffers."""
+    """The buckets of a function must ascend, and their rows must fit the buffers."""
     found = [bucket.size for bucket in buckets]
     if not found or found != sorted(set(found)):
         yield f"{name} should have buckets of ascending size, it has {found}"

@@ -11,7 +11,7 @@ from nearfar.step.model import field_types
 
 
 def plain(value: Any) -> Any:
-    """Records as JSON; fields that have their default are left out."""
+    """Convert records to JSON; fields that have their default are left out."""
     if dataclasses.is_dataclass(value):
         given = ((f.name, getattr(value, f.name), f.default) for f in dataclasses.fields(value))
         return {
@@ -25,7 +25,7 @@ def plain(value: Any) -> Any:
 
 
 def record(kind: Any, value: Any) -> Any:
-    """Turn checked JSON into the annotated type: records, tuples, dictionaries, optional values."""
+    """Convert checked JSON to the annotated type: records, tuples, dictionaries, optional values."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
         hints = field_types(typing.cast(type, kind))

@@ -1,7 +1,7 @@
-"""Figures of GPU kernels, as a build writes them beside a program and `nearfar inspect --kernels` reads them.
+"""Figures of GPU kernels: a build writes them beside a program, and `nearfar inspect --kernels` reads them.
 
-They say what a launch runs, loads, waits for and holds; they are computed from the kernels
-(nearfar.targets.gpu.figures), so they need no GPU. No runtime reads them.
+They say how much a launch runs, loads, waits and holds; nearfar.targets.gpu.figures computes them from the
+kernels, without a GPU. No runtime reads them.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from nearfar import strict_json
 from nearfar.errors import ArtifactError
 
 DIGITS = 6
-"""After the point, of what is no whole number."""
+"""Digits after the decimal point of figures that are not integers."""
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What one launch of a kernel does. None: the figure means nothing for this kernel.
+    """The figures of one launch of a kernel. None: the figure means nothing for this kernel.
 
-    What a kernel is there to read is *streamed*: the parts of its matrix (parameters w0, w1, …); without one
-    the cache's keys and values; without those all its inputs. A *stretch* is what a thread does between two
-    waits, a wait being a barrier, or the beginning, the end or the next turn of a loop: within it a compiler
-    can issue all loads before their first use.
+    The data that a kernel mainly reads is *streamed*: the parts of its matrix (parameters w0, w1, …); for a
+    kernel without a matrix the cache's keys and values; otherwise all inputs. A *stretch* is a thread's work
+    between two waits: a wait is a barrier, or the beginning, the end or the next turn of a loop. Within a
+    stretch a compiler can issue all loads before their first use.
     """
 
     workgroups: int
@@ -34,45 +34,49 @@ class Figures:
     threads: int
     """Threads of the launch."""
     bytes_in_flight: int
-    """Streamed bytes, of all threads of the launch together, that the stretch loads which loads most."""
+    """Streamed bytes that all threads of the launch load in the stretch with the most loads."""
     loads_ahead: int
-    """Loads of these in that stretch, by one thread."""
+    """Streamed loads of one thread in that stretch."""
     line_use: float
-    """The share used of the 128-byte lines that 32 threads side by side touch in a load."""
+    """The used share of the 128-byte lines that 32 neighbouring threads touch in a load."""
     loads_per_byte: float
-    """Loads for a streamed byte: 1/16 where each brings four words."""
+    """Loads for each streamed byte: 1/16 if each load brings four words."""
     weight_reads: float | None
-    """How often the launch fetches a byte of the matrix. What threads of a workgroup load together is fetched
-    once.
+    """How often the launch fetches a byte of the matrix. Bytes that threads of a workgroup load together are
+    fetched once.
     """
     cache_reads: float | None
-    """How often the launch fetches a byte of the cache that lies before one of its rows, for each row."""
+    """How often the launch fetches a byte of the cache for each row; only positions before one of the
+    launch's rows count.
+    """
     x_loads: float | None
-    """Loads of x for a load of the matrix."""
+    """Loads of x for each load of the matrix."""
     bytes_written: int
     barriers: int
     barriers_per_k: float | None
-    """Barriers for an input of the matrix."""
+    """Barriers for each input of the matrix."""
     serial_steps: int
-    """Stretches with loads of what is streamed that a thread does one after another."""
+    """Stretches with streamed loads that a thread runs one after another."""
     operations_per_weight: float | None
-    """Arithmetic on data (not on addresses) for a weight and row; two float16 of a vector cost one."""
+    """Arithmetic operations on data (not on addresses) for each weight and row; two float16 of a vector count
+    as one.
+    """
     flop_per_byte: float | None
-    """A matrix's arithmetic (2·m·n·k) for each fetched byte of x and of the matrix."""
+    """The matrix's arithmetic (2·m·n·k) for each fetched byte of x and of the matrix."""
     idle: float
-    """Share of the streamed bytes that could be loaded, did all threads as much as the busiest, and are not,
-    or are what a neighbour loads too.
+    """The wasted share of the streamed bytes that could be loaded if all threads loaded as much as the
+    busiest: bytes that are not loaded, or that a neighbour loads too.
     """
     registers: int
-    """Registers of 4 bytes, by liveness of a thread's variables (registers.py)."""
+    """Registers of 4 bytes, estimated from the liveness of a thread's variables (registers.py)."""
     shared_bytes: int
     storage_buffers: int
     largest_binding: int
-    """Bytes of the largest parameter of a fixed size."""
+    """Bytes of the largest parameter with a fixed size."""
 
 
 def text(figures: Mapping[str, Figures]) -> str:
-    """The file: a record for each kernel, by its name."""
+    """The text of a figures file: a record for each kernel, by its name."""
     records = {
         kernel: {
             name: round(value, DIGITS) if isinstance(value, float) else value
@@ -84,7 +88,7 @@ def text(figures: Mapping[str, Figures]) -> str:
 
 
 def parse(content: str, where: str) -> dict[str, Figures]:
-    """Read the file; ArtifactError where it is not one."""
+    """Read the text of a figures file; ArtifactError if it is not one. `where` names the file in messages."""
     names = {field.name for field in dataclasses.fields(Figures)}
     try:
         data: Any = strict_json.loads(content)

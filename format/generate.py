@@ -18,7 +18,7 @@ COMMAND = "python -m nearfar.format.generate"
 
 
 def generated(root: Path) -> dict[Path, str]:
-    """Every file that holds something generated, as it should be."""
+    """The right content of every file with generated parts, by its path."""
     page = root / "docs" / "artifact.md"
     return {
         root / "web" / "src" / "format" / "constants.ts": typescript.module(COMMAND),
@@ -28,7 +28,7 @@ def generated(root: Path) -> dict[Path, str]:
 
 
 def stale(root: Path) -> list[str]:
-    """Files that are not as they should be, by their paths in the repository."""
+    """The files whose content is out of date, as paths in the repository."""
     return [
         path.relative_to(root).as_posix()
         for path, text in generated(root).items()
@@ -37,7 +37,7 @@ def stale(root: Path) -> list[str]:
 
 
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
-    """Write or check; the exit status."""
+    """Write the generated files, or with --check compare them; returns the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

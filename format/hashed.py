@@ -1,4 +1,4 @@
-"""Files of an artifact as a build writes them: one after another, hashed as they are written."""
+"""Writes an artifact's files one after another, and hashes each while it is written."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from nearfar.room import disk_error
 
 
 class HashedFiles:
-    """Writes files below a folder; at most one is open. `files`: the records of those that are whole;
-    `name`: of the last that was begun, relative to the folder.
+    """Writes files below a folder; at most one is open at a time.
 
+    `files`: records of the complete files. `name`: the path of the last file begun, relative to the folder.
     Use it as a context manager: an exception closes the open file.
     """
 
@@ -29,11 +29,11 @@ class HashedFiles:
 
     @property
     def is_open(self) -> bool:
-        """Whether a file was begun that is not whole."""
+        """Whether a file has been begun and not ended."""
         return self._file is not None
 
     def begin(self, name: str) -> None:
-        """Open a file by its path in the artifact. BuildError where the disk refuses it."""
+        """Open a file by its path in the artifact; BuildError if the disk refuses it."""
         path = self.root / name
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,8 +43,9 @@ class HashedFiles:
         self.name, self._written, self._digest = name, 0, hashlib.sha256()
 
     def put(self, data: bytes | memoryview[Any], what: str, left: int) -> None:
-        """Append bytes to the open file. BuildError, with what was written and how many bytes of it are left,
-        where the disk refuses them.
+        """Append bytes to the open file; BuildError if the disk refuses them.
+
+        `what` names the data in the error, `left` is the number of bytes still to be written.
         """
         assert self._file is not None
         try:
@@ -55,7 +56,7 @@ class HashedFiles:
         self._written += memoryview(data).nbytes
 
     def end(self) -> None:
-        """Close the open file, on disk for good, and record it."""
+        """Close the open file, if there is one, after flushing it to disk, and add its record."""
         if self._file is None:
             return
         try:

@@ -1,4 +1,4 @@
-"""The keywords of JSON schemas that answers keep to: one table for the grammars of Python and of browsers."""
+"""The JSON Schema keywords that answers must follow: one table for the grammars of Python and of browsers."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ ANNOTATIONS = (
     "externalDocs",
     "xml",
 )
-"""Keywords that forbid nothing, or (nullable) only allow more than is written."""
+"""Keywords that forbid nothing, or (nullable) only allow more than the schema says."""
 STRUCTURE = ("type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref", "$defs", "definitions")
-"""Keywords that speak of every type."""
+"""Keywords that apply to every type."""
 DEFINITIONS = ("$defs", "definitions")
-"""Keywords that name schemas for other schemas to refer to."""
+"""Keywords whose value names schemas that other schemas can reference."""
 OF_TYPE: dict[str, tuple[str, ...]] = {
     "string": ("minLength", "maxLength", "pattern", "format"),
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"),
@@ -49,12 +49,14 @@ OF_TYPE: dict[str, tuple[str, ...]] = {
         "unevaluatedItems",
     ),
 }
-"""Keywords that are kept to, by the type that they speak of. All others but ANNOTATIONS and STRUCTURE are
-not.
+"""Enforced keywords, by the type that they apply to. Unknown ones (neither here nor in STRUCTURE or
+ANNOTATIONS) are rejected in strict schemas, and ignored in others.
 """
 TYPES = ("string", "number", "integer", "object", "array", "boolean", "null")
-"""What `type` can say."""
+"""The values that `type` can have."""
 MOST_COMPARED = 20_000
-"""Pairs of schemas: their number grows with the square of a oneOf, and again with every level below."""
+"""The most pairs of schemas to compare: their number grows with the square of a oneOf, and again with every
+level below.
+"""
 MOST_STEPS = 64
-"""The most steps of a reference through other references."""
+"""The most steps from a reference through further references."""

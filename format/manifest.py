@@ -20,7 +20,7 @@ from nearfar.step.params import Param as StepParam
 FORMAT = "nearfar-artifact"
 VERSION = 3
 LISTING = "nearfar-targets"
-"""The format of what a server may answer for the manifest.json that a folder of several targets lacks."""
+"""The `format` of a listing that a server may send if a folder of several targets has no manifest.json."""
 
 Dim = int | str
 """A dimension: a number, or "pages.<group>" or "context", which the runtime chooses."""
@@ -28,8 +28,8 @@ Dim = int | str
 
 @dataclass(frozen=True)
 class Model:
-    """What a runtime needs to know of the model, and its special tokens. What it computes stands in
-    `step`.
+    """The facts about a model that a runtime needs, and its special tokens. `step` says what the model
+    computes.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Model:
     bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     task: Literal["generate", "embed"] = "generate"
-    """Whether a step ends in logits or in embeddings."""
+    """The result of a step: "generate" for logits, "embed" for embeddings."""
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class Cache:
 
 @dataclass(frozen=True)
 class Group:
-    """Caches whose layers look equally far back; each group has pages and a page table of its own.
+    """Caches of layers that look equally far back. Each group has pages and a page table of its own.
 
-    `window`: positions that they attend to, the row's own included; None: all.
+    `window`: positions that the layers attend to, the row's own included; None: all.
     """
 
     window: int | None = None
@@ -62,7 +62,7 @@ class Group:
 
 @dataclass(frozen=True)
 class KvCache:
-    """The paged keys and values of a layer, and of those that read them too."""
+    """The paged keys and values of a layer, which other layers may read too."""
 
     kv_heads: int
     head_dim: int
@@ -71,7 +71,7 @@ class KvCache:
 
 @dataclass(frozen=True)
 class ShortRope:
-    """LongRoPE: the frequencies of engines whose context is at most `context`, instead of the others."""
+    """LongRoPE's short set: the frequencies of engines whose context is at most `context`."""
 
     inv_freq: str | tuple[float, ...]
     context: int
@@ -82,8 +82,8 @@ class Rope:
     """How the runtime makes a buffer `rope.<name>`: frequencies (mlx) or the tensor that holds them, and a
     factor.
 
-    Pair i turns by position · inv_freq[i], cosine and sine times `scale`; where inv_freq is 0 it is not
-    turned, nor scaled.
+    Pair i turns by position · inv_freq[i]; cosine and sine are multiplied by `scale`. A pair with inv_freq 0
+    is neither turned nor scaled.
     """
 
     inv_freq: str | tuple[float, ...]
@@ -95,7 +95,7 @@ class Rope:
         return self.short.inv_freq if self.short and context <= self.short.context else self.inv_freq
 
     def all_frequencies(self) -> tuple[str | tuple[float, ...], ...]:
-        """The frequencies of every engine, long and short contexts."""
+        """The frequencies of all engines, with long and short contexts."""
         return (self.inv_freq, *([self.short.inv_freq] if self.short else []))
 
 
@@ -108,24 +108,24 @@ class StepRecords:
 
     @functools.cached_property
     def operations(self) -> tuple[Op, ...]:
-        """`ops` read; ValueError where one is not known, which `parse` has ruled out."""
+        """The operations in `ops`; ValueError for an unknown one, which `parse` has ruled out."""
         return tuple(map(op_of, self.ops))
 
     @functools.cached_property
     def embedding(self) -> int | None:
-        """Values of the embeddings that the step gives; None: it gives logits."""
+        """The width of the embeddings that the step gives; None if it gives logits."""
         end = self.operations[-1] if self.operations else None
         return end.width if isinstance(end, Embedding) else None
 
     @functools.cached_property
     def parameters(self) -> tuple[StepParam, ...]:
-        """`params` read, in the same way."""
+        """The parameters in `params`; ValueError for an invalid one, which `parse` has ruled out."""
         return tuple(map(param_of, self.params))
 
 
 Carriage = Literal["exact", "codes exact, offsets rounded", "requantized"]
 CARRIED: tuple[Carriage, ...] = typing.get_args(Carriage)
-"""What can become of a matrix that is quantized in the checkpoint, the best first."""
+"""Ways of carrying a matrix over from a quantized checkpoint, the best first."""
 
 
 @dataclass(frozen=True)
@@ -133,9 +133,9 @@ class StoredMatrix:
     """How a matrix [n, k] is stored: `bits` with a scale and a bias for `group_size` inputs, or 16 or 32 for
     floats.
 
-    `reason`: why it was not quantized, where that was asked for. `carried`: what became of it where the
-    checkpoint is quantized; `step`: by how much of a step (the distance of two codes) a weight then differs
-    at most from what the checkpoint says, where its codes are those of the checkpoint.
+    `reason`: why a matrix that should be quantized was not. `carried`: how it was carried over from a
+    quantized checkpoint. `step`: for the checkpoint's own codes, the largest difference between a weight and
+    the checkpoint's value, as a share of the distance between two codes.
     """
 
     name: str
@@ -150,7 +150,9 @@ class StoredMatrix:
 
 @dataclass(frozen=True)
 class Quantization:
-    """What was done to the weights: in short, how, and matrix by matrix (they need not be alike)."""
+    """How the weights were quantized: a summary, the method, and the facts of each matrix, which
+    can differ.
+    """
 
     scheme: str
     method: str = "none"
@@ -159,7 +161,7 @@ class Quantization:
 
 @dataclass(frozen=True)
 class File:
-    """A file of the artifact, with what it must contain."""
+    """A file of the artifact, with its size and SHA-256."""
 
     file: str
     bytes: int
@@ -185,7 +187,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Weights:
-    """The weight stream, cut into shards; or safetensors files, whose own headers describe the tensors; or
+    """The weights: a stream cut into shards; or safetensors files, whose headers describe the tensors; or
     data of an ONNX graph, which describes them.
     """
 
@@ -207,8 +209,9 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Requires:
-    """What a device must have to run a program; `arch` and `system`: the processor's architecture and the
-    operating system that its library is for (cpu).
+    """The features and limits that a device must have to run a program.
+
+    `arch` and `system`: the processor's architecture and the operating system of the program's library (cpu).
     """
 
     features: tuple[str, ...]
@@ -241,8 +244,8 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Function:
-    """One bucket of a function: `size` rows in, `rows` rows of logits. Without a plan on mlx, which builds
-    graphs.
+    """One bucket of a function: `size` rows in, `rows` rows of logits. On mlx, which builds graphs, it has no
+    plan.
     """
 
     size: int
@@ -253,8 +256,10 @@ class Function:
 
 @dataclass(frozen=True)
 class Program:
-    """Kernels and plans. `activations`: dtype of what passes between kernels, but for the residual stream
-    (float32). `device_class`: the kind of GPU that its kernels are shaped for; None on other devices.
+    """Kernels and plans. `activations`: dtype of the values between kernels, except the residual stream,
+    which is float32.
+
+    `device_class`: the kind of GPU that the kernels are shaped for; None on other devices.
     """
 
     name: str
@@ -267,12 +272,14 @@ class Program:
     library: str | None = None
     library_sha256: str | None = None
     figures: File | None = None
-    """What the kernels of a program of shaders do (format/figures.py), for people; no runtime reads it."""
+    """Figures of the kernels of a program of shaders (format/figures.py), for people; no runtime
+    reads them.
+    """
     device_class: DeviceClass | None = None
 
     @property
     def precision(self) -> Literal["f16", "f32"]:
-        """What it computes in, as options name it."""
+        """The precision of the program as options name it: f16 or f32."""
         return "f16" if self.activations == "float16" else "f32"
 
 
@@ -283,14 +290,14 @@ class TokenizerFiles:
 
 @dataclass(frozen=True)
 class Pack(File):
-    """Small files of the artifact once more, in one (format/packs.py): of `program`, or of the tokenizer."""
+    """A bundle file: several small files of `program`, or of the tokenizer, in one (format/packs.py)."""
 
     program: str | None = None
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """Everything in manifest.json."""
+    """The content of manifest.json."""
 
     format: str
     version: int
@@ -309,12 +316,12 @@ class Manifest:
     config: File | None = None
     """config.json (mlx)."""
     function: File | None = None
-    """The step as an exported function (mlx, where it was asked for)."""
+    """The step as an exported function (mlx, if the build was requested to write it)."""
     packs: tuple[Pack, ...] = ()
     """Bundled files of artifacts that browsers load (webgpu, wasm)."""
     license: str | None = None
     answers: AnswerFormat | None = None
-    """How the model marks reasoning and calls of tools, where it has a chat template."""
+    """How the model marks reasoning and tool calls, if it has a chat template."""
     sampling: SamplingDefaults = NOTHING
-    """What a request that does not say how tokens are drawn gets."""
+    """Sampling parameters for requests that state none."""
     provenance: dict[str, Any] = field(default_factory=dict)

@@ -1,4 +1,6 @@
-"""manifest.json: read and checked as a whole (format/manifest.schema.json, consistency.py), and written."""
+"""Reads and checks a manifest.json as a whole (format/manifest.schema.json, consistency.py), and
+writes it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from nearfar.format.conversion import plain, record
 from nearfar.format.manifest import FORMAT, VERSION, Manifest
 from nearfar.format.seal import FIELD, is_sealed
 
-LARGEST = 1e300  # of a number: what JSON can write and float64 cannot hold is refused
+LARGEST = 1e300  # the largest number: JSON can write numbers that float64 cannot hold
 
 
 def document(manifest: Manifest) -> dict[str, Any]:
@@ -34,7 +36,7 @@ def schema() -> dict[str, Any]:
 
 @functools.cache
 def _validator() -> Any:
-    """For JSON as Python reads it: 16.0 is no integer, and a number is one that float64 holds."""
+    """A validator for JSON as Python reads it: 16.0 is not an integer, and a number must fit float64."""
     base = jsonschema.Draft202012Validator
     types = base.TYPE_CHECKER.redefine(
         "integer", lambda _, value: type(value) is int and abs(value) <= LARGEST
@@ -44,9 +46,7 @@ def _validator() -> Any:
 
 
 def read(text: str, where: str) -> tuple[Manifest, dict[str, Any]]:
-    """The manifest in a file's text, as records and as JSON; ArtifactError where it is not as a build
-    wrote it.
-    """
+    """Read a manifest's text as records and as JSON; ArtifactError if it is not as a build wrote it."""
     try:
         data = strict_json.loads(text)
     except ValueError as error:
@@ -61,7 +61,9 @@ def read(text: str, where: str) -> tuple[Manifest, dict[str, Any]]:
 
 
 def parse(data: object, where: str) -> Manifest:
-    """Check a manifest and turn it into records; `where` names it in messages."""
+    """Check a manifest's JSON and convert it to records; ArtifactError lists all problems. `where` names it
+    in messages.
+    """
     document = _check_version(data, where)
     errors = sorted(_validator().iter_errors(document), key=lambda e: e.json_path)
     found = [f"{e.json_path}: {e.message[:200]}" for e in errors]

@@ -1,8 +1,8 @@
-"""Packs: the small files of an artifact once more, many in one, for who reads it over a network.
+"""Packs (bundle files): many small files of an artifact in one, for readers over a network.
 
-A pack is zlib's format (RFC 1950) over a line of JSON, `[[file, bytes], …]`, and those files' bytes, one
-after another. There is one of the tokenizer, and one of each program: a device downloads what it runs. They
-are compressed here because hosts do so only with the kinds of files that they know.
+A pack is compressed by zlib (RFC 1950): a line of JSON, `[[file, bytes], …]`, and those files' bytes, one
+after another. The tokenizer has one pack and each program has one, so that a device downloads only what it
+runs. Packs are compressed because hosts compress only the kinds of files that they know.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def packed(files: Mapping[str, bytes]) -> bytes:
 
 
 def unpacked(pack: bytes, name: str) -> dict[str, bytes]:
-    """The files in a pack; ArtifactError where it is none. `name` is for messages."""
+    """The files in a pack, by path; ArtifactError if it is not a pack. `name` names it in messages."""
     try:
         index, _, content = zlib.decompress(pack).partition(b"\n")
         sizes = [(str(file), int(size)) for file, size in strict_json.loads(index.decode())]
@@ -37,7 +37,7 @@ def unpacked(pack: bytes, name: str) -> dict[str, bytes]:
 
 
 def files_of(program: Program) -> Iterator[str]:
-    """What the pack of a program holds: its kernels, library and plans, each once."""
+    """The files in a program's pack: its kernels, library and plans, each once."""
     found = [kernel.file for kernel in program.kernels.values()]
     found += [program.library]
     found += [function.plan for buckets in program.functions.values() for function in buckets]
@@ -45,7 +45,7 @@ def files_of(program: Program) -> Iterator[str]:
 
 
 def problems(manifest: Manifest) -> Iterator[str]:
-    """What does not add up about the packs of a manifest."""
+    """The contradictions between a manifest and its packs."""
     names = [pack.program for pack in manifest.packs]
     there = {program.name for program in manifest.programs}
     for name in names:

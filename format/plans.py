@@ -1,4 +1,4 @@
-"""Plans: straight lines of kernel launches, read and checked against the manifest that lists them."""
+"""Plans: linear sequences of kernel launches, read and checked against the manifest that lists them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class Plan:
-    """A straight line of kernel launches."""
+    """A linear sequence of kernel launches."""
 
     function: str
     size: int
@@ -33,7 +33,7 @@ class Plan:
 def parse_plan(text: str, name: str, bucket: Function, program: Program, manifest: Manifest) -> Plan:
     """Read the plan of one bucket of function `name`.
 
-    ArtifactError where it is not that, or launches what there is not.
+    ArtifactError if the text is not that plan, or names kernels or arguments that do not exist.
     """
     try:
         data = strict_json.loads(text)
@@ -57,7 +57,7 @@ def parse_plan(text: str, name: str, bucket: Function, program: Program, manifes
 
 
 def _arguments(program: Program, manifest: Manifest) -> set[str]:
-    """Everything that a launch can name."""
+    """Everything that an argument of a launch can name."""
     return {
         *(f"weight:{tensor.name}" for tensor in manifest.weights.tensors),
         *(f"buffer:{buffer.name}" for buffer in manifest.buffers),

@@ -1,4 +1,4 @@
-"""Which of the features that manifests name (machines.py) this processor has."""
+"""Finds the processor features of this machine, among those that manifests name (machines.py)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WINDOWS_NUMBERS: dict[str, dict[int, tuple[str, ...]]] = {
     "x86_64": {38: KNOWN["x86_64"][:1], 39: ("avx",), 40: KNOWN["x86_64"][2:6], 41: ("avx512f",)},
     "aarch64": {19: ("neon",), 43: ("dotprod",), 46: ("sve",), 66: ("i8mm",), 67: ("fullfp16",)},
 }
-"""What Windows calls features (PF_… of its winnt.h), and what each of them says.
+"""The numbers that Windows has for features (PF_… of its winnt.h), and the features that each implies.
 
 It has no number for FMA and F16C, and one for BMI2 lately: every processor with AVX2 has them. Nor has it
 one for VNNI or for the other parts of AVX-512, and not every processor with its foundation has those. A wrong
@@ -29,17 +29,17 @@ guess would end the process, so on Windows the program for AVX2 runs there.
 
 @functools.cache
 def cpu_flags() -> frozenset[str]:
-    """The features of KNOWN that this CPU and this system offer; empty where they cannot be told."""
+    """The features in KNOWN that this CPU and operating system offer; empty if they cannot be found out."""
     return flags_of(system(), architecture())
 
 
 def offered() -> frozenset[str]:
-    """What code for this machine may use: its features, or where they cannot be told those of ASSUMED."""
+    """The features that code for this machine may use: those found, or else those of ASSUMED."""
     return cpu_flags() or frozenset(ASSUMED.get(architecture(), ()))
 
 
 def _present(number: int) -> bool:
-    """What Windows says of a feature; OSError elsewhere."""
+    """Whether Windows reports a feature; OSError on other systems."""
     if sys.platform != "win32":
         raise OSError("only Windows can be asked")
     return bool(ctypes.WinDLL("kernel32").IsProcessorFeaturePresent(number))
@@ -51,10 +51,9 @@ def flags_of(
     cpuinfo: Path = Path("/proc/cpuinfo"),
     present: Callable[[int], bool] = _present,
 ) -> frozenset[str]:
-    """The processor's features by the name of a system: none where the system cannot be asked, or asking
-    fails.
+    """The processor's features, by the name of its operating system; empty if the system cannot report them.
 
-    `present`: whether Windows says that a feature is there.
+    `present`: whether Windows reports a feature, given its number.
     """
     try:
         if on in ("linux", "android"):
@@ -99,6 +98,6 @@ def _darwin_flags() -> set[str]:
 
 
 def _windows_flags(arch: str, present: Callable[[int], bool]) -> set[str]:
-    """A Windows before 10 2004 says no to all: none. Where it tells SSE4.2 (or Neon), it tells the others."""
+    """The features that Windows reports. Before Windows 10 2004 it reports none of these."""
     numbers = _WINDOWS_NUMBERS.get(arch, {})
     return {name for number, names in numbers.items() if present(number) for name in names}

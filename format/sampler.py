@@ -1,5 +1,5 @@
-"""Columns of the sampler's parameters: `sample_f32` float32 [16, 8] and `sample_i32` int32 [16, 8], a row
-a request.
+"""Columns of the sampler's parameters: `sample_f32` float32 [16, 8] and `sample_i32` int32 [16, 8], a row for
+each request.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ COLUMNS = 8
 
 
 class SampleF32(IntEnum):
-    """Columns of `sample_f32`. What is not named is 0."""
+    """Columns of `sample_f32`. Columns without a name are 0."""
 
     TEMPERATURE = 0
     """0: the argmax."""
@@ -27,7 +27,7 @@ class SampleF32(IntEnum):
 
 
 class SampleI32(IntEnum):
-    """Columns of `sample_i32`. What is not named is 0."""
+    """Columns of `sample_i32`. Columns without a name are 0."""
 
     SLOT = 0
     """The slot of its sequence; −1: the row is not used, nothing is written."""
@@ -44,12 +44,12 @@ class SampleI32(IntEnum):
 
 
 PROMPT_FLAG = 1 << 24
-"""Bit of `counts` that marks a token of the prompt; the bits below count it in the answer."""
+"""The bit of `counts` that marks tokens of the prompt; the bits below count the token in the answer."""
 
 COLDEST = 1e-6
-"""The least temperature but 0: what is less counts as this."""
+"""The lowest temperature above 0: lower ones count as this one."""
 
 BOUND = 2.0**120
-"""What a logit divided by its temperature is at most, and at least with a minus: differences of two, and some
-times that, are numbers of float32, too.
+"""The largest absolute value of a logit divided by its temperature, so that differences of two, and small
+multiples of them, fit float32.
 """

@@ -1,4 +1,4 @@
-"""How a model wants its tokens drawn where a request does not say."""
+"""The sampling parameters that a model wants if a request states none."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True)
 class SamplingDefaults:
-    """What the manifest's `sampling` says; None: nothing. Names, ranges and meanings are those of
-    SamplingParams.
+    """The content of the manifest's `sampling`; None: it states nothing. Names, ranges and meanings are those
+    of SamplingParams.
     """
 
     temperature: float | None = None
@@ -19,7 +19,7 @@ class SamplingDefaults:
 
     @property
     def given(self) -> dict[str, float]:
-        """What it says, by parameter."""
+        """The parameters that are stated, by name."""
         values = {name: getattr(self, name) for name in NAMES}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -33,7 +33,8 @@ class SamplingDefaults:
 NAMES = tuple(field.name for field in fields(SamplingDefaults))
 NOTHING = SamplingDefaults()
 UNSAID = SamplingDefaults(temperature=0.8, top_p=0.95, top_k=40, min_p=0.05)
-"""What a model gets whose checkpoint says nothing of sampling at all: llama.cpp's defaults. OpenAI's, which
-draw from the whole vocabulary at temperature 1, suit large models: SmolLM2-135M's files say nothing, and its
-answers were word salad after a sentence.
+"""Sampling parameters of a model whose checkpoint states none: llama.cpp's defaults.
+
+OpenAI's draw from the whole vocabulary at temperature 1, which suits large models. SmolLM2-135M's files state
+none, and with OpenAI's defaults its answers were word salad after a sentence.
 """

@@ -1,8 +1,8 @@
 """The manifest's own digest: `manifest_sha256` is the SHA-256 of the file with the digest's digits replaced
 by zeros.
 
-It needs no canonical JSON: a reader hashes the bytes it got, in any language. So what the manifest says (and
-by its hashes every other file) is what the build wrote.
+It needs no canonical JSON: a reader, in any language, hashes the bytes that it got. A matching digest shows
+that the manifest, and through its hashes every other file, is as the build wrote it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def seal(document: Mapping[str, Any]) -> str:
 
 
 def is_sealed(text: str, stated: object) -> bool:
-    """Whether `stated`, the value of FIELD in `text`, is the text's digest."""
+    """Whether `stated`, the value of FIELD in `text`, is the digest of `text`."""
     if not isinstance(stated, str) or not re.fullmatch("[0-9a-f]{64}", stated) or text.count(stated) != 1:
         return False
     return hashlib.sha256(text.replace(stated, BLANK).encode()).hexdigest() == stated

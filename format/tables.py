@@ -1,4 +1,4 @@
-"""The tables of docs/artifact.md that say what the format's records say: each stands between markers of
+"""The tables of docs/artifact.md that are generated from the format's records; each is between markers with
 its name.
 """
 
@@ -16,7 +16,9 @@ MARKED = re.compile(r"(<!-- generated: (.*?) -->\n).*?(<!-- end -->)", re.DOTALL
 
 
 def filled(text: str) -> str:
-    """A page with the tables between its markers as they should be."""
+    """A page with current tables between its markers; NearfarError if its markers are not those of TABLES, in
+    order.
+    """
     found = [name for _, name, _ in MARKED.findall(text)]
     if found != list(TABLES):
         raise NearfarError(
@@ -51,7 +53,7 @@ def _shown(value: object) -> str:
 
 
 def snake(name: str) -> str:
-    """SampleF32 as sample_f32."""
+    """A name in snake case: SampleF32 as sample_f32."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower()
 
 
@@ -61,4 +63,4 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "columns of sample_i32": lambda: _columns(sampler.SampleI32),
     "sizes": _sizes,
 }
-"""By the name in the markers, in the order of the page."""
+"""The functions that write the tables, by the names in the markers, in the order of the page."""

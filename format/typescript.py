@@ -1,4 +1,4 @@
-"""The format's facts as TypeScript, so that the browser's runtime spells none of them a second time."""
+"""The format's facts as TypeScript, so that the browser's runtime does not repeat them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ WIDTH = 110
 
 
 def module(command: str) -> str:
-    """The whole of web/src/format/constants.ts; `command` writes it."""
+    """The content of web/src/format/constants.ts; `command` is the command that writes it."""
     head = f"// Written by `{command}` from nearfar.format: change it there.\n"
     return "\n".join([head, *_constants(), *_buffers(), interfaces(manifest.Manifest, plans.Plan)])
 
 
 def keyword_module(command: str) -> str:
-    """The whole of web/src/grammar/keywords.ts, likewise."""
+    """The content of web/src/grammar/keywords.ts; `command` is the command that writes it."""
     head = f"// Written by `{command}` from nearfar.format.keywords: change it there.\n"
     told = meanings(keywords)
     return "\n".join([head, *(_constant(name, getattr(keywords, name), told[name]) for name in told)])
@@ -79,8 +79,8 @@ def _buffers() -> Iterator[str]:
 
 
 def _name_type(name: str) -> str:
-    """A name as a type: where it holds a group or a cache, any number stands there, where a rope's name,
-    any string.
+    """A buffer's name as a TypeScript type: any number in place of a group or cache, any string in place of a
+    rope's name.
     """
     pattern = re.sub("<(g|c)>", "${number}", name).replace("<name>", "${string}")
     return f'"{name}"' if pattern == name else f"`{pattern}`"
@@ -92,7 +92,7 @@ def _camel(name: str) -> str:
 
 
 def _constant(name: str, value: object, doc: str) -> str:
-    """An exported constant; objects and lists keep the types of what they hold."""
+    """An exported constant; objects and lists keep the types of their values."""
     narrow = "" if isinstance(value, str | int | float) else " as const"
     around = f"export const {name} = {narrow};"
     return _block(f"export const {name} = {_literal(value, room=WIDTH - len(around))}{narrow};", doc)
@@ -109,7 +109,9 @@ def _comment(doc: str) -> str:
 
 
 def _literal(value: object, indent: str = "", room: int = WIDTH) -> str:
-    """A value, an entry of an object a line; of a list too where that has not the room of a line."""
+    """A value in TypeScript: an object has one entry on each line, a list too if it does not fit on
+    one line.
+    """
     if isinstance(value, str):
         return f'"{value}"'
     inner = f"{indent}  "
@@ -139,12 +141,12 @@ def _key(name: str) -> str:
 
 
 def interfaces(*roots: type) -> str:
-    """Records as JSON has them: an interface for each of `roots` and for each record in its fields."""
+    """TypeScript interfaces for the JSON of `roots` and of each record in their fields."""
     return "\n".join(_interface(record) for record in _records(roots))
 
 
 def _records(kinds: Sequence[Any]) -> Iterator[type]:
-    """Each record once, after those that it is made of."""
+    """Each record once, after the records in its fields."""
     seen: dict[type, None] = {}
 
     def visit(kind: Any) -> None:

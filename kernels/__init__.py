@@ -1,1 +1,3 @@
-"""What kernels are asked for, and what targets with kernels offer: records of the build and all targets."""
+"""The records between the build and the targets: the jobs of kernels, and what a target with
+kernels offers.
+"""

@@ -1,4 +1,4 @@
-"""How many rows a step can have: a program has a plan for each bucket."""
+"""The numbers of rows that a step can have: a program has a plan for each bucket."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from nearfar.format.sizes import ROW_BUCKETS, STEP_BUCKETS
 
 @dataclass(frozen=True)
 class Buckets:
-    """Rows that a step can have, and rows of logits that the sampler's functions can; smallest first."""
+    """Rows of a step, and rows of logits for the sampler's functions; ascending."""
 
     step: tuple[int, ...] = STEP_BUCKETS
     rows: tuple[int, ...] = ROW_BUCKETS

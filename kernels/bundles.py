@@ -1,4 +1,6 @@
-"""Small vectors that one kernel reads, as one tensor of the weight stream: a kernel has eight buffers."""
+"""Bundles: small vectors that one kernel reads, joined into one tensor of the weight stream; a kernel has
+only eight buffers.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,15 @@ from nearfar.step.model import Step
 from nearfar.step.ops import Linear, Norm, RopeAppend
 
 Bundles = dict[str, tuple[str, ...]]
-"""By the name of the tensor the parameters whose values it holds, end to end."""
+"""For each bundle's tensor, by name, the parameters whose values it holds, end to end."""
 
 
 def bundles(step: Step, *, rounds: bool) -> Bundles:
-    """What each projection to q, k and v takes besides its matrix: the norm before it, its bias, the norms of
-    heads (jobs.Project). Where programs round keys (`rounds`), a second bundle has what rounding needs.
+    """The bundles of a step: for each projection to q, k and v the norm before it, its bias and the norms of
+    heads (jobs.Project).
 
-    A projection with one of them or none needs no tensor of its own.
+    If programs round keys (`rounds`), a second bundle adds the rounding weights. A projection with at most
+    one such vector needs no bundle.
     """
     made = {op.out: op for op in step.ops}
     found: Bundles = {}

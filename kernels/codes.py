@@ -1,4 +1,6 @@
-"""Quantized codes as MLX packs them: `bits` words hold 32 codes, the first in the first one's low bits."""
+"""Quantized codes as MLX packs them: `bits` words hold 32 codes, the first code in the low bits of the first
+word.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +14,14 @@ BITS = (2, 3, 4, 5, 6, 8)
 
 
 def holds(k: int, bits: int) -> bool:
-    """Whether rows of k codes can be packed: whole words, and where a code may lie in two of them whole runs
-    of 32 codes.
+    """Whether rows of k codes can be packed: into whole words, and, if a code can cross two words, in whole
+    runs of 32 codes.
     """
     return k * bits % 32 == 0 if 8 % bits == 0 else k % 32 == 0
 
 
 def pack_codes(codes: U8, bits: int) -> U32:
-    """Codes uint8 [n, k], of a k that `holds`, to words uint32 [n, k*bits/32]."""
+    """Pack codes uint8 [n, k] into words uint32 [n, k*bits/32]; `holds(k, bits)` must be true."""
     n, k = codes.shape
     if 8 % bits == 0:
         step = 8 // bits
@@ -39,7 +41,7 @@ def pack_codes(codes: U8, bits: int) -> U32:
 
 
 def unpack_codes(words: U32, bits: int) -> U8:
-    """Words uint32 [n, k*bits/32] to codes uint8 [n, k]."""
+    """Unpack words uint32 [n, k*bits/32] into codes uint8 [n, k]."""
     n, mask = words.shape[0], 2**bits - 1
     if 8 % bits == 0:
         step, packed = 8 // bits, np.ascontiguousarray(words, "<u4").view(np.uint8)

@@ -1,5 +1,5 @@
-"""What a target with kernels of its own offers the build: how it packs matrices, the programs that it makes
-over them, and the launches of each job.
+"""The interface of a target with kernels of its own: how it packs matrices, its programs, and the launches of
+each job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 Precision = Literal["f32", "f16"]
 Products = Literal["float", "int8", "cooperative"]
-"""What a prompt's rows are multiplied as: as they are, rounded to 8 bits (docs/decisions/0017), or as
+"""How a program multiplies a prompt's rows: as floats, rounded to 8 bits (docs/decisions/0017), or as
 cooperative matrices of float16 (docs/decisions/0018).
 """
 PRODUCTS: tuple[Products, ...] = ("float", "int8", "cooperative")
@@ -28,13 +28,13 @@ SCRATCH = "scratch:"
 
 
 def kv_suffix(bits: int) -> str:
-    """What the name of a program with a cache of so many bits ends in; nothing where it holds floats."""
+    """The suffix of the name of a program whose cache has values of `bits` bits; empty for floats."""
     return "" if bits == 16 else f"-kv{bits}"
 
 
 @dataclass(frozen=True)
 class Stage:
-    """One launch: `args` name the job's inputs and `out` (of a sampler job: buffers), or `scratch:<i>`
+    """One launch. `args` name the job's inputs and `out` (for a sampler's job: buffers), or `scratch:<i>`
     between stages.
     """
 
@@ -50,44 +50,48 @@ class Staged:
     scratch: tuple[tuple[tuple[int, ...], str], ...] = ()
 
     def named(self, name: str) -> Iterator[tuple[str, Stage]]:
-        """The launches of a job that is called `name`, each with the name of its own kernel."""
+        """The launches of the job `name`, each with the name of its own kernel."""
         for index, stage in enumerate(self.stages):
             yield name if len(self.stages) == 1 else f"{name}_s{index}", stage
 
 
 class Packing(Protocol):
-    """How a target lays out matrices: the same for all of its programs."""
+    """How a target lays out matrices; all of its programs share it."""
 
     def parts(self, matrix: Matrix) -> tuple[Part, ...]:
         """The packed arrays of a matrix."""
         ...
 
     def pack(self, matrix: Matrix, tensor: QuantTensor | Array) -> tuple[Array, ...]:
-        """Pack a matrix into its parts: QuantTensor where quantized, else a float array [n, k]."""
+        """Pack a matrix into the arrays of `parts`; `tensor` is a QuantTensor if it is quantized, else a
+        float array [n, k].
+        """
         ...
 
     def bundles(self, step: Step, *, rounds: bool) -> Bundles:
-        """The tensors that hold several vectors of the step, for kernels that read them so. `rounds`: also
-        those for programs that round keys (nearfar.format.kv.rounding).
+        """The tensors that hold several vectors of the step, for kernels that read them joined.
+
+        `rounds`: include those for programs that round keys (nearfar.format.kv.rounding).
         """
         ...
 
 
 class Kernels(Packing, Protocol):
-    """The kernels of one program, with static shapes. Outputs are the last arguments of a stage."""
+    """The kernels of one program, with static shapes. The outputs of a stage are its last arguments."""
 
     @property
     def activations(self) -> Float:
-        """Dtype of what passes between kernels, but for the residual stream (which is float32 always)."""
+        """Dtype of the values between kernels, except the residual stream, which is float32."""
         ...
 
     def projects(self, job: Project) -> bool:
-        """Whether there is a kernel for both jobs in one."""
+        """Whether the target has a kernel for both of the job's parts in one launch."""
         ...
 
     def check(self, job: Job) -> None:
-        """BuildError where the target has no kernel for a job. A build asks it for all jobs before it reads
-        weights, so it looks at the job and makes nothing.
+        """BuildError if the target has no kernel for a job.
+
+        A build checks all jobs before it reads weights, so this looks at the job only and makes nothing.
         """
         ...
 
@@ -96,17 +100,19 @@ class Kernels(Packing, Protocol):
         ...
 
     def split(self, attend: Attend, linear: Linear) -> Split | None:
-        """The parts in which attention is left to the matmul that alone reads it; None: it is made whole."""
+        """How attention is split into parts that the matmul behind it joins; None: attention is computed
+        whole.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One program of a target: all of them compute the same step over the same weights.
+    """One program of a target: all programs compute the same step over the same weights.
 
-    `name`: of the program, one of its own in the artifact. `device_class`: the kind of device that its
-    kernels are shaped for (nearfar.targets.gpu.classes), None where there is one kind. `products`: see
-    Products. `kv`: dtype of keys and values in the cache, None: that of `precision`.
+    `name`: the program's name, unique in the artifact. `device_class`: the kind of device that its kernels
+    are shaped for (nearfar.targets.gpu.classes); None if there is only one kind. `products`: see Products.
+    `kv`: dtype of keys and values in the cache; None: that of `precision`.
     """
 
     name: str

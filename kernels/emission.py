@@ -1,4 +1,6 @@
-"""A compiled program's kernels and plans as files of the artifact: what all planned targets do alike."""
+"""Writes a compiled program's kernels and plans as files of the artifact: the steps that all planned targets
+share.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,13 @@ Told = Callable[[int, int], None]
 
 
 def _silent(done: int, total: int) -> None:
-    """Nobody asks."""
+    """Ignore the progress."""
 
 
 @dataclass(frozen=True)
 class EmitContext:
-    """Where to write, what buffers look like, by name; bytes of the largest tensor of the weights; whether
-    figures are wanted; who is told how far it is.
+    """The surroundings of an emitted program: the folder to write to, buffers by name, bytes of the largest
+    tensor of the weights, whether figures are wanted, and a callback for progress.
     """
 
     root: Path
@@ -33,11 +35,13 @@ class EmitContext:
     largest_weight: int
     figures: bool = False
     told: Told = _silent
-    """Is told how many kernels of the program are compiled, of how many."""
+    """Called with the number of compiled kernels and of all kernels of the program."""
 
 
 Emit = Callable[[Program, EmitContext], manifest.Program]
-"""Writes the files of a program of one target; the program's record in the manifest."""
+"""A function that writes the files of one target's program and returns the program's record in the
+manifest.
+"""
 
 
 def module_of(program: Program) -> tvm.IRModule:
@@ -48,14 +52,14 @@ def module_of(program: Program) -> tvm.IRModule:
 
 
 def plan_file(program: Program, plan: Plan) -> str:
-    """Path of a plan in the artifact."""
+    """The path of a plan in the artifact."""
     return f"plans/{program.name}/{plan.function}.{plan.size}.json"
 
 
 def write_plans(
     root: Path, program: Program, launches: Mapping[str, list[dict[str, Any]]]
 ) -> dict[str, tuple[Function, ...]]:
-    """Write each plan with its launches; the manifest's `functions`."""
+    """Write each plan with its launches, and return the manifest's `functions`."""
     functions: dict[str, tuple[Function, ...]] = {}
     for plan in program.plans:
         file = plan_file(program, plan)
@@ -69,5 +73,5 @@ def write_plans(
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a small file."""
+    """The SHA-256 of a small file, in hexadecimal."""
     return hashlib.sha256(path.read_bytes()).hexdigest()

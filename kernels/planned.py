@@ -1,4 +1,6 @@
-"""A target with plans over kernels of ours, as data: what the pipeline builds its artifacts from."""
+"""A target with plans over kernels of its own, as data: the pipeline builds its artifacts from this
+record.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from nearfar.kernels.quantized import GROUPS, Matrix
 
 
 class Asked(Protocol):
-    """What of a build's options decides the variants of a target."""
+    """The options of a build that decide a target's variants."""
 
     @property
     def cpu(self) -> tuple[str, ...]:
@@ -24,14 +26,14 @@ class Asked(Protocol):
 
     @property
     def cpu_features(self) -> tuple[str, ...]:
-        """Vector units: names of targets/cpu/units.py, "baseline" or "native"; none: those that an
-        architecture's processors differ in.
+        """Vector units: names of targets/cpu/units.py, "baseline" or "native"; empty: the units that
+        processors of an architecture differ in.
         """
         ...
 
     @property
     def kv_bits(self) -> tuple[int, ...]:
-        """Bits of a value in the KV cache, a variant each; 16 for floats."""
+        """Bits of a value in the KV cache, one variant for each; 16 for floats."""
         ...
 
 
@@ -39,8 +41,8 @@ class Asked(Protocol):
 class Planned:
     """A target with kernels: a program for each of its variants, over one set of weights.
 
-    `packing`: how matrices are laid out; all variants read the same weights. `variants`: those that there are
-    for what was asked for. `tvm_target`: the kind of code, as TVM names it. `emit`: writes a program's files.
+    `packing`: the layout of matrices, which all variants share. `variants`: the variants for a build's
+    options. `tvm_target`: the kind of code, as TVM names it. `emit`: writes a program's files.
     """
 
     name: str
@@ -49,12 +51,14 @@ class Planned:
     tvm_target: dict[str, Any]
     emit: Emit
     rounds: Callable[[Matrix], bool] = lambda matrix: False
-    """Whether programs with products of int8 round the rows that a matrix is multiplied by."""
+    """Whether programs with int8 products round the rows that `matrix` multiplies."""
     buckets: Buckets = field(default_factory=Buckets)
-    """Rows that a step can have, where nothing else was asked for."""
+    """The rows that a step can have by default."""
     packed: bool = False
-    """Whether browsers load the artifact, file by file over a network, so that it has packs."""
+    """Whether browsers load the artifact, file by file over a network, so that it needs packs."""
     groups: tuple[int, ...] = GROUPS
-    """Sizes of groups of weights that there are kernels for."""
+    """The group sizes of weights for which the target has kernels."""
     twin: Callable[[Path, manifest.Program], manifest.Program] | None = None
-    """The record of a second program over the files of a program, which runtimes try before that one."""
+    """Makes the record of a second program from a program and its files; runtimes try the second
+    one first.
+    """

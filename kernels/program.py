@@ -1,4 +1,4 @@
-"""A compiled program as the build hands it to a target: kernels as TIR, and plans that launch them."""
+"""A compiled program between the build and a target: kernels as TIR, and plans that launch them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Precisions:
-    """Dtypes of a program: of activations (the residual stream is float32 always) and of the cache."""
+    """Dtypes of a program: of its activations (the residual stream is always float32) and of its cache."""
 
     activations: Float
     kv: KvDtype
@@ -22,7 +22,7 @@ class Precisions:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel and its arguments, `space:name` each (docs/artifact.md, Plans)."""
+    """One kernel and its arguments, each as `space:name` (docs/artifact.md, Plans)."""
 
     kernel: str
     args: tuple[str, ...]
@@ -30,8 +30,10 @@ class Launch:
 
 @dataclass
 class Plan:
-    """One function for one bucket; `storage` is the bytes of each workspace buffer it uses, before
-    sharing, `tensors` how many tensors each holds, one after the other.
+    """One function for one bucket.
+
+    `storage`: the bytes of each workspace buffer that it uses, before sharing; `tensors`: the number of
+    tensors that each buffer holds, one after the other.
     """
 
     function: str
@@ -54,5 +56,5 @@ class Program:
 
     @property
     def name(self) -> str:
-        """The variant's, one of its own in the artifact."""
+        """The variant's name, unique in the artifact."""
         return self.variant.name

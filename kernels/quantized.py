@@ -1,4 +1,4 @@
-"""A weight matrix as the targets see it: its shape and bits, its quantized form, the arrays it is packed
+"""A weight matrix as targets see it: its shape and bits, its quantized form, and the arrays it is packed
 into.
 """
 
@@ -13,7 +13,7 @@ from nearfar.kernels.codes import BITS, pack_codes, unpack_codes
 
 Array = npt.NDArray[np.generic]
 GROUPS = (16, 32, 64, 128)
-"""Inputs that can share a scale and a bias."""
+"""Group sizes: numbers of inputs that can share a scale and a bias."""
 SCALES_BYTES = 4
 """Bytes of a group's scale and bias."""
 
@@ -38,13 +38,13 @@ class Matrix:
 
     @property
     def bytes(self) -> int:
-        """As it is stored, scales and biases included."""
+        """The matrix's size as it is stored, with scales and biases."""
         values = self.n * self.k * self.bits // 8
         return values + self.n * (self.k // self.group) * SCALES_BYTES if self.quantized else values
 
     @property
     def label(self) -> str:
-        """For names of kernels, such as `1536x576_q4g64`."""
+        """The matrix in kernels' names, such as `1536x576_q4g64`."""
         scheme = f"q{self.bits}g{self.group}" if self.quantized else f"f{self.bits}"
         return f"{self.n}x{self.k}_{scheme}"
 
@@ -67,7 +67,7 @@ class QuantTensor:
         biases: npt.NDArray[np.float16],
         bits: int,
     ) -> QuantTensor:
-        """From codes uint8 [n, k]."""
+        """Pack codes uint8 [n, k] and their scales and biases."""
         return QuantTensor(pack_codes(codes, bits), scales, biases, bits)
 
     @property
@@ -76,8 +76,8 @@ class QuantTensor:
         return unpack_codes(self.words, self.bits)
 
     def widened(self, bits: int, group: int, k: int) -> QuantTensor:
-        """These weights of `k` inputs with codes of `bits` bits and scales and biases for smaller groups,
-        value for value.
+        """These weights with codes of `bits` bits and groups of `group` inputs, value for value; `k`: the
+        number of inputs.
         """
         repeat = k // group // self.scales.shape[1]
         words = self.words if bits == self.bits else pack_codes(self.codes, bits)
@@ -87,7 +87,7 @@ class QuantTensor:
         return QuantTensor(words, scales, biases, bits)
 
     def __getitem__(self, rows: npt.NDArray[np.int64] | slice) -> QuantTensor:
-        """Some of the rows, or all in another order; a group lies within a row, so nothing else changes."""
+        """Some of the rows, or all in another order. A group is within one row, so nothing else changes."""
         return QuantTensor(self.words[rows], self.scales[rows], self.biases[rows], self.bits)
 
 

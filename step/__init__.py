@@ -1,3 +1,4 @@
-"""The model as data: what a step computes, from which weights. No TVM, MLX or torch here; every target
-reads it.
+"""The model as data: what a step computes, and from which weights.
+
+Every target reads this package, so it imports neither TVM nor MLX nor torch.
 """

@@ -1,4 +1,4 @@
-"""Writes the list of a step: model files call it in the order of the computation."""
+"""The builder of a step's list: model files call it in the order of the computation."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from nearfar.step.shapes import Shapes
 
 @dataclass(frozen=True)
 class Value:
-    """What an operation makes: its name in the list, and its width (columns)."""
+    """The result of an operation: its name in the list, and its width in columns."""
 
     name: str
     width: int
 
 
 class StepBuilder:
-    """Collects operations, parameters, caches and tables; `finish` gives the frozen list.
+    """Collects operations, parameters, caches and tables; `finish` returns the frozen list.
 
     A weight is named where it is used: `pieces` say which rows of which tensors it is made of. A name used
     twice is the same weight (a tied head).
@@ -38,20 +38,24 @@ class StepBuilder:
     # -- weights, caches, tables --
 
     def matrix(self, name: str, pieces: Sequence[Piece], k: int) -> str:
-        """A weight matrix of `k` inputs."""
+        """Name a weight matrix [n, k], made of the rows of `pieces`, and return its name."""
         return self._param(Param(name, tuple(pieces), k))
 
     def vector(self, name: str, pieces: Sequence[Piece], offset: float = 0.0, scale: float = 1.0) -> str:
-        """A float32 vector: offset + scale · the checkpoint's."""
+        """Name a float32 vector, offset + scale · the checkpoint's values, and return its name."""
         return self._param(Param(name, tuple(pieces), 0, offset, scale))
 
     def cache(self, kv_heads: int, head_dim: int, window: int | None = None) -> int:
-        """A paged cache of keys and values, of one layer; `window`: positions that are attended to at all."""
+        """Add a layer's paged cache of keys and values, and return its index. `window`: positions that the
+        layer attends to; None: all.
+        """
         self._caches.append(KvCache(kv_heads, head_dim, window))
         return len(self._caches) - 1
 
     def rope(self, name: str, rope: Rope) -> str:
-        """A table of rotations, to be had by all layers under its name."""
+        """Name a table of rotations, which all layers can use, and return its name. AssertionError if the
+        name stands for another table.
+        """
         if self._ropes.setdefault(name, rope) != rope:
             raise AssertionError(f"two tables of rotations are called {name!r}")
         return name
@@ -59,25 +63,27 @@ class StepBuilder:
     # -- operations --
 
     def embed(self, tensor: str, vocab: int, width: int, scale: float = 1.0, name: str = "embed") -> Value:
-        """Rows of an embedding."""
+        """Look up the rows of `tensor` [vocab, width] that the token ids name, times `scale`."""
         table = self.matrix(name, (Piece(tensor, vocab),), width)
         return self._emit(lambda out: ops.Embed(out, table, scale), name)
 
     def norm(
         self, x: Value, tensor: str, eps: float, offset: float = 0.0, scale: float = 1.0, groups: int = 1
     ) -> Value:
-        """RMS norm with the weight of a tensor; `offset` 1 where the checkpoint stores w − 1."""
+        """RMS norm with the tensor's weight; `offset` is 1 if the checkpoint stores w − 1."""
         weight = self.vector(_short(tensor), (Piece(tensor, x.width // groups),), offset, scale)
         return self._emit(lambda out: ops.Norm(out, x.name, weight, eps, groups), "norm")
 
     def linear(self, x: Value, name: str, pieces: Sequence[Piece], biased: bool = False) -> Value:
-        """Product with the matrix `name` of stacked rows; `biased`: all of them have a bias."""
+        """Multiply x by the matrix `name`, whose rows are those of `pieces`; `biased`: each piece's tensor
+        has a bias.
+        """
         weight = self.matrix(name, pieces, x.width)
         bias = self._bias(name, pieces) if biased else None
         return self._emit(lambda out: ops.Linear(out, x.name, weight, bias), name)
 
     def append(self, op: Op) -> Value:
-        """An operation that is written out in full; its `out` must be new."""
+        """Add an operation that the caller made; AssertionError if another operation makes its `out`."""
         if op.out in self._shapes.widths:
             raise AssertionError(f"two operations make {op.out!r}")
         self._shapes.widths[op.out] = width = op.out_width(self._shapes)
@@ -89,7 +95,7 @@ class StepBuilder:
         return self._emit(lambda out: ops.Glu(out, x.name, activation), "glu")
 
     def act(self, x: Value, activation: Activation) -> Value:
-        """The activation alone."""
+        """activation(x)."""
         return self._emit(lambda out: ops.Act(out, x.name, activation), "act")
 
     def add(self, a: Value, b: Value, scale: float = 1.0) -> Value:
@@ -101,18 +107,20 @@ class StepBuilder:
         return self._emit(lambda out: ops.Mul(out, a.name, b.name), "mul")
 
     def scale(self, x: Value, tensor: str) -> Value:
-        """x·w, where w is the one number of a tensor."""
+        """x·w, where w is the only number of `tensor`."""
         weight = self.vector(_short(tensor), (Piece(tensor, 1),))
         return self._emit(lambda out: ops.Scale(out, x.name, weight), "scaled")
 
     def columns(self, x: Value, start: int, count: int) -> Value:
-        """Columns of x."""
+        """Columns [start, start + count) of x."""
         return self._emit(lambda out: ops.Columns(out, x.name, start, count), "columns")
 
     def logits(
         self, x: Value, tensor: str, vocab: int, tied: bool, bias: bool = False, softcap: float | None = None
     ) -> None:
-        """The end: the head over the normalized rows that are wanted; `tied`: the embedding's matrix."""
+        """The last operation: the head, applied to the normalized rows named in `logit_rows`; `tied`: its
+        matrix is the embedding's.
+        """
         pieces = (Piece(tensor, vocab),)
         weight = "embed" if tied else self.matrix("lm_head", pieces, x.width)
         added = self._bias("lm_head", pieces) if bias else None
@@ -123,7 +131,7 @@ class StepBuilder:
         return f"{hint}.{len(self._ops)}"
 
     def finish(self) -> Step:
-        """The list."""
+        """The step with everything that was added."""
         return Step(tuple(self._ops), tuple(self._params.values()), tuple(self._caches), dict(self._ropes))
 
     def _emit(self, make: Callable[[str], Op], hint: str) -> Value:
@@ -144,5 +152,5 @@ def _bias_of(tensor: str) -> str:
 
 
 def _short(tensor: str) -> str:
-    """A parameter that is one tensor is called as the tensor is, without what all of them have in common."""
+    """The name of a parameter that is one tensor: the tensor's name without "model." and ".weight"."""
     return tensor.removeprefix("model.").removesuffix(".weight")

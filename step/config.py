@@ -8,18 +8,18 @@ from typing import Any, Never
 
 from nearfar.errors import CheckpointError
 
-LARGEST = 2**31 - 1  # of any size: offsets in kernels are 32 bits wide
+LARGEST = 2**31 - 1  # the largest size: offsets in kernels are 32 bits wide
 MAX_LAYERS = 4096
-MAX_CONTEXT = 1 << 24  # positions; a page table of it takes 64 MiB
-EPSILON = (1e-12, 0.1)  # of a norm: float32 adds nothing below, and little else above
+MAX_CONTEXT = 1 << 24  # positions; a page table for this many takes 64 MiB
+EPSILON = (1e-12, 0.1)  # a norm's epsilon: smaller ones vanish in float32, larger ones outweigh the values
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 class ConfigReader:
-    """Reads values by their types; a complaint names the file, the key, its value and what is allowed.
+    """Reads values by their types; an error names the file, the key, its value and what is allowed.
 
-    A key that is absent or null takes the default; where there is none, it must be there. `within`: the key
-    of the object that the values stand in, for messages.
+    A key that is absent or null takes the default; a key without a default is required. `within`: the path of
+    the object that holds the values, for messages.
     """
 
     def __init__(self, config: Mapping[str, Any], file: str = "config.json", within: str = "") -> None:
@@ -28,7 +28,7 @@ class ConfigReader:
         self._values: dict[str, Any] = {}
 
     def given(self, key: str) -> bool:
-        """Whether the key has a value."""
+        """Whether `key` has a value other than null; the key counts as read."""
         self._read.add(key)
         return self._config.get(key) is not None
 
@@ -61,7 +61,7 @@ class ConfigReader:
         return value
 
     def choices(self, key: str, known: Sequence[str], default: Sequence[str]) -> tuple[str, ...]:
-        """As many of the known words as there are by default."""
+        """A list of known words, as long as `default`."""
         value = self._get(key, list(default))
         if (
             not isinstance(value, list)
@@ -72,7 +72,7 @@ class ConfigReader:
         return tuple(value)
 
     def token_ids(self, key: str, vocab: int) -> tuple[int, ...]:
-        """A token id, a list of them, or none; each below `vocab`."""
+        """The token ids of a key that holds one id, a list of ids or nothing; each must be below `vocab`."""
         value = self._get(key, [])
         ids = value if isinstance(value, list) else [value]
         if not all(type(token) is int and 0 <= token < vocab for token in ids):
@@ -88,7 +88,9 @@ class ConfigReader:
         return tuple(float(item) for item in value)
 
     def section(self, key: str) -> ConfigReader:
-        """The object that a key holds. Who asks has to check all of its keys: `unread` does not."""
+        """A reader of the object that a key holds. The caller must check all of its keys: `unread` does not
+        look into it.
+        """
         self._read.add(key)
         value = self._config[key]
         if not isinstance(value, Mapping):
@@ -96,40 +98,42 @@ class ConfigReader:
         return ConfigReader(value, self._file, f"{self.within}{key}.")
 
     def empty(self) -> ConfigReader:
-        """A section without values, for what all of it has defaults."""
+        """A reader of a section without values, so that every key takes its default."""
         return ConfigReader({}, self._file, self.within)
 
     def filled(self, defaults: Mapping[str, Any]) -> ConfigReader:
         """The config with `defaults` for the keys that it lacks; a key whose value is null stays null."""
         reader = ConfigReader({**defaults, **self._config}, self._file, self.within)
-        reader._read, reader._values = self._read, self._values  # what is asked of one has been asked of both
+        reader._read, reader._values = self._read, self._values  # both readers count the same keys as read
         return reader
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """All that is there."""
+        """The config as a mapping, unread keys included."""
         return self._config
 
     def names(self) -> list[str]:
-        """The keys that are there."""
+        """The keys of the config."""
         return list(self._config)
 
     def values(self) -> dict[str, Any]:
-        """What has been read, with the defaults that were taken, but for keys whose default is nothing."""
+        """The values that have been read, defaults included, except keys whose value is None or an empty
+        list.
+        """
         return {key: value for key, value in self._values.items() if value not in (None, [])}
 
     def unread(self) -> dict[str, Any]:
-        """What is there, but has never been asked for."""
+        """The keys and values that nothing has read; null values are left out."""
         return {
             key: value for key, value in self._config.items() if key not in self._read and value is not None
         }
 
     def error(self, message: str) -> CheckpointError:
-        """An error that names the file."""
+        """A CheckpointError whose message begins with the file's name."""
         return CheckpointError(f"{self._file}: {message}")
 
     def refuse(self, key: str, expected: str) -> Never:
-        """Complain about the value of a key."""
+        """Raise a CheckpointError that names a key, its value and the expected one."""
         raise CheckpointError(
             f"{self._file}: {self.within}{key} is {show(self._config.get(key))}; expected {expected}"
         )
@@ -142,6 +146,6 @@ class ConfigReader:
 
 
 def show(value: object) -> str:
-    """A value as JSON writes it, cut short."""
+    """A value as JSON, cut to 80 characters."""
     shown = json.dumps(value, default=repr)
     return shown if len(shown) <= 80 else f"{shown[:77]}..."

@@ -1,6 +1,6 @@
-"""What decoder-only models have in common: the facts of config.json, and the two blocks of a layer.
+"""What decoder-only models share: the facts of config.json, and the two blocks of a layer.
 
-A model file (models/) reads a `Decoder`, says what each of its layers is like, and writes the layers out.
+A model file (models/) reads a `Decoder`, describes each of its layers, and writes the layers out.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh",
     "gelu": "gelu_erf", "relu2": "relu2",
 }  # fmt: skip
-"""transformers' names of the activations that there are kernels for."""
+"""Activations that have kernels, by the names that transformers gives them."""
 
 
 @dataclass(frozen=True)
 class Decoder:
-    """The facts that every decoder's config.json has, under the names of transformers. Sizes in values."""
+    """The facts in every decoder's config.json, under transformers' names. Sizes are numbers of values."""
 
     hidden: int
     inner: int
@@ -41,7 +41,7 @@ class Decoder:
     eos: tuple[int, ...]
 
     def model(self, architecture: str, step: Step) -> Model:
-        """The finished model."""
+        """The model that `step` computes, with these facts."""
         return Model(architecture, self.vocab, self.context, self.bos, self.eos, step)
 
 
@@ -53,9 +53,10 @@ def read_decoder(
     head_dim: int | None = None,
     eps: float = 1e-6,
 ) -> Decoder:
-    """Read the common facts.
+    """Read the facts that all decoders share.
 
-    `context`: no more positions than these; `tied`, `head_dim`, `eps`: where nothing is said.
+    `context`: the most positions of the model. `tied`, `head_dim`, `eps`: defaults for keys that config.json
+    lacks.
     """
     hidden, heads = read.size("hidden_size"), read.size("num_attention_heads")
     kv_heads = read.size("num_key_value_heads", heads)
@@ -83,16 +84,16 @@ def read_decoder(
 
 
 def read_activation(read: ConfigReader, key: str = "hidden_act", default: str = "silu") -> Activation:
-    """The activation of the gated MLP."""
+    """The activation that config.json names for the gated MLP."""
     return ACTIVATIONS[read.choice(key, tuple(ACTIVATIONS), default)]
 
 
 def read_windows(
     read: ConfigReader, layers: int, default: Sequence[str], allowed: bool = True
 ) -> tuple[int | None, ...]:
-    """By layer the positions that it attends to, None: all.
+    """For each layer the number of positions that it attends to; None: all of them.
 
-    `default`: the types of layers where none are listed. `allowed`: whether a window is switched on at all.
+    `default`: the types of layers if config.json lists none. `allowed`: whether windows are switched on.
     """
     types = read.choices("layer_types", LAYER_TYPES, default)
     window = read.size("sliding_window", most=MAX_CONTEXT) if read.given("sliding_window") else None
@@ -105,7 +106,9 @@ def read_windows(
 
 @dataclass(frozen=True)
 class Attention:
-    """How a layer attends. `scale` None: head_dim ** −0.5. `rope`: the table's name, None: nothing turns."""
+    """How a layer attends. `scale`: None means head_dim ** −0.5. `rope`: the name of its table; None: no
+    rotation.
+    """
 
     heads: int
     kv_heads: int
@@ -118,7 +121,7 @@ class Attention:
     qkv_bias: bool = False
     o_bias: bool = False
     q_norm: str | None = None
-    """Name of the norm under the layer's attention, such as "q_norm"; `k_norm` likewise."""
+    """Name of the layer's norm of q, such as "q_norm"; `k_norm` likewise for k."""
     k_norm: str | None = None
     norm_eps: float = 0.0
     norm_all: bool = False
@@ -127,12 +130,12 @@ class Attention:
     v_norm: float | None = None
     q_scale: tuple[float, float] | None = None
     names: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
-    """Names of the projections; one name where the checkpoint has them in one tensor."""
+    """Names of the projections; one name if the checkpoint stores them in one tensor."""
     o_name: str = "o_proj"
 
 
 def order_of(rotation: Rotation, head_dim: int, interleaved: bool = False) -> RotaryOrder | None:
-    """The order of rows that a table needs, None where rows stay."""
+    """The order of rows that a table needs; None if the rows stay as they are."""
     order = RotaryOrder(head_dim, rotation.rotary, interleaved)
     return None if order.trivial else order
 
@@ -146,9 +149,9 @@ def attention(
     at: str = "self_attn",
     cache: int | None = None,
 ) -> Value:
-    """Self-attention of a layer: projections, rotation, cache, attention, output: [M, hidden].
+    """Self-attention of a layer: projections, rotation, cache, attention, output [M, hidden].
 
-    `cache`: another layer's, which this one only reads.
+    `cache`: the index of another layer's cache, which this layer only reads.
     """
     source, name = f"model.layers.{layer}.{at}", f"layers.{layer}"
     q, kv = a.heads * a.head_dim, a.kv_heads * a.head_dim
@@ -176,7 +179,9 @@ def attention(
 
 
 def _qkv(a: Attention, source: str, q: int, kv: int) -> list[Piece]:
-    """Rows of the joined projection; of one tensor where the checkpoint joins them itself."""
+    """The pieces of the joined projection to q, k and v; they share a tensor if the checkpoint joins the
+    projections.
+    """
     rows = [(q, a.order), *([(kv, a.order), (kv, None)] if kv else [])]
     if len(a.names) > 1:
         return [
@@ -191,13 +196,13 @@ def _qkv(a: Attention, source: str, q: int, kv: int) -> list[Piece]:
 
 
 def _norm_pieces(a: Attention, tensor: str, width: int) -> tuple[Piece, ...]:
-    """The weight of a norm of q or k, in the order of the rows that it goes with."""
+    """The weight of a norm of q or k, in the order of the projection's rows."""
     return (Piece(tensor, width if a.norm_all else a.head_dim, 0, a.order),)
 
 
 @dataclass(frozen=True)
 class Mlp:
-    """A gated MLP. `names`: gate and up, or one tensor with both."""
+    """A gated MLP. `names`: the tensors of gate and up, or one tensor that holds both."""
 
     inner: int
     activation: Activation = "silu"

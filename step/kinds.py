@@ -1,5 +1,6 @@
-"""What a model is that writes no text token by token, by its config alone. Nothing heavy is imported:
-commands ask before they download, load or compile anything.
+"""Kinds of models that do not write text token by token, recognized by their config alone.
+
+The module imports nothing heavy: commands use it before they download, load or compile anything.
 """
 
 from __future__ import annotations
@@ -24,33 +25,37 @@ ENCODERS = frozenset({
     "splinter", "squeezebert", "t5encoder", "tapas", "ultrabert", "ultravbert", "xlm", "xlm-roberta",
     "xlm-roberta-xl", "xmod", "yoso",
 })  # fmt: skip
-"""Model types of transformers, and of llama.cpp where those differ, that attend in both directions unless
-their config says `is_decoder`, or `causal` (xlm).
+"""Model types of transformers, and llama.cpp's names that differ, that attend in both directions unless their
+config says `is_decoder`, or `causal` (xlm).
 """
 ENCODER_DECODERS = frozenset({
     "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "encoder-decoder", "fsmt", "led", "longt5",
     "m2m_100", "marian", "mbart", "mt5", "mvp", "nllb-moe", "pegasus", "pegasus_x", "plbart", "prophetnet",
     "switch_transformers", "t5", "t5gemma", "t5gemma2", "umt5",
 })  # fmt: skip
-"""Model types with an encoder for what is read and a decoder for what is written, of texts."""
+"""Model types for texts with an encoder for the input and a decoder for the output."""
 SCORES = (
     "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification", "ForQuestionAnswering",
     "ForMultipleChoice", "ForRewardModel",
 )  # fmt: skip
-"""How the names of classes end whose weights have no head for the next token."""
+"""Suffixes of architecture names whose checkpoints have no head for the next token."""
 
 TEXT_ALONE = frozenset({
     "dots3_note", "gemma3", "gemma3n", "gemma4", "gemma4_unified", "git", "got_ocr2", "llama4", "mllama",
     "phi4_multimodal", "qwen3_5", "qwen3_5_moe", "qwen4_exp",
 })  # fmt: skip
-"""Model types with pictures whose text alone transformers (5.24) loads as a causal language model."""
+"""Model types with images that transformers (5.24) can load as a causal language model without their vision
+part.
+"""
 STATES = (
     "mamba_d_state", "ssm_state_size", "state_size", "mamba_d_conv", "conv_L_cache", "linear_conv_kernel_dim",
     "lru_width",
 )  # fmt: skip
-"""Keys of models with layers that keep a state instead of attending."""
+"""Keys of models with layers that keep a recurrent state instead of attending."""
 STATEFUL = ("linear_attention", "conv", "mamba", "mamba2", "recurrent")
-"""Kinds of such layers, where `layer_types` names each: a config may have the keys and no such layer."""
+"""Values in `layer_types` of layers with a recurrent state. A config that has STATES need not have layers
+with one.
+"""
 DOES = (
     "nearfar runs models that write text token by token, and makes embeddings with models of the same kind, "
     "such as Qwen3-Embedding (nearfar build --embeddings)"
@@ -65,8 +70,8 @@ WITH_A_DECODER = f"an encoder with a decoder, which reads a text whole before it
 
 
 def config_in(folder: Path) -> Mapping[str, Any] | None:
-    """The config.json of a folder; None where there is none that can be read, which is told by who opens
-    the folder.
+    """The config.json of a folder; None if it is missing or unreadable: whoever opens the folder reports
+    that.
     """
     try:
         return config_of((folder / CONFIG).read_bytes())
@@ -75,7 +80,7 @@ def config_in(folder: Path) -> Mapping[str, Any] | None:
 
 
 def config_of(text: str | bytes) -> Mapping[str, Any] | None:
-    """The config of the text of a config.json; None where it is no object of JSON."""
+    """The config in the text of a config.json; None if it is not a JSON object."""
     try:
         read = strict_json.loads(text)
     except ValueError:
@@ -84,18 +89,18 @@ def config_of(text: str | bytes) -> Mapping[str, Any] | None:
 
 
 def check_writes_text(config: Mapping[str, Any], source: str) -> None:
-    """CheckpointError for the config of a model that writes no text, which transformers would load with a
-    head of random numbers.
+    """Raise CheckpointError for the config of a model that does not write text: transformers would load it
+    with a random head.
     """
     if what := writes_no_text(config):
         raise CheckpointError(f"{source}: {CONFIG}: {what}")
 
 
 def writes_no_text(config: Mapping[str, Any], key: str = "model_type", within: str = "") -> str | None:
-    """What the model of a config.json is, and what can be done with it, where it does not write text token by
-    token; None where it does, or nothing says otherwise.
+    """What a model that does not write text is, and what can be done with it; None if it writes text, or
+    nothing says otherwise.
 
-    `key`: what the type is called in messages; `within`: before the names of keys in them.
+    `key`: the name of the type's key in messages. `within`: the path before the names of keys.
     """
     kind = config.get("model_type")
     inner = config.get("text_config")
@@ -121,8 +126,8 @@ def writes_no_text(config: Mapping[str, Any], key: str = "model_type", within: s
 
 
 def torch_refuses(config: Mapping[str, Any]) -> str | None:
-    """Why nearfar serve does not answer with the model of a config.json through PyTorch, without a build, as
-    far as that tells; None where it may.
+    """Why `nearfar serve` cannot run the model of this config.json through PyTorch; None if nothing in it
+    rules that out.
     """
     if config.get("vision_config") and config.get("model_type") not in TEXT_ALONE:
         return "transformers has no class for its text alone"
@@ -142,7 +147,7 @@ def torch_refuses(config: Mapping[str, Any]) -> str | None:
 
 
 def _among(kind: str, names: frozenset[str]) -> bool:
-    """Whether it is one of them, however its words are joined."""
+    """Whether `kind` is one of `names`, however its words are joined."""
     return _plain(kind) in {_plain(name) for name in names}
 
 

@@ -1,4 +1,4 @@
-"""What a model file gives: the facts that a runtime needs of a model, and its step."""
+"""The result of a model file: the facts that a runtime needs, and the model's step."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ T = typing.TypeVar("T", bound="DataclassInstance")
 
 @dataclass(frozen=True)
 class KvCache:
-    """Keys and values of one layer, for every position, or where nobody looks further back for the last
-    `window`.
+    """Keys and values of one layer, for every position, or for the last `window` ones if no layer looks
+    further back.
     """
 
     kv_heads: int
@@ -34,8 +34,8 @@ class KvCache:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a model: its operations in order, their weights in the order in which they are read,
-    caches, tables.
+    """One step of a model: its operations in order, their weights in the order in which they are read, caches
+    and tables.
     """
 
     ops: tuple[Op, ...]
@@ -45,22 +45,22 @@ class Step:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The different windows of its caches, one a group of caches: without a window first, then the
-        shortest last.
+        """The different windows of the caches, one for each group: None (no window) first, then from the
+        longest to the shortest.
         """
         found = {cache.window for cache in self.caches}
         return tuple(sorted(found, key=lambda window: (window is not None, -(window or 0))))
 
     def group(self, cache: int) -> int:
-        """The group of a cache: those with the same window share pages' numbers and a page table."""
+        """The group of a cache. Caches with the same window share page numbers and a page table."""
         return self.windows.index(self.caches[cache].window)
 
 
 @dataclass(frozen=True)
 class Model:
-    """A model as it runs. `architecture` is for people; all that a runtime computes with is in the step.
+    """A model as it runs. `architecture` is for people; runtimes compute from the step alone.
 
-    `unused`: tensors that a checkpoint may have, but that nothing reads.
+    `unused`: tensors that a checkpoint may have and that nothing reads.
     """
 
     architecture: str
@@ -73,12 +73,14 @@ class Model:
 
     @property
     def embedding(self) -> int | None:
-        """Values of the embeddings that it gives; None: it gives logits."""
+        """The width of the model's embeddings; None if it gives logits."""
         end = self.step.ops[-1]
         return end.width if isinstance(end, Embedding) else None
 
     def embedding_last(self) -> Model:
-        """The model that gives, instead of logits, what they are made of; without the head's own weights."""
+        """The model that gives embeddings, the input of its head, instead of logits; weights that only the
+        head used are dropped.
+        """
         *body, end = self.step.ops
         assert isinstance(end, Logits)
         params = {param.name: param for param in self.step.params}
@@ -90,7 +92,7 @@ class Model:
         return replace(self, step=replace(self.step, ops=ops, params=kept), unused=(*self.unused, *unused))
 
     def ending_in(self, eos: tuple[int, ...]) -> Model:
-        """With other end tokens."""
+        """The model with other end-of-sequence tokens."""
         return replace(self, eos_token_ids=eos)
 
 
@@ -101,7 +103,9 @@ def op_record(op: Op) -> dict[str, Any]:
 
 
 def op_of(record: Mapping[str, Any]) -> Op:
-    """The reverse; ValueError for an operation, or a field, that is not known, or is not of its type."""
+    """Read what `op_record` wrote; ValueError for an unknown operation or field, or a field of
+    another type.
+    """
     kind = OPS.get(str(record.get("op")))
     if kind is None:
         raise ValueError(f"operation {str(record.get('op'))[:80]!r} is not known")
@@ -110,7 +114,7 @@ def op_of(record: Mapping[str, Any]) -> Op:
 
 
 def param_record(param: Param) -> dict[str, Any]:
-    """A parameter as JSON: what its tensors are, and what is folded into it."""
+    """A parameter as JSON: its pieces of tensors, and the factor and offset folded into it."""
     pieces = []
     for piece in param.pieces:
         record: dict[str, Any] = {"tensor": piece.tensor, "rows": piece.rows}
@@ -126,7 +130,7 @@ def param_record(param: Param) -> dict[str, Any]:
 
 
 def param_of(record: Mapping[str, Any]) -> Param:
-    """The reverse; ValueError where it is not one."""
+    """Read what `param_record` wrote; ValueError if it is not a parameter."""
     pieces = record.get("pieces")
     if not isinstance(pieces, list) or not pieces or not all(isinstance(piece, Mapping) for piece in pieces):
         raise ValueError(f"parameter {str(record.get('name'))[:80]!r} has no list of pieces")
@@ -148,7 +152,9 @@ def _piece(record: Mapping[str, Any]) -> Piece:
 
 
 def _record(kind: type[T], record: Mapping[str, Any], what: str) -> T:
-    """A record of checked fields."""
+    """A record whose fields have been checked; ValueError for an unknown or missing field, or
+    another type.
+    """
     fields = {f.name: f for f in dataclasses.fields(kind)}
     if unknown := record.keys() - fields.keys():
         raise ValueError(f"{what} has no {min(unknown)!r}")
@@ -163,12 +169,12 @@ def _record(kind: type[T], record: Mapping[str, Any], what: str) -> T:
 
 @functools.cache
 def field_types(kind: type) -> dict[str, Any]:
-    """Types of a record's fields: looked up once a kind, a list has thousands of records."""
+    """The types of a record's fields, looked up once for each kind: a list has thousands of records."""
     return typing.get_type_hints(kind)
 
 
 def _typed(hint: Any, value: Any, where: str) -> Any:
-    """JSON's value as the type of a field; ValueError where it is none of that type."""
+    """A JSON value as the type of a field; ValueError if it is of another type."""
     if typing.get_origin(hint) in (types.UnionType, typing.Union):
         hint = next(each for each in typing.get_args(hint) if each is not types.NoneType)
     if typing.get_origin(hint) is typing.Literal:

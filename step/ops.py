@@ -1,21 +1,21 @@
 """The step as data: what one step of a model computes, as a list of frozen records that every target reads.
 
 A step takes M token rows, each with a token id, a position and a sequence, and gives logits, or embeddings,
-for the rows asked for. Values are named by strings; every operation makes one (`out`), float32 or the
+for the requested rows. Values are named by strings; every operation makes one (`out`), float32 or the
 target's activation dtype, of shape [M, width]. Weights are named after parameters (params.py). The records
 know no target. Each reader of the list has one table from record to function: the Relax lowering
 (build/program/operations.py), NumPy (build/calibration/operations.py), MLX
-(edge_runtime/executors/mlx/operations.py) and ONNX (targets/onnx/operations.py). The list stands in the
-manifest. docs/adding-an-operation.md shows what one more operation takes.
+(edge_runtime/executors/mlx/operations.py) and ONNX (targets/onnx/operations.py). The manifest contains
+the list. docs/adding-an-operation.md shows what one more operation takes.
 
-A record says with the types of its fields which values, weights, caches and rotations it names, with
-`out_width` how wide its result is, and with `problems` what does not fit. So `reads`, `weights_of`, the
-builder and the check of a manifest need nothing of their own for an operation.
+The types of a record's fields say which values, weights, caches and rotations it names, `out_width` gives the
+width of its result, and `problems` finds what does not fit. So `reads`, `weights_of`, the builder and the
+check of a manifest need no code for a new operation.
 
-What does not need an operation is folded at build: partial and interleaved rotation into the order of rows
-(params.RotaryOrder), yarn and the like into the table of frequencies (rope.py), 1 + w norms and logit scales
-into the weight (Param.offset, Param.scale), a residual multiplier into the embedding and the epsilons
-(models/granite.py).
+Some features need no operation, because a build folds them: partial and interleaved rotation into the order
+of rows (params.RotaryOrder), yarn and other stretching into the table of frequencies (rope.py), 1 + w norms
+and logit scales into the weight (Param.offset, Param.scale), a residual multiplier into the embedding and the
+epsilons (models/granite.py).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from nearfar.step.shapes import Shapes
 
 
 class Role(Enum):
-    """What a field of a record names."""
+    """The kind of thing that a field of a record names."""
 
     INPUT = "a value that an operation before it makes"
     MATRIX = "a parameter [n, k] that x [M, k] is multiplied by"
@@ -57,15 +57,17 @@ max(x, 0)².
 
 @dataclass(frozen=True)
 class Op(ABC):
-    """One operation. `op`: its name in a manifest."""
+    """One operation of a step. `op`: its name in a manifest."""
 
     op: ClassVar[str]
     half: ClassVar[bool] = False
-    """Whether it can read values of the target's activation dtype. Others read float32, so that the residual
-    stream, and what is normalized on its way there, keep their range (docs/decisions/0003).
+    """Whether the operation can read values of the target's activation dtype.
+
+    Other operations read float32, so that the residual stream, and whatever is normalized on its way there,
+    keeps its range (docs/decisions/0003).
     """
     ends: ClassVar[bool] = False
-    """Whether it is the last operation of a list, which reads only the rows that `logit_rows` names."""
+    """Whether the operation ends a list; it then reads only the rows that `logit_rows` names."""
     out: str
 
     @abstractmethod
@@ -73,8 +75,9 @@ class Op(ABC):
         """Columns of `out`."""
 
     def problems(self, of: Shapes) -> Iterator[str]:
-        """What does not fit together, as ends of a sentence that begins with the operation. Every name that
-        the record gives is known to `of`.
+        """Reasons why the operation does not fit, each the end of a sentence that begins with the operation.
+
+        `of` must know every name in the record.
         """
         yield from ()
 
@@ -96,8 +99,8 @@ class Embed(Op):
 class Norm(Op):
     """RMS norm: out = x / sqrt(mean(x²) + eps) · weight, in float32 (Zhang & Sennrich, 2019).
 
-    `groups`: so many equal stretches of a row, each normalized by itself, with one weight [width/groups] for
-    all.
+    `groups`: the number of equal parts of a row that are normalized separately, all with one weight
+    [width/groups].
     """
 
     op: ClassVar = "norm"
@@ -111,7 +114,7 @@ class Norm(Op):
         return of.widths[self.x]
 
     def problems(self, of: Shapes) -> Iterator[str]:
-        """There must be a weight for each column of a group."""
+        """The weight must have a value for each column of a group."""
         yield from of.long(self.weight, self.groups, of.widths[self.x])
 
 
@@ -129,7 +132,9 @@ class Linear(Op):
         return of.params[self.weight].n
 
     def problems(self, of: Shapes) -> Iterator[str]:
-        """The matrix must take x; a bias must have a value for each row of the matrix."""
+        """The matrix must have as many inputs as x has columns; a bias must have a value for each row of the
+        matrix.
+        """
         yield from of.product(self.x, self.weight, self.bias)
 
 
@@ -137,8 +142,8 @@ class Linear(Op):
 class RopeAppend(Op):
     """Norms and rotation of q and k; k and v go to cache `cache`, out = q [M, heads·head_dim].
 
-    x has columns [q | k | v], or q alone where `append` is false: the layer reads what another has appended.
-    In order, each where it is there:
+    x has columns [q | k | v], or q alone if `append` is false: the layer then reads another layer's cache.
+    The steps, in order, each if its field is set:
     1. `q_norm`, `k_norm`: RMS norm with `eps`, of each head (weights [head_dim]), or with `norm_all` of the
        whole q and k (weights [heads·head_dim], [kv_heads·head_dim]); with `norm_after` it follows the
        rotation.
@@ -163,11 +168,11 @@ class RopeAppend(Op):
     append: bool = True
 
     def out_width(self, of: Shapes) -> int:
-        """The width of the queries."""
+        """heads·head_dim."""
         return self.heads * of.caches[self.cache].head_dim
 
     def problems(self, of: Shapes) -> Iterator[str]:
-        """Heads, the weights of norms and the columns of x must be as the cache says."""
+        """Heads, the norms' weights and the columns of x must fit the cache."""
         cache = of.caches[self.cache]
         yield from of.grouped(self.heads, self.cache)
         heads = self.heads + 2 * cache.kv_heads * self.append
@@ -181,9 +186,9 @@ class RopeAppend(Op):
 class Attend(Op):
     """Causal grouped-query attention over cache `cache`; out [M, heads·head_dim].
 
-    Scores are scale·q·k, softcap·tanh(score/softcap) where there is a softcap (Gemma 2). `window`: only so
-    many positions, the row's own included. `sinks`: weights [heads], one more logit a head, which has no
-    value (gpt-oss).
+    Scores are scale·q·k, or softcap·tanh(score/softcap) if there is a softcap (Gemma 2). `window`: the number
+    of positions attended to, the row's own included. `sinks`: weights [heads], one more logit for each head,
+    without a value (gpt-oss).
     """
 
     op: ClassVar = "attend"
@@ -201,7 +206,7 @@ class Attend(Op):
         return of.widths[self.x]
 
     def problems(self, of: Shapes) -> Iterator[str]:
-        """Queries must be as wide as the heads; there must be one sink for each head."""
+        """Queries must be as wide as the heads; each head must have one sink."""
         yield from of.grouped(self.heads, self.cache)
         yield from of.wide(self.x, self.heads * of.caches[self.cache].head_dim)
         if self.sinks is not None:
@@ -222,7 +227,7 @@ class Glu(Op):
         return of.widths[self.x] // 2
 
     def problems(self, of: Shapes) -> Iterator[str]:
-        """The columns of x must have two halves."""
+        """The number of columns of x must be even."""
         if of.widths[self.x] % 2:
             yield f"halves {self.x}, which has {of.widths[self.x]} columns"
 
@@ -250,11 +255,11 @@ class Add(Op):
     scale: float = 1.0
 
     def out_width(self, of: Shapes) -> int:
-        """The width of a, which is that of b."""
+        """The width of a and b."""
         return of.widths[self.a]
 
     def problems(self, of: Shapes) -> Iterator[str]:
-        """Both must have the same width."""
+        """Both values must have the same width."""
         yield from of.wide(self.b, of.widths[self.a])
 
 
@@ -267,11 +272,11 @@ class Mul(Op):
     b: Input
 
     def out_width(self, of: Shapes) -> int:
-        """The width of a, which is that of b."""
+        """The width of a and b."""
         return of.widths[self.a]
 
     def problems(self, of: Shapes) -> Iterator[str]:
-        """Both must have the same width."""
+        """Both values must have the same width."""
         yield from of.wide(self.b, of.widths[self.a])
 
 
@@ -306,7 +311,7 @@ class Columns(Op):
         return self.count
 
     def problems(self, of: Shapes) -> Iterator[str]:
-        """The columns must be among those of x."""
+        """The columns must exist in x."""
         if self.start + self.count > of.widths[self.x]:
             yield (
                 f"takes columns {self.start} to {self.start + self.count} of {self.x}, which has "
@@ -316,8 +321,8 @@ class Columns(Op):
 
 @dataclass(frozen=True)
 class Logits(Op):
-    """The end: x·Wᵀ of the rows that `logit_rows` names, float32 [16, vocab]; softcap·tanh(y/softcap)
-    where there is one.
+    """The head: x·Wᵀ for the rows that `logit_rows` names, float32 [16, vocab]; softcap·tanh(y/softcap) if
+    there is a softcap.
     """
 
     op: ClassVar = "logits"
@@ -328,11 +333,13 @@ class Logits(Op):
     softcap: float | None = None
 
     def out_width(self, of: Shapes) -> int:
-        """The vocabulary."""
+        """The size of the vocabulary."""
         return of.params[self.weight].n
 
     def problems(self, of: Shapes) -> Iterator[str]:
-        """The matrix must take x; a bias must have a value for each row of the matrix."""
+        """The matrix must have as many inputs as x has columns; a bias must have a value for each row of the
+        matrix.
+        """
         yield from of.product(self.x, self.weight, self.bias)
 
 
@@ -340,8 +347,7 @@ class Logits(Op):
 class Embedding(Op):
     """The end of a model that gives embeddings: the rows of x that `logit_rows` names, float32 [16, width].
 
-    They are as the model makes them: whoever reads them normalizes them, after what is cut off (OpenAI's
-    `dimensions`).
+    They are not normalized: the reader normalizes them after it has cut them (OpenAI's `dimensions`).
     """
 
     op: ClassVar = "embedding"
@@ -359,7 +365,7 @@ class Embedding(Op):
 
 
 OPS: dict[str, type[Op]] = {kind.op: kind for kind in Op.__subclasses__()}
-"""Every operation, by its name in a manifest."""
+"""Every operation's record, by the operation's name in a manifest."""
 
 
 def reads(op: Op) -> tuple[str, ...]:
@@ -378,7 +384,7 @@ def multiplied_by(op: Op) -> tuple[str, ...]:
 
 
 def looked_up_in(op: Op) -> tuple[str, ...]:
-    """The matrices of which an operation reads the rows that tokens name."""
+    """The matrices from which an operation reads the rows that tokens name."""
     return _named(op, Role.LOOKUP)
 
 
@@ -388,7 +394,9 @@ def caches_of(op: Op) -> tuple[int, ...]:
 
 
 def problems_of(op: Op, of: Shapes) -> list[str]:
-    """What an operation names that is not there, or that does not fit; each the end of a sentence."""
+    """What is wrong with an operation: missing names, or shapes that do not fit; each the end of a
+    sentence.
+    """
     found = [f"reads {name}, which nothing before it makes" for name in reads(op) if name not in of.widths]
     for name in weights_of(op):
         if name not in of.params:
@@ -407,7 +415,7 @@ def problems_of(op: Op, of: Shapes) -> list[str]:
 
 
 def _misshapen(op: Op, of: Shapes) -> Iterator[str]:
-    """Vectors in the place of matrices, and the reverse."""
+    """Complaints about vectors where a matrix is needed, and matrices where a vector is needed."""
     vectors = _named(op, Role.VECTOR)
     for name in weights_of(op):
         if of.params[name].is_matrix == (name in vectors):
@@ -415,19 +423,19 @@ def _misshapen(op: Op, of: Shapes) -> Iterator[str]:
 
 
 def _named(op: Op, *roles: Role) -> tuple[str, ...]:
-    """What the fields of these roles hold, but for those that are None."""
+    """The names in the fields of these roles, without None."""
     return tuple(name for name in (getattr(op, f) for f in _fields(type(op), roles)) if name is not None)
 
 
 @functools.cache
 def _fields(kind: type[Op], roles: tuple[Role, ...]) -> tuple[str, ...]:
-    """The fields of these roles, in their order."""
+    """The names of the fields that have one of these roles, in order."""
     hints = typing.get_type_hints(kind, include_extras=True)
     return tuple(name for name, hint in hints.items() if _role(hint) in roles)
 
 
 def _role(hint: object) -> Role | None:
-    """The role that a field's type says, if any: of `Vector`, or of `Vector | None`."""
+    """The role in a field's type, `Vector` or `Vector | None`; None if it has none."""
     for each in (hint, *typing.get_args(hint)):
         for more in getattr(each, "__metadata__", ()):
             if isinstance(more, Role):

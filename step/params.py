@@ -1,4 +1,4 @@
-"""Weights as the step names them, and the checkpoint's tensors that they are made of."""
+"""Parameters: the weights that a step names, and the checkpoint's tensors that they are made of."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import numpy.typing as npt
 
 @dataclass(frozen=True)
 class RotaryOrder:
-    """The order of a projection's rows that makes every rotation one of half-split pairs (i, i + head_dim/2).
+    """The order of a projection's rows that turns every rotation into one of half-split pairs (i, i +
+    head_dim/2).
 
-    Of each head `rotary` values are rotated: as pairs (i, i + rotary/2), or `interleaved` as (2i, 2i+1). The
-    rest are not; in the table of frequencies they are pairs of frequency 0. Queries and keys are permuted
-    alike, so that their products stay.
+    In each head, `rotary` values rotate: as pairs (i, i + rotary/2), or `interleaved` as (2i, 2i+1). The
+    others do not; in the table of frequencies they are pairs of frequency 0. Queries and keys are permuted
+    alike, so their products do not change.
     """
 
     head_dim: int
@@ -24,11 +25,11 @@ class RotaryOrder:
 
     @property
     def trivial(self) -> bool:
-        """Whether nothing moves."""
+        """Whether the order leaves every row in its place."""
         return not self.interleaved and self.rotary == self.head_dim
 
     def head(self) -> list[int]:
-        """For each place in a head, the row that comes there."""
+        """For each place in a head, the index of the row that moves there."""
         half, turning = self.head_dim // 2, self.rotary // 2
         rest = list(range(self.rotary, self.head_dim))
         if self.interleaved:
@@ -38,14 +39,14 @@ class RotaryOrder:
         return first + rest[: half - turning] + second + rest[half - turning :]
 
     def rows(self, count: int) -> list[int]:
-        """For so many rows of whole heads."""
+        """For each of `count` rows (whole heads), the index of the row that moves there."""
         head = self.head()
         return [start + row for start in range(0, count, self.head_dim) for row in head]
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows [start, start + rows) of a tensor of the checkpoint; `order`: brought into another order."""
+    """Rows [start, start + rows) of a checkpoint's tensor; `order`: the order they are brought into."""
 
     tensor: str
     rows: int
@@ -55,10 +56,9 @@ class Piece:
 
 @dataclass(frozen=True)
 class Param:
-    """One weight: a matrix [n, k], or a float32 vector [n] where `k` is 0: the rows of its pieces, one piece
-    after the other.
+    """One weight: a matrix [n, k], or, if `k` is 0, a float32 vector [n]; its pieces follow one another.
 
-    A vector is offset + scale · what the checkpoint has.
+    The values of a vector are offset + scale · the checkpoint's.
     """
 
     name: str
@@ -69,18 +69,19 @@ class Param:
 
     @property
     def n(self) -> int:
-        """Rows in all."""
+        """The number of rows of all pieces."""
         return sum(piece.rows for piece in self.pieces)
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it can be quantized."""
+        """Whether the parameter is a matrix, which can be quantized."""
         return self.k > 0
 
     @property
     def tensors(self) -> dict[str, int]:
-        """The tensors that it is made of, in order, with their rows. A parameter takes all rows of a
-        tensor, or several do.
+        """The tensors that the parameter is made of, in order, with their rows.
+
+        Each row of a tensor is used by this parameter or by another one that names the same tensor.
         """
         out: dict[str, int] = {}
         for piece in self.pieces:
@@ -89,8 +90,10 @@ class Param:
 
     @property
     def order(self) -> list[int] | None:
-        """For each of its rows, which row of its `tensors`, one whole after the other, comes there; None: as
-        they lie. Pieces may lie in a tensor in another order, apart, or use a row twice.
+        """For each row of the parameter, its index in the `tensors` stacked one after the other; None: the
+        rows are in place.
+
+        Pieces may be in a tensor in another order, be apart, or use a row twice.
         """
         tensors, first, stacked = self.tensors, {}, 0
         for tensor, count in tensors.items():
@@ -107,8 +110,8 @@ class Param:
         return rows
 
     def folded(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """A vector as the step reads it, of its `tensors` one after the other: its rows in order, scaled and
-        shifted.
+        """A vector as the step reads it: `values`, its `tensors` one after the other, with rows in order,
+        scaled and shifted.
         """
         moved = values if self.order is None else values[np.array(self.order)]
         if self.scale == 1.0 and self.offset == 0.0:
@@ -116,5 +119,5 @@ class Param:
         return np.asarray(moved * np.float32(self.scale) + np.float32(self.offset), np.float32)
 
     def expected(self) -> dict[str, tuple[int, ...]]:
-        """Shape of each tensor."""
+        """The shape of each tensor that the parameter needs."""
         return {name: (rows, self.k) if self.is_matrix else (rows,) for name, rows in self.tensors.items()}

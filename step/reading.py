@@ -1,4 +1,4 @@
-"""From config.json to a model: which file reads it, and under which names a checkpoint has its tensors."""
+"""From config.json to a model: chooses the model file, and the checkpoint's names of tensors."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from nearfar.step.models import NESTED, architecture
 from nearfar.step.params import Param
 
 SPELLINGS = (("language_model.model.", "language_model.lm_head."), ("model.language_model.", "lm_head."))
-"""What stands for "model." and "lm_head." in such checkpoints: as published, and as classes have them."""
+"""The prefixes that stand for "model." and "lm_head." in multimodal checkpoints, in both spellings in use."""
 
 OTHER_PARTS = (
     "vision_tower.", "vision_model.", "multi_modal_projector.",
     "audio_tower.", "embed_vision.", "embed_audio.",
 )  # fmt: skip
-"""How tensors begin that are not of the text model, with or without "model." in front."""
+"""Prefixes of tensors of other parts than the text model, with or without "model." in front."""
 
 AROUND = ("bos_token_id", "eos_token_id", "dtype", "torch_dtype")
-"""Keys beside `text_config` that hold for the text model, where it does not say."""
+"""Keys beside `text_config` that apply to the text model if it lacks them."""
 
 
 @dataclass(frozen=True)
 class Reading:
-    """A model, what read its config, and the checkpoint's tensors of other parts than text."""
+    """A model, the reader of its config, and the checkpoint's tensors of other parts than text."""
 
     model: Model
     model_type: str
@@ -41,10 +41,10 @@ def read_model(
     context: int | None = None,
     tied: bool | None = None,
 ) -> Reading:
-    """The model of a config.json, with no more than `context` positions; or CheckpointError.
+    """The model of a config.json, with at most `context` positions; CheckpointError if it is not supported.
 
-    `tensors`: names in the checkpoint, by which a text model that is a part of something larger is found.
-    `tied`: whether the head is the embedding, None: as the config says.
+    `tensors`: names in the checkpoint, by which a multimodal checkpoint's text model is found. `tied`:
+    whether the head is the embedding; None: as the config says.
     """
     config = config if tied is None else {**config, "tie_word_embeddings": tied}
     model_type = config.get("model_type")
@@ -59,7 +59,9 @@ def read_model(
 
 
 def _text_config(config: Mapping[str, Any], default: str, tensors: Collection[str]) -> dict[str, Any]:
-    """`text_config` with what the whole says for it: end tokens, and whether the head is the embedding."""
+    """`text_config`, completed from the keys around it: end tokens, dtype, and whether the head is the
+    embedding.
+    """
     given = config.get("text_config")
     if not isinstance(given, Mapping):
         raise CheckpointError(f"config.json: text_config is {type(given).__name__}; expected an object")
@@ -75,7 +77,9 @@ def _text_config(config: Mapping[str, Any], default: str, tensors: Collection[st
 
 
 def _spelling(tensors: Collection[str]) -> Callable[[str], str]:
-    """From the names that a model file uses to those in the checkpoint."""
+    """A function from a model file's names of tensors to the checkpoint's; CheckpointError if the text model
+    is not found.
+    """
     found = [pair for pair in SPELLINGS if any(name.startswith(pair[0]) for name in tensors)]
     if tensors and not found:
         starts = " or ".join(f"{start}*" for start, _ in SPELLINGS)
@@ -91,14 +95,12 @@ def _spelling(tensors: Collection[str]) -> Callable[[str], str]:
 
 
 def without_prefix(model: Model) -> Model:
-    """With its parameters made of tensors without `model.`, as checkpoints of a model without a head have
-    them.
-    """
+    """The model with tensors named without `model.`, as in checkpoints of models without a head."""
     return _renamed(model, lambda name: name.removeprefix("model."))
 
 
 def _renamed(model: Model, name: Callable[[str], str]) -> Model:
-    """With its parameters made of tensors of other names."""
+    """The model with each tensor renamed by `name`."""
 
     def renamed(param: Param) -> Param:
         return replace(param, pieces=tuple(replace(p, tensor=name(p.tensor)) for p in param.pieces))

@@ -1,4 +1,5 @@
-"""Rotary position embeddings (Su et al., 2021) as tables of frequencies, stretched in every known way.
+"""Rotary position embeddings (Su et al., 2021) as tables of frequencies, with every known way of stretching
+them.
 
 The formulas are those of transformers' `modeling_rope_utils`, computed in float32 as there, so that angles
 agree.
@@ -24,7 +25,7 @@ Frequencies = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class ShortRope:
-    """LongRoPE's other frequencies: for engines whose sequences have at most `context` positions."""
+    """LongRoPE's short set of frequencies, for engines whose sequences have at most `context` positions."""
 
     inv_freq: tuple[float, ...]
     context: int
@@ -34,8 +35,8 @@ class ShortRope:
 class Rope:
     """A table: pair i of a head turns by position · inv_freq[i]; cosine and sine are multiplied by `scale`.
 
-    `inv_freq` has head_dim/2 float32 values. Where it is 0 the pair is not rotated, nor scaled. Where there
-    is a `short`, an engine with a short context turns by its frequencies instead.
+    `inv_freq` has head_dim/2 float32 values; a pair with frequency 0 is neither rotated nor scaled. An engine
+    whose context fits `short` uses its frequencies instead.
     """
 
     inv_freq: tuple[float, ...]
@@ -45,7 +46,7 @@ class Rope:
 
 @dataclass(frozen=True)
 class Rotation:
-    """A table as a model file needs it: `rotary` of a head's values turn."""
+    """A table with `rotary`, the number of a head's values that turn."""
 
     rope: Rope
     rotary: int
@@ -66,7 +67,7 @@ KEYS: Keys = {
     "dynamic": ("alpha", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
     "proportional": ("factor",),
 }  # fmt: skip
-"""What each type can say, besides theta and partial_rotary_factor. "su": longrope, in early Phi-3s."""
+"""Keys of each rope type, besides theta and partial_rotary_factor. "su" is longrope in early Phi-3 models."""
 
 COMMON = ("default", "linear", "llama3", "yarn", "longrope", "proportional")
 """The types that mean the same in every architecture."""
@@ -79,7 +80,7 @@ def frequencies(theta: float, rotary: int) -> Frequencies:
 
 
 def padded(freq: Frequencies, head_dim: int, scale: float = 1.0) -> Rope:
-    """A table for whole heads: what is not rotated has frequency 0."""
+    """A table for whole heads: pairs that do not rotate have frequency 0."""
     return Rope(_whole(freq, head_dim), scale)
 
 
@@ -92,13 +93,12 @@ def read_rope(
     kinds: Sequence[str] = COMMON, theta: float = 10000.0, partial: float = 1.0, original: int | None = None,
     beside: Sequence[str] = (), parts: bool = False,
 ) -> Rotation:  # fmt: skip
-    """The table of a config: its `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`.
+    """Read the table of a config: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling`.
 
-    `layer_type`: which table, where rope_parameters has one for each type of layer. `context`: positions that
-    the artifact will have. `kinds`: what the architecture knows. `theta`, `partial`, `original` (positions
-    before they were stretched): where the config does not say. `beside`: keys with another purpose. `parts`:
-    whether transformers' class can turn a part of each head: the others ignore partial_rotary_factor, or
-    fail.
+    `layer_type`: the type of layer whose table is read, if rope_parameters has several. `context`: the
+    artifact's positions. `kinds`: the types that the architecture supports. `theta`, `partial`, `original`
+    (positions before stretching): defaults. `beside`: keys with another purpose. `parts`: whether
+    transformers' class can rotate a part of each head; other classes ignore partial_rotary_factor, or fail.
     """
 
     def table(section: ConfigReader) -> Rotation:
@@ -113,7 +113,7 @@ def read_rope(
 
 
 def rope_sections(read: ConfigReader, layer_type: str | None = None) -> list[ConfigReader]:
-    """What a config says of rotations: none, one object, or two that have to agree."""
+    """The sections of a config about rotations: none, one, or two that must agree."""
     return [
         _inner(read.section(key), layer_type)
         for key in ("rope_parameters", "rope_scaling")
@@ -122,7 +122,7 @@ def rope_sections(read: ConfigReader, layer_type: str | None = None) -> list[Con
 
 
 def _inner(section: ConfigReader, layer_type: str | None) -> ConfigReader:
-    """The parameters of a type of layer, where they are given by type."""
+    """The section of a type of layer, if the parameters are given by type; otherwise the section itself."""
     if layer_type is None or not section.given(layer_type):
         return section
     return section.section(layer_type)
@@ -171,7 +171,7 @@ def _read(
 
 
 NEUTRAL: Mapping[str, object] = {"rope_traditional": False, "rope_interleaved": False}
-"""Keys that other readers honour, with the value that says what is computed here."""
+"""Keys that other readers use, with the value that matches our computation."""
 
 
 def _check_neutral(read: ConfigReader) -> None:
@@ -181,13 +181,13 @@ def _check_neutral(read: ConfigReader) -> None:
 
 
 def original_context(read: ConfigReader, top: ConfigReader, default: int) -> int:
-    """Positions before they were stretched; what stands beside the rope's section comes first."""
+    """The number of positions before stretching; a key outside the rope section takes precedence."""
     key = "original_max_position_embeddings"
     return _first(top, read, key).size(key, default, MAX_CONTEXT)
 
 
 def _alpha(read: ConfigReader, theta: float, rotary: int) -> float:
-    """Hunyuan's "dynamic": theta is stretched by a constant, whatever the length; other keys say nothing."""
+    """Hunyuan's "dynamic": a constant stretches theta for every length; no other key has an effect."""
     if not read.given("alpha"):
         read.refuse("alpha", "a number: without it, frequencies would depend on the length of each prompt")
     return float(theta * read.number("alpha", None, 1.0, FACTOR[1]) ** (rotary / (rotary - 2)))
@@ -198,7 +198,7 @@ def _first(one: ConfigReader, other: ConfigReader, key: str) -> ConfigReader:
 
 
 def _proportional(read: ConfigReader, theta: float, head_dim: int, part: float) -> Rope:
-    """Gemma 4: the frequencies of the whole head, of which only the first part turn."""
+    """Gemma 4: the frequencies of a whole head, of which only the first part rotates."""
     turning = int(part * head_dim // 2)
     exponent = np.arange(0, 2 * turning, 2, dtype=np.float32) / np.float32(head_dim)
     freq = 1.0 / np.power(np.float32(theta), exponent) / np.float32(read.number("factor", 1.0, *FACTOR))
@@ -206,7 +206,7 @@ def _proportional(read: ConfigReader, theta: float, head_dim: int, part: float) 
 
 
 def _llama3(read: ConfigReader, freq: Frequencies, original: int) -> Frequencies:
-    """Llama 3.1: long wavelengths are slowed by `factor`, short ones kept, those between blended."""
+    """Llama 3.1: `factor` slows long wavelengths, short ones are kept, and those between are blended."""
     factor = read.number("factor", None, *FACTOR)
     slow, fast = (read.number(f"{end}_freq_factor", None, 1e-3, FACTOR[1]) for end in ("low", "high"))
     if slow >= fast:
@@ -223,7 +223,7 @@ def _llama3(read: ConfigReader, freq: Frequencies, original: int) -> Frequencies
 def _yarn(
     read: ConfigReader, theta: float, rotary: int, original: int, stated: int
 ) -> tuple[Frequencies, float]:
-    """Peng et al., "YaRN" (2023): slow pairs interpolated, fast ones kept, between them a ramp."""
+    """Peng et al., "YaRN" (2023): slow pairs are interpolated, fast ones kept, with a ramp between them."""
     factor = read.number("factor", stated / original, *FACTOR)
     fast, slow = read.number("beta_fast", 32.0, *BETA), read.number("beta_slow", 1.0, *BETA)
 
@@ -255,11 +255,12 @@ def _yarn(
 def _longrope(
     read: ConfigReader, theta: float, sizes: tuple[int, int], lengths: tuple[int, int, int]
 ) -> Rope:
-    """Ding et al., "LongRoPE" (2024): a factor for each pair, one set for the original context, one beyond.
+    """Ding et al., "LongRoPE" (2024): a factor for each pair, in one set for the original context and one
+    beyond it.
 
     `sizes`: head_dim and how many of its values turn. `lengths`: the original positions, those that the
-    config states, and those that the artifact will have. An artifact for the original positions, or fewer,
-    needs the short set alone. A longer one has both, and an engine takes the one that fits its context.
+    config states, and those that the artifact will have. An artifact for at most the original positions needs
+    only the short set. A longer one has both, and an engine takes the set that fits its context.
     """
     (head_dim, rotary), (original, stated, context) = sizes, lengths
     factor = read.number("factor", stated / original, *FACTOR)

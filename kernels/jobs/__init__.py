@@ -1,8 +1,9 @@
-"""What kernels are asked to do: one frozen record a job, keyed by everything that the kernel depends on.
+"""Jobs, which say what a kernel must compute: one frozen record for each, with everything that the kernel
+depends on.
 
-A job states once the order of its inputs (`inputs`), its output (`out`), and what its kernel is called
-(`label`). Names of inputs: `x` rows of activations; `w0`, `w1`, … the packed parts of a matrix; the rest as
-in the buffer table (format/buffers.py). Kernels take their inputs in this order, then `out`.
+A job states the order of its inputs (`inputs`), its output (`out`), and its kernel's name (`label`). Names of
+inputs: `x` is rows of activations; `w0`, `w1`, … are the packed parts of a matrix; the others are those of
+the buffer table (format/buffers.py). A kernel's parameters are the inputs in this order, then `out`.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from .paged import Attend, Paged, RopeAppend, Rows, Split
 from .project import Project
 
 GraphJob = Embed | Norm | Linear | RopeAppend | Rows | Project | Attend
-"""Jobs of a step; their arguments are the graph's tensors."""
+"""Jobs of a step; their arguments are tensors of the graph."""
 SamplerJob = Greedy | Sample | Logprobs
-"""Jobs beside the step; their arguments are buffers of the artifact, by name."""
+"""Jobs of the sampler; their arguments are buffers of the artifact, by name."""
 Job = GraphJob | SamplerJob
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Jobs on rows of activations: embedding, norm, and the matmul with all that is fused to it."""
+"""Jobs on rows of activations: embedding, norm, and the matmul with everything fused into it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .paged import Split
 
 @dataclass(frozen=True)
 class Embed:
-    """out[i] = scale · row tokens[i] of the matrix, float32 [m, k]. Rows of padding: any finite value.
+    """out[i] = scale · row tokens[i] of the matrix, float32 [m, k]. Padding rows: any finite value.
 
-    `first`, `of`: the matrix is a piece of one of `of` rows (0: it is whole), from row `first` on; rows of
-    out whose tokens are in other pieces stay as they are.
+    `first`, `of`: the matrix is the piece from row `first` on of a matrix with `of` rows (0: it is whole).
+    Rows of out whose tokens are in other pieces keep their values.
     """
 
     kind: ClassVar = "embed"
@@ -29,7 +29,7 @@ class Embed:
     of: int = 0
 
     def inputs(self, parts: int) -> tuple[str, ...]:
-        """Tokens int32 [256], the matrix's parts."""
+        """The tokens int32 [256] and the matrix's parts."""
         return ("tokens", *(f"w{i}" for i in range(parts)))
 
     @property
@@ -45,12 +45,12 @@ class Embed:
 
 @dataclass(frozen=True)
 class Norm:
-    """out = rms_norm(x, eps)·weight (+ residual): each of `groups` equal stretches of a row is normalized by
-    itself.
+    """out = rms_norm(x, eps)·weight (+ residual): each of `groups` equal parts of a row is normalized
+    separately.
 
-    Zhang & Sennrich, "Root Mean Square Layer Normalization" (2019). `weight`: there is one, float32
-    [k/groups], the same for all groups; without it the norm only scales. x, residual and out are float32 [m,
-    k].
+    Zhang & Sennrich, "Root Mean Square Layer Normalization" (2019). `weight`: whether there is a weight,
+    float32 [k/groups], the same for all groups; without it the norm only scales. x, residual and out are
+    float32 [m, k].
     """
 
     kind: ClassVar = "norm"
@@ -62,7 +62,7 @@ class Norm:
     residual: bool = False
 
     def inputs(self, parts: int = 0) -> tuple[str, ...]:
-        """x, [weight], [residual]."""
+        """The inputs x, [weight], [residual]."""
         return ("x", *["weight"] * self.weight, *["residual"] * self.residual)
 
     @property
@@ -83,12 +83,12 @@ class Linear:
 
     `norm`: x' = rms_norm(x, eps) * norm_weight, else x' = x. `bias`: add bias[n]. `softcap`: then
     c·tanh(y/c). `residual`: add residual[m, n]. `gate`: W has 2n rows (gate rows 0…n−1, then up rows), out =
-    activation(gate) * up; so out has matrix.n/2 columns. `x_dtype`, `out_dtype`: "float32" or "float16".
-    `rows`: gather: x has `x_rows` rows and an extra int32 [16] argument `logit_rows` picks row logit_rows[i]
-    for out row i; out is then the `logits` buffer [16, n], rows 0…m−1 written. `split`: x is attention's
-    output in parts of `split_heads` heads, which are put together first. `first`, `of`: the matrix is a piece
-    of one of `of` rows (0: it is whole), from row `first` on; bias, residual and out are those of all `of`
-    columns, of which the piece's are written. A piece has no gate.
+    activation(gate) * up, so out has matrix.n/2 columns. `x_dtype`, `out_dtype`: "float32" or "float16".
+    `rows`: gather; x has `x_rows` rows, the int32 [16] argument `logit_rows` names row logit_rows[i] for out
+    row i, and out is the `logits` buffer [16, n], of which rows 0…m−1 are written. `split`: x is attention's
+    output in parts of `split_heads` heads, which the kernel joins first. `first`, `of`: the matrix is the
+    piece from row `first` on of a matrix with `of` rows (0: it is whole); bias, residual and out have all
+    `of` columns, and the piece's columns are written. A piece has no gate.
     """
 
     kind: ClassVar = "linear"
@@ -110,18 +110,19 @@ class Linear:
 
     @property
     def columns(self) -> int:
-        """Columns of the output that are computed."""
+        """The number of columns of the output that the job computes."""
         return self.matrix.n // 2 if self.gate else self.matrix.n
 
     @property
     def width(self) -> int:
-        """Columns of the output."""
+        """The number of columns of the output."""
         return self.of or self.columns
 
     def inputs(self, parts: int) -> tuple[str, ...]:
-        """In order x [x_rows or m, k], [logit_rows [16]], [norm f32 [k]], the parts, [bias f32 [n]],
-        [residual (out_dtype)]. With `split`, for x: partial (see Split), positions int32 [256], [sinks f32
-        [split_heads]].
+        """The inputs in order: x [x_rows or m, k], [logit_rows [16]], [norm f32 [k]], the parts, [bias f32
+        [n]], [residual (out_dtype)].
+
+        With `split`, x is replaced by partial (see Split), positions int32 [256], [sinks f32 [split_heads]].
         """
         x = ("x",) if self.split is None else ("partial", "positions", *["sinks"] * self.split.sinks)
         head = (*x, *["logit_rows"] * self.rows, *["norm"] * (self.norm is not None))
@@ -129,12 +130,12 @@ class Linear:
 
     @property
     def out(self) -> Output:
-        """out_dtype [m, width], or [16, width] of logits."""
+        """out_dtype [m, width], or [16, width] for logits."""
         return (MAX_ROWS if self.rows else self.m, self.width), self.out_dtype
 
     @property
     def label(self) -> str:
-        """Name of the kernel, such as `linear_m1_1536x576_q4g64_norm_silu`."""
+        """The kernel's name, such as `linear_m1_1536x576_q4g64_norm_silu`."""
         flags = {
             "norm": self.norm is not None,
             "bias": self.bias,

@@ -1,4 +1,4 @@
-"""Jobs beside the step: what is drawn from rows of logits, and their probabilities."""
+"""Jobs of the sampler: tokens drawn from rows of logits, and their log probabilities."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True)
 class OverLogits:
-    """What jobs over rows of logits share: how many rows there are, and how long a row is."""
+    """The fields of all jobs over logits: the number of rows, and the length of a row."""
 
     kind: ClassVar[str]
     rows: int
@@ -37,6 +37,6 @@ class Sample(OverLogits):
 
 @dataclass(frozen=True)
 class Logprobs(OverLogits):
-    """Log probabilities of the sampled token and of the 20 likeliest (docs/artifact.md, logprobs)."""
+    """Log probabilities of the sampled token and of the 20 likeliest tokens (docs/artifact.md, logprobs)."""
 
     kind: ClassVar = "logprobs"

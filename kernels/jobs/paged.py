@@ -1,4 +1,4 @@
-"""Jobs on the paged cache: what is appended to it, and attention over it."""
+"""Jobs on the paged cache: appending keys and values, and attention over them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from .names import Output, labelled, short
 
 @dataclass(frozen=True)
 class Split:
-    """Attention between two launches: how the positions that a row sees are shared out, up to `count` parts.
+    """Attention in two launches: the positions that a row sees are divided into at most `count` parts.
 
-    The positions make blocks of `block`, from the first that the row sees on; a part has ⌈blocks/count⌉ of
-    them, so that short rows have fewer parts. The array is [m, heads, count, head_dim + TAIL] of the
+    The positions form blocks of `block`, starting at the first that the row sees; a part has ⌈blocks/count⌉
+    blocks, so short rows have fewer parts. The array is [m, heads, count, head_dim + TAIL] in the
     activations' dtype: a part's own attention, then the logarithm of its sum of exponentials as two numbers
-    (of which the second is what rounding took from the first), then nothing. Of parts that a row does not
-    have nothing is written and nothing may be read. `window`, `sinks`: as of Attend; sinks are not in parts.
+    (the second is the rounding error of the first), then unused values. Parts beyond a row's length are
+    uninitialized; readers must skip them. `window`, `sinks`: as in Attend; parts do not include sinks.
     """
 
     TAIL: ClassVar = 4
@@ -30,7 +30,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Paged:
-    """The shapes that attention and the append before it share: heads, and the paged cache of their layer."""
+    """The shapes that attention and the append before it share: heads, and their layer's paged cache."""
 
     m: int
     heads: int
@@ -58,7 +58,7 @@ class Paged:
 class RopeAppend(Paged):
     """Norms and rotation of q and k, by position; k and v of the rows go to the cache, q comes out.
 
-    Steps, in order, each where it is asked for:
+    The steps, in order, each if its field is set:
     1. `norm_eps`: RMS norm of q with q_norm and of k with k_norm, of each head by itself with weights
        [head_dim]; with `norm_all` over all heads of q (weights [heads·head_dim]) and all of k (weights
        [kv_heads·head_dim]). `norm_after`: after the rotation, not before it.
@@ -66,10 +66,10 @@ class RopeAppend(Paged):
     3. `q_scale` (beta, original): q·(1 + beta·ln(1 + ⌊position/original⌋)), as Ministral 3 does.
     4. `v_norm_eps`: RMS norm of each head of v, without weights.
     5. k and v are written to the cache (kv_dtype [pages, kv_heads, page_size, head_dim]; quantized, a row by
-       itself, to the words of nearfar.format.kv.rows_of), padding rows nowhere. With `rounds` k_rounding, of
-       each head [2, head_dim], says how (nearfar.format.kv.rounding): its first vector is subtracted from k,
-       and when there are codes, each group's offset grows by the sum over its components of the second's
-       times what the codes leave of them.
+       itself, to the words of nearfar.format.kv.rows_of), except padding rows. With `rounds`, k_rounding has
+       [2, head_dim] for each head (nearfar.format.kv.rounding): the first vector is subtracted from k; once k
+       is in codes, each group's offset grows by the sum, over its components, of the second vector times the
+       codes' rounding errors.
     Without `append` x holds q alone, [m, heads·head_dim]: the layer reads another layer's cache.
     """
 
@@ -84,21 +84,21 @@ class RopeAppend(Paged):
 
     @property
     def rounds(self) -> bool:
-        """Whether keys become codes by what a calibration has found of them."""
+        """Whether keys become codes with weights from a calibration (nearfar.format.kv.rounding)."""
         return self.append and self.kv_dtype in ROUNDED
 
     @property
     def x_heads(self) -> int:
-        """Heads in a row of x."""
+        """The number of heads in a row of x."""
         return self.heads + 2 * self.kv_heads * self.append
 
     def inputs(self, parts: int = 0) -> tuple[str, ...]:
-        """In order x [m, x_heads·head_dim] (dtype), positions, slots, page_table, [rope], [q_norm, [k_norm]],
-        [k_rounding], [k_cache, v_cache].
+        """The inputs in order: x [m, x_heads·head_dim] (dtype), positions, slots, page_table, [rope],
+        [q_norm, [k_norm]], [k_rounding], [k_cache, v_cache].
 
         positions, slots int32 [256]; page_table int32 [slots, pages_per_slot]; rope f32 [context, head_dim];
-        norms f32; k_rounding f32 [2·kv_heads·head_dim]. The caches are written in place. Without `append`:
-        neither slots and page_table, nor k_norm and k_rounding, nor the caches.
+        norms f32; k_rounding f32 [2·kv_heads·head_dim]. The caches are written in place. Without `append`
+        there are no slots, page_table, k_norm, k_rounding and caches.
         """
         where = ("positions", "slots", "page_table") if self.append else ("positions",)
         norms = ("q_norm", *["k_norm"] * self.append) if self.norm_eps is not None else ()
@@ -127,18 +127,19 @@ class RopeAppend(Paged):
 
 @dataclass(frozen=True)
 class Rows:
-    """What `Project` needs to know of the rows: one launch a step, for all layers alike in this.
+    """The facts about a step's rows that `Project` needs: one launch a step, for all layers that agree on
+    them.
 
-    out: int32 [m, FACTS + head_dim], numbers as their bits: where in the cache the row's position lies,
-    page·page_size + offset (-1: nowhere, it is padding, or nothing is appended); the factor of q (1.0 without
-    `q_scale`); two zeros; with `rope` the row's cosines, then sines.
+    out: int32 [m, FACTS + head_dim], numbers as their bits: the place of the row's position in the cache,
+    page·page_size + offset (-1: none, the row is padding, or nothing is appended); the factor of q (1.0
+    without `q_scale`); two zeros; with `rope` the row's cosines, then sines.
     """
 
     kind: ClassVar = "rows"
     FACTS: ClassVar = 4
     m: int
     head_dim: int
-    """0: nothing is rotated."""
+    """Values of a head that rotate; 0: nothing is rotated."""
     page_size: int
     slots: int
     pages_per_slot: int
@@ -147,14 +148,14 @@ class Rows:
 
     @staticmethod
     def of(job: RopeAppend) -> Rows:
-        """The rows of a job."""
+        """The Rows job that a RopeAppend job needs."""
         return Rows(
             job.m, job.head_dim * job.rope, job.page_size, job.slots, job.pages_per_slot, job.append,
             job.q_scale,
         )  # fmt: skip
 
     def inputs(self, parts: int = 0) -> tuple[str, ...]:
-        """positions, [slots, page_table], [rope]: see RopeAppend."""
+        """The inputs positions, [slots, page_table], [rope]: see RopeAppend."""
         return (
             "positions",
             *(("slots", "page_table") if self.append else ()),
@@ -178,9 +179,9 @@ class Attend(Paged):
     """Causal attention of the rows over their sequences' pages.
 
     Row i sees positions p ≤ positions[i] of slots[i], with `window` only the last `window` of them, its own
-    included; pages before those may not be there, and are not read. Scores are scale·q·k; `softcap` c:
-    c·tanh(score/c). `sinks`: f32 [heads], for each head one more logit in the softmax, which has no value.
-    Padding rows give zeros. `split`: the output is left in parts, whose window is the job's.
+    included; earlier pages may be missing and are not read. Scores are scale·q·k; `softcap` c:
+    c·tanh(score/c). `sinks`: f32 [heads], one more logit in the softmax of each head, without a value.
+    Padding rows give zeros. `split`: the output stays in parts, with the same window as the job.
     """
 
     kind: ClassVar = "attention"
@@ -191,12 +192,12 @@ class Attend(Paged):
     split: Split | None = None
 
     def inputs(self, parts: int = 0) -> tuple[str, ...]:
-        """q, k_cache, v_cache, positions, slots, page_table, [sinks]."""
+        """The inputs q, k_cache, v_cache, positions, slots, page_table, [sinks]."""
         return ("q", "k_cache", "v_cache", "positions", "slots", "page_table", *["sinks"] * self.sinks)
 
     @property
     def out(self) -> Output:
-        """[m, heads·head_dim] of dtype; its parts (see Split) with `split`."""
+        """[m, heads·head_dim] of dtype; with `split` the array of parts (see Split)."""
         if self.split is not None:
             return (self.m, self.heads, self.split.count, self.head_dim + Split.TAIL), self.dtype
         return self.q_shape, self.dtype

@@ -1,4 +1,4 @@
-"""The projections to q, k and v in one launch with what follows them."""
+"""The projections to q, k and v, with everything up to the cache, in one launch."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .paged import RopeAppend
 
 @dataclass(frozen=True)
 class Project:
-    """`paged` of what `linear` makes, in one: the projections to q, k and v that go where they belong.
+    """`linear`, the projections to q, k and v, followed by `paged` on its result, in one launch.
 
-    `vectors`: the small vectors of both jobs end to end in one tensor, or the one that there is: a kernel has
-    few buffers. `rows`: what Rows makes of the step's rows.
+    `vectors`: the small vectors of both jobs, end to end in one tensor (or the only one as it is), since a
+    kernel has few buffers. `rows`: the output of Rows for the step's rows.
     """
 
     kind: ClassVar = "project"
@@ -24,12 +24,12 @@ class Project:
 
     @property
     def m(self) -> int:
-        """Rows."""
+        """The number of rows."""
         return self.linear.m
 
     @property
     def vectors(self) -> dict[str, int]:
-        """The vectors that stand in `vectors`, in order, with their lengths."""
+        """The vectors in the tensor `vectors`, in order, with their lengths."""
         linear, paged, norms = self.linear, self.paged, self.paged.norm_eps is not None
         found = {
             "norm": linear.matrix.k * (linear.norm is not None),
@@ -42,12 +42,12 @@ class Project:
 
     @property
     def starts(self) -> dict[str, int]:
-        """Where each of them begins."""
+        """The index in `vectors` where each vector begins."""
         lengths = list(self.vectors.values())
         return {name: sum(lengths[:i]) for i, name in enumerate(self.vectors)}
 
     def inputs(self, parts: int) -> tuple[str, ...]:
-        """X [m, k], the parts, [vectors f32], rows, [k_cache, v_cache]."""
+        """The inputs x [m, k], the parts, [vectors f32], rows, [k_cache, v_cache]."""
         caches = ("k_cache", "v_cache") if self.paged.append else ()
         return ("x", *(f"w{i}" for i in range(parts)), *["vectors"] * bool(self.vectors), "rows", *caches)
 
@@ -58,6 +58,6 @@ class Project:
 
     @property
     def label(self) -> str:
-        """Name of the kernel: those of both jobs, without what they have in common."""
+        """The kernel's name: the names of both jobs, without the parts that they share."""
         paged = self.paged.label.removeprefix("rope_append_").removeprefix(f"m{self.m}_")
         return f"project_{self.linear.label.removeprefix('linear_')}_{paged}"

@@ -16,31 +16,34 @@ if TYPE_CHECKING:
     from nearfar.step.model import Model
 
 ALIASES: Mapping[str, str] = {"ministral": "mistral"}
-"""Model types that are computed as another one is."""
+"""Model types that are computed like another type."""
 
 NESTED: Mapping[str, str] = {"mistral3": "mistral", "gemma3": "gemma3_text", "gemma4": "gemma4_text"}
-"""Model types with a text model in `text_config`, and of which type that is where it does not say.
+"""Model types whose text model is in `text_config`, each with the type of that text model if the config does
+not name it.
 
-Only those are here whose text model computes within the whole as it does alone.
+A type is listed only if its text model computes the same inside the whole as on its own.
 """
 
 
 class Architecture(Protocol):
-    """What a file in this folder provides."""
+    """The interface of a model file in this folder."""
 
     def model(self, read: ConfigReader, context: int | None = None) -> Model:
-        """The model of a config.json, with no more than `context` positions; or CheckpointError."""
+        """The model of a config.json, with at most `context` positions; CheckpointError if it is not
+        supported.
+        """
         ...
 
 
 def architectures() -> list[str]:
-    """The model types that can be built: those with a file, and those that are like one of them."""
+    """The model types that can be built: those with a file, and their aliases."""
     files = (path.stem for folder in __path__ for path in Path(folder).glob("*.py"))
     return sorted([*(name for name in files if not name.startswith("_")), *ALIASES])
 
 
 def architecture(config: Mapping[str, Any], within: str = "") -> Architecture:
-    """The architecture of a config.json, or CheckpointError naming the known ones.
+    """The architecture of a config.json; CheckpointError, which names the known ones, if there is none.
 
     `within`: as for ConfigReader.
     """
@@ -49,8 +52,10 @@ def architecture(config: Mapping[str, Any], within: str = "") -> Architecture:
 
 
 def check_known(config: Mapping[str, Any], within: str = "") -> str:
-    """The model type of a config.json that there is a file for, or CheckpointError: what the model is where
-    it writes no text, else the types that there are, and what else may answer. It imports none of them.
+    """The model type of a config.json, if it has a file here; no model file is imported.
+
+    CheckpointError otherwise: it says what a model is that writes no text, or lists the known types and what
+    else may run the model.
     """
     if what := writes_no_text(config, within=within):
         raise CheckpointError(f"config.json: {what}")

@@ -1,6 +1,6 @@
-"""EXAONE 4 (2025): norms of what a block adds, q and k normalized head by head.
+"""EXAONE 4 (2025): norms follow each block, and q and k are normalized head by head.
 
-In models with windows, the layers without one rotate nothing.
+In models with windows, layers without a window do not rotate.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nearfar.step.rope import read_rope
 
 PATTERN = 4
 WINDOW = 4096
-"""Where config.json does not say; null says that there is no window."""
+"""Default of `sliding_window`; null means that there is no window."""
 
 
 def model(read: ConfigReader, context: int | None = None) -> Model:
@@ -39,7 +39,9 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
 
 
 def layer_types(read: ConfigReader, layers: int, hybrid: bool) -> list[str]:
-    """Where none are listed: every so many layers one without a window, by `sliding_window_pattern`."""
+    """The types of layers if config.json lists none: every `sliding_window_pattern`-th layer has no
+    window.
+    """
     if read.given("layer_types") or not hybrid:
         read.given("sliding_window_pattern")
         return ["full_attention"] * layers

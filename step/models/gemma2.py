@@ -1,7 +1,7 @@
 """Gemma 2 ("Gemma 2: Improving Open Language Models at a Practical Size", 2024).
 
-Beside a llama: norms before and after each block, with weights that the checkpoint stores as w − 1; an
-embedding times √hidden; GELU; tanh caps on attention scores and logits; every second layer attends to a
+Differences from a llama: norms before and after each block, with weights that the checkpoint stores as w − 1;
+an embedding times √hidden; GELU; tanh caps on attention scores and logits; every second layer attends to a
 window.
 """
 
@@ -35,14 +35,14 @@ DEFAULTS: Mapping[str, Any] = {
     "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True, "query_pre_attn_scalar": 256,
     "sliding_window": 4096, "bos_token_id": 2, "eos_token_id": 1,
 }  # fmt: skip
-"""Where config.json does not say."""
+"""Defaults for keys that config.json lacks."""
 CAP = (1e-3, 1e6)
 PRE_ATTENTION = (1e-3, 1e6)
 
 
 @dataclass(frozen=True)
 class Norms:
-    """Names of a layer's four norms, in order; `offset` 1 where their weights are stored as w − 1."""
+    """Names of a layer's four norms, in order; `offset` is 1 if their weights are stored as w − 1."""
 
     attention: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
     mlp: tuple[str, str] = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
@@ -72,7 +72,7 @@ def sandwich(
     s: StepBuilder, c: Decoder, architecture: str, layers: Sequence[Attention], mlp: Mlp, norms: Norms,
     embed_scale: float = 1.0, softcap: float | None = None,
 ) -> Model:  # fmt: skip
-    """A decoder whose layers normalize what their two blocks read, and what they add."""
+    """A decoder whose layers normalize both the input and the output of their two blocks."""
     x = s.embed("model.embed_tokens.weight", c.vocab, c.hidden, embed_scale)
     for i, attend in enumerate(layers):
         at = [f"model.layers.{i}.{name}.weight" for name in (*norms.attention, *norms.mlp)]
@@ -86,7 +86,7 @@ def sandwich(
 
 
 def embedding_scale(read: ConfigReader, width: int) -> float:
-    """√width, in the dtype that the checkpoint was trained in: its bfloat16 makes 34 of √1152 = 33.94."""
+    """√width, rounded to the checkpoint's dtype: bfloat16 makes 34 of √1152 = 33.94."""
     scale = math.sqrt(width)
     dtype = read.choice("dtype", DTYPES, read.choice("torch_dtype", DTYPES, "float32"))
     if dtype == "float16":
@@ -102,22 +102,22 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 def query_scale(read: ConfigReader) -> float:
-    """What scores are multiplied by; the default is in DEFAULTS."""
+    """The factor of attention scores: 1/√query_pre_attn_scalar, whose default is in DEFAULTS."""
     return 1.0 / math.sqrt(read.number("query_pre_attn_scalar", None, *PRE_ATTENTION))
 
 
 def read_cap(read: ConfigReader, key: str) -> float | None:
-    """A tanh cap, None: none."""
+    """The tanh cap in `key`; None if there is none."""
     return read.number(key, None, *CAP) if read.given(key) else None
 
 
 def read_mlp(read: ConfigReader, inner: int) -> Mlp:
-    """Gemma's MLP: what counts is `hidden_activation`, not the older `hidden_act` beside it."""
+    """Gemma's MLP: its activation is `hidden_activation`; the older `hidden_act` is ignored."""
     read.given("hidden_act")
     return Mlp(inner, read_activation(read, "hidden_activation"))
 
 
 def refuse_bidirectional(read: ConfigReader) -> None:
-    """Encoders made of Gemma attend to what follows, too."""
+    """Refuse encoders made of Gemma, which also attend to later positions."""
     if read.given("use_bidirectional_attention") and read.flag("use_bidirectional_attention"):
         read.refuse("use_bidirectional_attention", "false: only causal attention is supported")

@@ -1,7 +1,8 @@
 """Gemma 3, text ("Gemma 3 Technical Report", 2025).
 
-Beside Gemma 2: q and k of each head are normalized, five layers with a window stand to one without, each
-kind has its own table of rotations, and only that of the layers without a window is stretched. No caps.
+Differences from Gemma 2: q and k of each head are normalized, five layers with a window stand to one without,
+each kind has its own table of rotations, and only that of the layers without a window is stretched. There are
+no caps.
 """
 
 from __future__ import annotations
@@ -47,14 +48,16 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
 
 
 def layer_types(read: ConfigReader, layers: int) -> list[str]:
-    """Where none are listed: every `sliding_window_pattern`-th layer has no window."""
+    """The types of layers if config.json lists none: every `sliding_window_pattern`-th layer has no
+    window.
+    """
     pattern = read.size("sliding_window_pattern", PATTERN, most=MAX_LAYERS)
     return ["sliding_attention" if (i + 1) % pattern else "full_attention" for i in range(layers)]
 
 
 def local_rope(read: ConfigReader, c: Decoder, key: str, theta: float) -> Rotation:
-    """The table of layers with a window: its section of `rope_parameters`, else `key` alone, never
-    stretched.
+    """The table of layers with a window: their section of `rope_parameters`, or else a plain table with base
+    `key`.
     """
     if read.given("rope_parameters"):
         return read_rope(read, c.head_dim, c.context, layer_type="sliding_attention", theta=theta)

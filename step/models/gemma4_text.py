@@ -1,8 +1,9 @@
 """Gemma 4, text: the dense models E2B and E4B (Google, 2026).
 
-Beside Gemma 3: layers without a window have larger heads, of which a quarter rotates; v is normalized, scores
-are not scaled; the last layers have no keys and values, they read those of the last layer of their kind that
-has; each layer gets an embedding of its own; norms' weights are stored as they are.
+Differences from Gemma 3: layers without a window have larger heads, of which a quarter rotates; v is
+normalized, and scores are not scaled; the last layers have no keys and values, and read those of the last
+earlier layer of their kind; each layer gets an extra embedding of its own; the weights of norms are stored as
+they are.
 """
 
 from __future__ import annotations
@@ -40,13 +41,15 @@ DEFAULTS: Mapping[str, Any] = {
     "sliding_window": 512, "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262144,
     "rope_parameters": ROPES, "bos_token_id": 2, "eos_token_id": 1,
 }  # fmt: skip
-"""Where config.json does not say."""
+"""Defaults for keys that config.json lacks."""
 PATTERN = 6  # every sixth layer attends to everything
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What differs by layer. `cache`: of an earlier layer, which this one reads; None: its own."""
+    """The facts that differ by layer. `cache`: the earlier layer's cache that this one reads; None: it has
+    its own.
+    """
 
     attention: Attention
     mlp: Mlp
@@ -75,7 +78,9 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
 
 
 def _unused(layers: Sequence[Layer]) -> tuple[str, ...]:
-    """Published checkpoints have keys and values of layers that read another's."""
+    """Names of tensors that nothing reads: published checkpoints have keys and values even for layers that
+    read another layer's.
+    """
     reading = [i for i, layer in enumerate(layers) if layer.cache is not None]
     return tuple(
         f"model.layers.{i}.self_attn.{name}.weight"
@@ -85,7 +90,7 @@ def _unused(layers: Sequence[Layer]) -> tuple[str, ...]:
 
 
 def _layer(s: StepBuilder, c: Decoder, x: Value, i: int, layer: Layer) -> Value:
-    """The two blocks, with norms around each."""
+    """The attention and the MLP of a layer, each with a norm before and after it."""
     at = [f"model.layers.{i}.{name}.weight" for name in (*gemma2.Norms.attention, *gemma2.Norms.mlp)]
     h = attention(s, s.norm(x, at[0], c.eps), i, layer.attention, c.hidden, cache=layer.cache)
     x = s.add(x, s.norm(h, at[1], c.eps))
@@ -94,7 +99,7 @@ def _layer(s: StepBuilder, c: Decoder, x: Value, i: int, layer: Layer) -> Value:
 
 
 def _extras(s: StepBuilder, read: ConfigReader, c: Decoder, x: Value, width: int) -> Value:
-    """The own embeddings of all layers, side by side [M, layers·width]: half the token's, half a projection
+    """The extra embeddings of all layers, side by side [M, layers·width]: half the token's, half a projection
     of `x`.
 
     The projection's factor 1/√hidden goes into the epsilon of the norm that follows it.
@@ -109,7 +114,7 @@ def _extras(s: StepBuilder, read: ConfigReader, c: Decoder, x: Value, width: int
 
 
 def _add_extra(s: StepBuilder, c: Decoder, x: Value, i: int, extra: Value, activation: Activation) -> Value:
-    """The sum x + norm(projection(activation(gate(x)) · the layer's own embedding))."""
+    """The sum x + norm(projection(activation(gate(x)) · the layer's extra embedding))."""
     at, name = f"model.layers.{i}", f"layers.{i}"
     gate = s.linear(
         x, f"{name}.per_layer_input_gate", (Piece(f"{at}.per_layer_input_gate.weight", extra.width),)
@@ -122,7 +127,7 @@ def _add_extra(s: StepBuilder, c: Decoder, x: Value, i: int, extra: Value, activ
 
 
 def _layers(s: StepBuilder, read: ConfigReader, c: Decoder, mlp: Mlp) -> list[Layer]:
-    """What each layer is like. Caches have the numbers of the layers that own them."""
+    """The facts of each layer. Caches are numbered like the layers that own them."""
     types = _types(read, c.layers)
     shared = read.size("num_kv_shared_layers", 0, most=c.layers, least=0)
     own = types[: c.layers - shared]
@@ -140,7 +145,7 @@ def _layers(s: StepBuilder, read: ConfigReader, c: Decoder, mlp: Mlp) -> list[La
 
 
 def _attention(s: StepBuilder, read: ConfigReader, c: Decoder, kind: str, sizes: ConfigReader) -> Attention:
-    """The attention of a layer of this kind."""
+    """The attention of layers of type `kind`."""
     head_dim = sizes.size("head_dim", c.head_dim, *reversed(HEAD_DIMS))
     rotation = read_rope(read, head_dim, c.context, layer_type=kind)
     local, bias = kind == "sliding_attention", read.flag("attention_bias")
@@ -153,15 +158,13 @@ def _attention(s: StepBuilder, read: ConfigReader, c: Decoder, kind: str, sizes:
 
 
 def _types(read: ConfigReader, layers: int) -> list[str]:
-    """The kind of each layer; the last has no window, whatever is said."""
+    """The type of each layer; the last one never has a window, whatever config.json says."""
     listed = ["sliding_attention" if (i + 1) % PATTERN else "full_attention" for i in range(layers)]
     return [*read.choices("layer_types", LAYER_TYPES, listed)[:-1], "full_attention"]
 
 
 def _sizes(read: ConfigReader, c: Decoder, layer: int, kind: str) -> ConfigReader:
-    """What is said of a layer: in `per_layer_config` (transformers), or by `global_head_dim` (as
-    published).
-    """
+    """The sizes of a layer, from `per_layer_config` (transformers) or `global_head_dim` (published files)."""
     if not read.given("per_layer_config"):
         size = read.size("global_head_dim", None, *reversed(HEAD_DIMS))
         return read.empty().filled({"head_dim": size} if kind == "full_attention" else {})
@@ -177,7 +180,7 @@ def _sizes(read: ConfigReader, c: Decoder, layer: int, kind: str) -> ConfigReade
 
 
 def _extra_width(read: ConfigReader, c: Decoder) -> int:
-    """Values that each layer's own embedding has, 0: there is none."""
+    """The width of each layer's extra embedding; 0 if there is none."""
     width, rows = (
         read.size("hidden_size_per_layer_input", 0, least=0),
         read.size("vocab_size_per_layer_input"),
@@ -188,7 +191,7 @@ def _extra_width(read: ConfigReader, c: Decoder) -> int:
 
 
 def _refuse(read: ConfigReader) -> None:
-    """What larger models and encoders of this family have beside."""
+    """Refuse the features of larger models and encoders of this family."""
     for key, what in (
         ("enable_moe_block", "experts are not supported"),
         ("attention_k_eq_v", "keys that are values, too, are not supported"),

@@ -45,7 +45,7 @@ def pre_norm(
     embed_scale: float = 1.0,
     logit_scale: float = 1.0,
 ) -> Model:
-    """A decoder whose layers normalize what their two blocks read, by RMS norms with the names of Llama."""
+    """A decoder whose layers normalize the input of their two blocks by RMS norms, with Llama's names."""
     x = s.embed("model.embed_tokens.weight", c.vocab, c.hidden, embed_scale)
     for i, attend in enumerate(layers):
         at = f"model.layers.{i}"

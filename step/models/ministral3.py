@@ -1,6 +1,6 @@
 """Ministral 3 (2025): a Mistral with yarn, whose queries grow with the logarithm of their position.
 
-The growth is Llama 4's, which keeps attention sharp where there is more to attend to.
+The growth is Llama 4's; it keeps attention sharp in long contexts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
 
 
 def _growth(read: ConfigReader, c: Decoder) -> tuple[float, float] | None:
-    """By what queries are multiplied: beta, and the context before it was stretched."""
+    """The growth of queries as (beta, original context); None if config.json has no beta."""
     sections = rope_sections(read)
     if not sections:
         read.refuse("rope_parameters", "an object, which says how positions are stretched")

@@ -1,6 +1,6 @@
 """Mistral: a llama whose layers may attend to a sliding window (Jiang et al., "Mistral 7B", 2023).
 
-Ministral (2410) is the same, with a window in some of its layers.
+Ministral (2410) differs only in that some of its layers have no window.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from nearfar.step.models.llama import pre_norm
 from nearfar.step.rope import read_rope
 
 DEFAULTS = {"sliding_window": 4096}
-"""Where config.json does not say; null says that there is no window."""
+"""Default of `sliding_window`; null means that there is no window."""
 
 
 def model(read: ConfigReader, context: int | None = None) -> Model:
@@ -31,6 +31,6 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
 
 
 def mistral_windows(read: ConfigReader, layers: int) -> tuple[int | None, ...]:
-    """A window applies to every layer, unless `layer_types` names those it applies to."""
+    """The window of each layer: every layer has it, unless `layer_types` names the layers that do."""
     kind = "sliding_attention" if read.given("sliding_window") else "full_attention"
     return read_windows(read, layers, [kind] * layers)

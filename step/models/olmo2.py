@@ -1,5 +1,5 @@
-"""OLMo 2 ("2 OLMo 2 Furious", 2024): norms of what a block adds, not of what it reads; of q and k as
-wholes.
+"""OLMo 2 ("2 OLMo 2 Furious", 2024): a norm follows each block instead of preceding it; q and k are each
+normalized as a whole.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
 
 
 def post_norm(s: StepBuilder, c: Decoder, architecture: str, layers: Sequence[Attention], mlp: Mlp) -> Model:
-    """A decoder whose layers normalize what their two blocks add."""
+    """A decoder whose layers normalize the output of their two blocks."""
     x = s.embed("model.embed_tokens.weight", c.vocab, c.hidden)
     for i, attend in enumerate(layers):
         at = f"model.layers.{i}"

@@ -1,4 +1,6 @@
-"""OLMo 3 (2025): OLMo 2 of which three layers in four attend to a window; yarn stretches the others only."""
+"""OLMo 3 (2025): an OLMo 2 in which three layers of four attend to a window; yarn stretches only
+the others.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
     read = read.filled({"sliding_window": WINDOW})
     c = read_decoder(read, context, eps=EPS)
     if not read.given("rope_parameters") and read.number("rope_theta", BASE, *THETA) != BASE:
-        # transformers keeps BASE for the layers with a window then, others do not: it has to be said
+        # then transformers keeps BASE for layers with a window, and other readers do not
         read.refuse("rope_theta", f"{BASE:g}, or rope_parameters with a table for each type of layer")
     tables = {
         "local": local_rope(read, c, "rope_theta", BASE),

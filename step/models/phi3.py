@@ -1,6 +1,6 @@
 """Phi-3, 3.5 and 4-mini: a llama with joined projections ("Phi-3 Technical Report", 2024).
 
-The long ones stretch positions by longrope; Phi-4-mini turns three quarters of each head.
+Long-context versions stretch positions by longrope; Phi-4-mini rotates three quarters of each head.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from nearfar.step.rope import read_rope
 KINDS = ("default", "longrope", "su")
 EPS = 1e-5
 ORIGINAL = 4096
-"""Positions before they were stretched, where config.json does not say."""
+"""Default of the number of positions before stretching."""
 
 
 def model(read: ConfigReader, context: int | None = None) -> Model:
     """The model of a config.json."""
     c = read_decoder(read, context, eps=EPS)
     rotation = read_rope(read, c.head_dim, c.context, kinds=KINDS, original=ORIGINAL, parts=True)
-    read.given("original_max_position_embeddings")  # is there in models that are not stretched, too
+    read.given("original_max_position_embeddings")  # models that are not stretched have it, too
     window = read.size("sliding_window", most=MAX_CONTEXT) if read.given("sliding_window") else None
     attend = Attention(
         c.heads,

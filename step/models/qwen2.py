@@ -29,7 +29,9 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
 
 
 def qwen_windows(read: ConfigReader, layers: int) -> tuple[int | None, ...]:
-    """Where windows are switched on, they apply to the layers from `max_window_layers` on (Qwen2, Qwen3)."""
+    """The window of each layer of Qwen2 and Qwen3: if windows are on, layers from `max_window_layers` on have
+    one.
+    """
     read = read.filled({"sliding_window": 4096})
     first = read.size("max_window_layers", 28, most=MAX_LAYERS, least=0)
     on = read.flag("use_sliding_window") and read.given("sliding_window")

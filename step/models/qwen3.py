@@ -16,7 +16,7 @@ from nearfar.step.models.qwen2 import qwen_windows
 from nearfar.step.rope import read_rope
 
 HEAD_DIM = 128
-"""Where config.json does not say: not hidden_size / heads, as a llama's."""
+"""Default of `head_dim`; a llama's default is hidden_size / heads."""
 
 
 def model(read: ConfigReader, context: int | None = None) -> Model:

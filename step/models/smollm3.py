@@ -36,7 +36,9 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
 
 
 def _rotates(read: ConfigReader, layers: int) -> list[bool]:
-    """By layer whether it rotates: `no_rope_layers` has a 1 where it does (sic), a 0 where it does not."""
+    """For each layer whether it rotates. In `no_rope_layers` a 1 means that the layer does rotate, despite
+    the name.
+    """
     interval = read.size("no_rope_layer_interval", 4, most=MAX_LAYERS)
     if read.given("no_rope_layers"):
         return [value != 0 for value in read.numbers("no_rope_layers", layers, 0, 1)]
@@ -44,7 +46,7 @@ def _rotates(read: ConfigReader, layers: int) -> list[bool]:
 
 
 def _windows(read: ConfigReader, rotates: list[bool]) -> tuple[int | None, ...]:
-    """Where windows are switched on, they apply to the layers that do not rotate."""
+    """The window of each layer: if windows are on, layers that do not rotate have one."""
     on = read.flag("use_sliding_window") and read.given("sliding_window")
     types = ["sliding_attention" if on and not turns else "full_attention" for turns in rotates]
     return read_windows(read, len(rotates), types, allowed=on)

@@ -41,12 +41,12 @@ STAGES: dict[type[Job], Callable[[Any, Unit], Staged]] = {
 }
 """The kernels of each job."""
 NOT_ASKED = (Project, Rows)
-"""Jobs that no program for a CPU asks for, since CpuKernels.projects is false."""
+"""Jobs that CpuKernels never gets, because its `projects` is false."""
 
 
 @lru_cache(maxsize=1024)
 def _made(job: Job, unit: Unit) -> Staged:
-    """Models have many jobs in common, that of sampling before all."""
+    """The launches of a job, cached: models share many jobs, above all the sampler's."""
     return STAGES[type(job)](job, unit)
 
 
@@ -62,21 +62,21 @@ class CpuKernels:
         self.unit = unit
 
     def projects(self, job: Project) -> bool:
-        """Never: a launch costs little."""
+        """False for every job: a launch on the CPU costs little."""
         return False
 
     def check(self, job: Job) -> None:
-        """By the job's type, and by what kernels of this type cannot do."""
+        """BuildError if no kernel takes the job: by its type, then by its shapes and dtypes."""
         if type(job) not in STAGES:
             raise BuildError(f"the cpu target has no kernel for a job of type {type(job).__name__}")
         if isinstance(job, RopeAppend | Attend):
             paged.check(job)
 
     def stages(self, job: Job) -> Staged:
-        """By the job's type."""
+        """The launches of a job, from the function for its type."""
         self.check(job)
         return _made(job, self.unit)
 
     def split(self, attend: Attend, linear: Linear) -> Split | None:
-        """Attention is one launch."""
+        """None: attention is one launch on the CPU."""
         return None

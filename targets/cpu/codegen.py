@@ -1,4 +1,4 @@
-"""TIR to a shared library: LLVM for the kernels; link.py adds the thread pool."""
+"""Compiles TIR to a shared library: LLVM makes the kernels, link.py adds the thread pool."""
 
 from __future__ import annotations
 
@@ -24,30 +24,32 @@ from nearfar.targets.cpu.platforms import Platform, host
 from nearfar.targets.cpu.tir_passes import PIPELINE
 from nearfar.targets.cpu.units import BASELINE, Unit, nearest
 
-_Structure: Any = tvm_ffi.StructuralKey  # whose stub asks for fields that it computes
+_Structure: Any = tvm_ffi.StructuralKey  # its stub requires fields that it computes itself
 
 
 def native() -> Unit:
-    """The machine's own: every instruction of KNOWN that it has."""
+    """The vector unit of this machine, with every instruction of KNOWN that it has; BuildError on other
+    architectures.
+    """
     arch = architecture()
     if arch not in BASELINE:
         raise BuildError(f"the cpu target knows {', '.join(sorted(BASELINE))}; this machine is {arch}")
     mcpu = str(llvm.llvm_get_system_cpu())
     known = llvm.llvm_get_cpu_features(tvm.target.Target({"kind": "llvm", "mcpu": mcpu}))
     promised = {str(name) for name in known}
-    # Virtual machines hide instructions that the CPU's model name promises, and a program must not need what
-    # the runtime will not find.
+    # Virtual machines hide instructions that the CPU's model name promises, and a program must not require
+    # instructions that the runtime will not find.
     features = tuple(feature for feature in KNOWN[arch] if feature in promised and feature in offered())
     return replace(nearest(arch, features), name="native", mcpu=mcpu, features=features)
 
 
 def llvm_target(unit: Unit, triple: str | None = None) -> tvm.target.Target:
-    """LLVM's target for a unit, of this machine's system where no triple is given."""
+    """LLVM's target for a unit; without `triple`, for this machine's operating system."""
     known = KNOWN.get(unit.architecture, unit.features)
     mattr = [f"{'+' if feature in unit.features else '-'}{feature}" for feature in known]
     config: dict[str, Any] = {"kind": "llvm", "mcpu": unit.mcpu, "mattr": mattr}
     if unit.architecture == "wasm32":
-        config["vector-width"] = 32 * unit.lanes  # TVM takes it too, but warns that it was not told
+        config["vector-width"] = 32 * unit.lanes  # TVM would choose the same, with a warning
     return tvm.target.Target(config if triple is None else config | {"mtriple": triple})
 
 
@@ -60,8 +62,8 @@ def compile_library(
 ) -> None:
     """Compile `mod` and the runtime into the shared library `path`; the same input gives the same bytes.
 
-    `unit`, `platform`: this machine's where none is given. `told`: how many kernels are compiled, of how
-    many.
+    `unit`, `platform`: default to this machine's. `told`: called with the number of compiled kernels and of
+    all kernels.
     """
     where = platform or host()
     with tempfile.TemporaryDirectory(prefix="nearfar-kernels-") as folder:
@@ -71,8 +73,8 @@ def compile_library(
 
 @dataclass(frozen=True)
 class Objects:
-    """Kernels as object files. `shared`: of kernels that are the same function, the name by which the files
-    have it, for each of the others' names.
+    """Kernels as object files. `shared`: for each kernel that equals another, the name under which the files
+    contain it.
     """
 
     files: list[Path]
@@ -87,9 +89,10 @@ def compile_objects(
     pipeline: str = PIPELINE,
     told: Callable[[int, int], None] | None = None,
 ) -> Objects:
-    """Object files for LLVM's `triple` (None: this machine's), one a function, written into `folder`.
+    """Compile functions to object files for LLVM's `triple` (None: this machine's), one for each, written
+    into `folder`.
 
-    They are made side by side: LLVM releases the interpreter lock.
+    They are compiled in parallel: LLVM releases the interpreter lock.
     """
     first: dict[Any, str] = {}
     shared: dict[str, str] = {}
@@ -118,7 +121,7 @@ def compile_objects(
 
 @lru_cache(maxsize=512)
 def _object(name: str, structure: Any, unit: Unit, triple: str | None, pipeline: str) -> bytes:
-    """The object file of a kernel: models have many in common, those of sampling before all."""
+    """The object file of a kernel, cached: models share many kernels, above all the sampler's."""
     module = tvm.IRModule({name: structure.key.with_attr("global_symbol", name)})
     with tempfile.TemporaryDirectory(prefix="nearfar-kernel-") as folder:
         path = Path(folder) / "kernel.o"

@@ -1,4 +1,4 @@
-"""The CPU's shared library and plans."""
+"""Writes the CPU target's shared library and plans."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nearfar.targets.cpu.variants import CpuVariant
 
 
 def emit(program: Program, context: EmitContext) -> manifest.Program:
-    """Write them; the program's record in the manifest."""
+    """Write the library and the plans; return the program's record in the manifest."""
     assert isinstance(program.variant, CpuVariant)
     unit, platform = program.variant.unit, program.variant.platform
     library = f"kernels/{program.name}/{platform.library}"
@@ -25,7 +25,7 @@ def emit(program: Program, context: EmitContext) -> manifest.Program:
 
 
 def record(program: Program, context: EmitContext, requires: Requires, library: str) -> manifest.Program:
-    """Write the plans; the record of a program whose kernels are functions of a library that is written."""
+    """Write the plans; return the record of a program whose library is already written."""
     launches = {
         plan_file(program, plan): [{"kernel": la.kernel, "args": list(la.args)} for la in plan.launches]
         for plan in program.plans
@@ -47,8 +47,10 @@ def record(program: Program, context: EmitContext, requires: Requires, library: 
 
 
 def _params(func: Any, context: EmitContext, program: Program, kernel: str) -> tuple[Param, ...]:
-    """Dtype and shape of each parameter: with as many rows as the plan has whose kernel it is; other symbolic
-    extents take the name that the buffer has in the manifest.
+    """Dtype and shape of each parameter of a kernel.
+
+    The rows are those of the plan that launches the kernel; other symbolic extents get the name that the
+    buffer has in the manifest.
     """
     plan, launch = next((plan, la) for plan in program.plans for la in plan.launches if la.kernel == kernel)
     out: list[Param] = []

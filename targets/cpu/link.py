@@ -1,6 +1,7 @@
-"""Objects of kernels and the C runtime to a shared library, for any platform from any.
+"""Links kernels' objects and the C runtime into a shared library, for any platform on any platform.
 
-By `ziglang` from PyPI, which brings a C compiler, linkers and what is known of each system's libraries.
+It uses `ziglang` from PyPI, which contains a C compiler, linkers, and descriptions of each system's
+libraries.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ RUNTIME = Path(__file__).with_name("runtime")
 COMMON = ("pool.c", "replay.c", "hooks.c")
 FLAGS = ("-std=c11", "-O2", "-g0", "-fvisibility=hidden", "-fno-sanitize=undefined")
 _FFI = "TVMFFIErrorSetRaisedFromCStrParts"
-"""What kernels call of tvm-ffi, which the process has loaded before."""
+"""The functions of tvm-ffi that kernels call; the process has loaded tvm-ffi before."""
 _KERNEL32 = """
 AcquireSRWLockExclusive CloseHandle CreateThread GetProcessHeap HeapAlloc HeapFree InitializeConditionVariable
 InitializeSRWLock QueryPerformanceCounter QueryPerformanceFrequency ReleaseSRWLockExclusive
@@ -34,17 +35,18 @@ WakeAllConditionVariable
 """
 _UCRT = "cosf expf logf powf sinf"
 _MACHINES = {"x86_64": "i386:x86-64", "aarch64": "arm64"}
-"""Architectures as dlltool calls them."""
+"""Architectures, by dlltool's names."""
 
 
 def link(
     objects: Sequence[Path], platform: Platform, out: Path, shared: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Write the library `out` of objects and runtime; the same objects give the same bytes on every host.
+    """Write the library `out` from objects and the runtime; the same objects give the same bytes on every
+    host.
 
-    `shared`: more names of kernels, and those of the kernels that they are.
+    `shared`: further names of kernels, with the names of the kernels that they stand for.
     """
-    # Relative names in a directory of our own: no path of this machine gets into the library.
+    # Relative names in a temporary directory keep this machine's paths out of the library.
     with tempfile.TemporaryDirectory(prefix="nearfar-link-") as name:
         folder = Path(name)
         names = [f"kernels{i}.o" for i in range(len(objects))]
@@ -61,7 +63,7 @@ def link(
 
 
 def symbol(kernel: str) -> str:
-    """A kernel's function, as TVM calls it (tvm-ffi's calling convention)."""
+    """The symbol of a kernel's function in TVM's calling convention (tvm-ffi)."""
     return f"__tvm_ffi_{kernel}"
 
 
@@ -69,7 +71,7 @@ SIGNATURE = "(void *self, const void *args, int32_t count, void *result)"
 
 
 def _compile_names(shared: Mapping[str, str], platform: Platform, folder: Path) -> str:
-    """An object with a function for each name, which calls the kernel that it is."""
+    """Compile an object with a function for each further name, which calls the kernel that it stands for."""
     lines = ['#include "platform.h"', "#include <stdint.h>"]
     lines += [f"int32_t {symbol(held)}{SIGNATURE};" for held in sorted(set(shared.values()))]
     lines += [
@@ -85,9 +87,9 @@ def _compile_names(shared: Mapping[str, str], platform: Platform, folder: Path) 
 def compile_runtime(
     target: str, folder: Path, sources: Sequence[str] = (), options: Sequence[str] = ()
 ) -> list[str]:
-    """Compile the C runtime for zig's `target` in `folder`: the names of its objects there.
+    """Compile the C runtime for zig's `target` into `folder`; returns the names of its objects there.
 
-    `sources`: what the platform has beside what all have.
+    `sources`: files of the platform, in addition to the common ones.
     """
     names = []
     for name, data in _runtime(target, tuple(sources), tuple(options)).items():
@@ -98,7 +100,7 @@ def compile_runtime(
 
 @lru_cache(maxsize=64)
 def _runtime(target: str, sources: tuple[str, ...], options: tuple[str, ...]) -> Mapping[str, bytes]:
-    """Objects of the C runtime by name: programs for one platform, of all builds of a process, share them."""
+    """Objects of the C runtime by name, cached: all builds of a process share them for one platform."""
     made = {}
     with tempfile.TemporaryDirectory(prefix="nearfar-runtime-") as name:
         folder = Path(name)
@@ -111,10 +113,10 @@ def _runtime(target: str, sources: tuple[str, ...], options: tuple[str, ...]) ->
 
 
 def zig(arguments: Sequence[str], folder: Path) -> None:
-    """Run zig in a folder; BuildError with what it said where it fails.
+    """Run zig in a folder; BuildError with zig's output if it fails.
 
-    What it makes once for each platform stays in the user's cache (or $ZIG_GLOBAL_CACHE_DIR), the rest in the
-    folder.
+    Files that zig makes once for each platform stay in the user's cache (or $ZIG_GLOBAL_CACHE_DIR), all
+    others in the folder.
     """
     if importlib.util.find_spec("ziglang") is None:
         raise BuildError(
@@ -124,7 +126,7 @@ def zig(arguments: Sequence[str], folder: Path) -> None:
     settings = {
         "ZIG_GLOBAL_CACHE_DIR": shared,
         "ZIG_LOCAL_CACHE_DIR": str(folder / "zig-cache"),
-        "SOURCE_DATE_EPOCH": "1",  # DLLs say when they were made
+        "SOURCE_DATE_EPOCH": "1",  # DLLs contain the time of their making
     }
     command = [sys.executable, "-m", "ziglang", *arguments]
     done = subprocess.run(
@@ -142,7 +144,7 @@ def _pic(platform: Platform) -> tuple[str, ...]:
 
 
 def _elf(platform: Platform) -> list[str]:
-    # Pages of 16 KiB, which Android's and some of ARM's kernels have; those of 4 KiB load it as well.
+    # Pages of 16 KiB, for Android and some ARM systems; systems with 4 KiB load the library as well.
     pages = "65536" if platform.architecture == "aarch64" else "4096"
     return ["-Wl,-Bsymbolic", "-Wl,--build-id=none", f"-Wl,-z,max-page-size={pages}"]
 
@@ -161,7 +163,7 @@ _OPTIONS: dict[str, Callable[[Platform], list[str]]] = {
 
 
 def _windows_libraries(platform: Platform, folder: Path) -> list[str]:
-    """What stands for the libraries that are there on the device: their names, and what is called of them."""
+    """Make import libraries for the device's DLLs: their names, and the functions that are called in them."""
     made = []
     for library, functions in (("kernel32", _KERNEL32), ("ucrtbase", _UCRT), ("tvm_ffi", _FFI)):
         text = "\n".join([f"LIBRARY {library}.dll", "EXPORTS", *functions.split()])
@@ -173,7 +175,7 @@ def _windows_libraries(platform: Platform, folder: Path) -> list[str]:
 
 
 def _android_libraries(platform: Platform, folder: Path) -> list[str]:
-    """Empty libraries with the names of Android's, so that its loader looks for functions there."""
+    """Make empty libraries with the names of Android's, so that its loader searches those for functions."""
     made = []
     for library in ("libc", "libm"):
         (folder / f"{library}.c").write_text("")

@@ -1,17 +1,19 @@
-"""How matrices lie in memory for the CPU kernels: blocks of 16 output rows, one stream of 64-byte lines each.
+"""The memory layout of matrices for the CPU kernels: blocks of 16 output rows, each one stream of 64-byte
+lines.
 
 A line holds a word of each of the 16 rows, so a vector load gives many rows' weights for the same inputs, the
 inputs are broadcast, and every lane sums its own row: no horizontal additions. Rows are padded to whole
 blocks with zeros. A group of a block is its lines of codes, then a line of its 16 scales and 16 biases: a
 thread reads one stream from end to end.
 
-Codes of 2, 4 and 8 bits fill 32-bit words. Those of 3, 5 and 6 bits lie in two planes, so that memory is read
-at the true number of bits: lines with the low 2, 4 and 4 bits of each code, then lines with the 1, 1 and 2
-bits above. (Groups of 16 fill half a line of single bits; the other half is zero.)
+Codes of 2, 4 and 8 bits fill 32-bit words. Codes of 3, 5 and 6 bits are split into two planes, so that memory
+is read at the true number of bits: lines with the low 2, 4 and 4 bits of each code, then lines with the
+remaining 1, 1 and 2 bits. (Groups of 16 fill half a line of single bits; the other half is zero.)
 
-One stream serves every vector unit (units.py). Four inputs in order are a *quad*: a byte of a word each, so
-that a shift and a mask give the four bytes that vpdpbusd and sdot take; and in the low bytes of its two
-halves are inputs 0 and 2, in the high bytes 1 and 3, the pairs of int16 that pmaddwd and its like take.
+One stream serves every vector unit (units.py). Four inputs in order are a *quad*: each has one byte of a
+word, so that a shift and a mask give the four bytes that vpdpbusd and sdot take. The low bytes of the word's
+two halves are inputs 0 and 2, the high bytes 1 and 3: the pairs of int16 that pmaddwd and similar
+instructions take.
 """
 
 from __future__ import annotations
@@ -28,34 +30,34 @@ from nearfar.step.model import Step
 
 ROWS = 16
 QUAD = 4
-"""Inputs that share a word's shift: one in each byte."""
+"""Inputs that share a word's shift, one in each byte."""
 AT_ONCE = 1 << 16
-"""Words that are packed at once: what is made of them on the way stays in a processor's cache."""
+"""Words packed at a time: intermediate results stay in a processor's cache."""
 
 
 @dataclass(frozen=True)
 class Plane:
-    """Some bits of every code: `bits` of them, the lowest of which is bit `low` of the code."""
+    """`bits` bits of every code; the lowest of them is bit `low` of the code."""
 
     bits: int
     low: int = 0
 
     @property
     def quads(self) -> int:
-        """Quads in one 32-bit word."""
+        """The number of quads in a 32-bit word."""
         return 8 // self.bits
 
     @property
     def mask(self) -> int:
-        """Ones in so many bits."""
+        """A mask of `bits` ones."""
         return (1 << self.bits) - 1
 
     def place(self, i: int) -> int:
-        """Bit of a word at which its code i begins."""
+        """The bit of a word at which its code i begins."""
         return i % QUAD * 8 + i // QUAD * self.bits
 
     def lines(self, group: int) -> int:
-        """Lines that hold a group of a block."""
+        """The number of lines that hold a group of a block."""
         return -(-group // (QUAD * self.quads))
 
 
@@ -66,12 +68,12 @@ PLANES = {
 
 
 def blocks(n: int) -> int:
-    """Blocks of ROWS rows that hold n rows."""
+    """The number of blocks of ROWS rows that hold n rows."""
     return -(-n // ROWS)
 
 
 def first_lines(matrix: Matrix) -> list[int]:
-    """The line of a group at which each plane begins, and that of the scales and biases."""
+    """The lines of a group at which each plane, and then the scales and biases, begin."""
     at = [0]
     for plane in PLANES[matrix.bits]:
         at.append(at[-1] + plane.lines(matrix.group))
@@ -79,7 +81,7 @@ def first_lines(matrix: Matrix) -> list[int]:
 
 
 def parts(matrix: Matrix) -> tuple[Part, ...]:
-    """Quantized: the `blocks`; dense: `dense`."""
+    """The packed arrays of a matrix: `blocks` if it is quantized, otherwise `dense`."""
     nb, k = blocks(matrix.n), matrix.k
     if not matrix.quantized:
         return (Part("dense", (nb, k, ROWS), "float16" if matrix.bits == 16 else "float32"),)
@@ -87,14 +89,14 @@ def parts(matrix: Matrix) -> tuple[Part, ...]:
 
 
 def _by_block(array: Array, n: int) -> Array:
-    """[n, …] to [blocks, …, ROWS], rows padded with zeros."""
+    """Rearrange [n, …] to [blocks, …, ROWS], with rows padded by zeros."""
     padded = np.zeros((blocks(n) * ROWS, *array.shape[1:]), array.dtype)
     padded[:n] = array
     return np.moveaxis(padded.reshape(-1, ROWS, *array.shape[1:]), 1, -1)
 
 
 def _planes(matrix: Matrix, words: U32) -> list[U32]:
-    """The planes [rows, groups, lines] of some rows, whose codes lie in order in words [rows, k*bits/32]."""
+    """The planes [rows, groups, lines] of some rows, whose codes are in order in words [rows, k*bits/32]."""
     planes, shape = PLANES[matrix.bits], (len(words), matrix.k // matrix.group)
     if len(planes) == 1:
         return [_in_quads(planes[0], words).reshape(*shape, -1)]
@@ -103,7 +105,7 @@ def _planes(matrix: Matrix, words: U32) -> list[U32]:
 
 
 def _picked(plane: Plane, codes: U8) -> U32:
-    """A plane [rows, groups, lines] of codes [rows, groups, group]."""
+    """A plane [rows, groups, lines] picked from codes [rows, groups, group]."""
     made = np.zeros((*codes.shape[:2], plane.lines(codes.shape[2])), np.uint32)
     for i in range(QUAD * plane.quads):
         code = (codes[:, :, i :: QUAD * plane.quads] >> np.uint8(plane.low)) & np.uint8(plane.mask)
@@ -112,10 +114,10 @@ def _picked(plane: Plane, codes: U8) -> U32:
 
 
 def _in_quads(plane: Plane, words: U32) -> U32:
-    """Words with the same codes each, in a plane's places: those that move equally far move together.
+    """Words with the same codes in a plane's order: codes that move equally far move together.
 
-    Code by code, and a matrix at a time, it was four to ten times as long: 3.4 of the 34 s of processors that
-    a build of the 1B shape took.
+    Moving code by code, a matrix at a time, took four to ten times as long: 3.4 of 34 CPU seconds of a build
+    of the 1B shape.
     """
     moves: dict[int, int] = {}
     for i in range(QUAD * plane.quads):
@@ -130,7 +132,7 @@ def _in_quads(plane: Plane, words: U32) -> U32:
 
 
 def pack(matrix: Matrix, tensor: QuantTensor | Array) -> tuple[Array, ...]:
-    """Pack a matrix into its parts (see `parts`)."""
+    """Pack a matrix into the arrays of `parts`."""
     if not isinstance(tensor, QuantTensor):
         dtype = np.float16 if matrix.bits == 16 else np.float32
         return (np.ascontiguousarray(_by_block(np.asarray(tensor, dtype), matrix.n)),)
@@ -150,5 +152,5 @@ def pack(matrix: Matrix, tensor: QuantTensor | Array) -> tuple[Array, ...]:
 
 
 def bundles(step: Step, *, rounds: bool) -> Bundles:
-    """None: a kernel takes as many vectors as it needs."""
+    """Empty: the CPU's kernels can read any number of vectors."""
     return {}

@@ -1,4 +1,4 @@
-"""The systems that CPU artifacts are built for: all of them from any of them."""
+"""The platforms that CPU artifacts are built for: each can be built on any of them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from nearfar.errors import BuildError
 from nearfar.format.machines import architecture, system
 
 HOST = "host"
-"""What --cpu calls the platform that the build runs on."""
+"""The name that --cpu has for the platform of the build."""
 
 
 @dataclass(frozen=True)
 class Platform:
-    """A processor's architecture and an operating system. `triple`: LLVM's name; `zig`: the linker's, with
-    the oldest version that the library is for. `library`: its file name.
+    """A processor's architecture and an operating system.
+
+    `triple`: LLVM's name. `zig`: the linker's name, with the oldest supported version. `library`: the
+    library's file name.
     """
 
     architecture: str
@@ -26,14 +28,14 @@ class Platform:
 
     @property
     def name(self) -> str:
-        """What --cpu calls it."""
+        """The name that --cpu has for the platform."""
         return f"{self.architecture}-{self.system}"
 
 
 PLATFORMS = {
     each.name: each
     for each in (
-        # glibc 2.28: what is of 2018 or later.
+        # glibc 2.28: systems of 2018 or later.
         Platform("x86_64", "linux", "x86_64-unknown-linux-gnu", "x86_64-linux-gnu.2.28", "model.so"),
         Platform("aarch64", "linux", "aarch64-unknown-linux-gnu", "aarch64-linux-gnu.2.28", "model.so"),
         Platform("aarch64", "macos", "arm64-apple-macosx13.0.0", "aarch64-macos.13.0", "model.dylib"),
@@ -49,7 +51,7 @@ PLATFORMS = {
 
 
 def host() -> Platform:
-    """The platform that this process runs on; BuildError where the cpu target does not know it."""
+    """The platform of this process; BuildError if the cpu target does not support it."""
     name = f"{architecture()}-{system()}"
     if name not in PLATFORMS:
         raise BuildError(
@@ -60,7 +62,7 @@ def host() -> Platform:
 
 
 def platforms(names: Sequence[str]) -> tuple[Platform, ...]:
-    """The platforms of those names, each once, in their order; BuildError for one that is not known."""
+    """The platforms with those names, each once, in order; BuildError for an unknown name."""
     strange = [name for name in names if name != HOST and name not in PLATFORMS]
     if strange or not names:
         raise BuildError(

@@ -8,6 +8,6 @@ from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.emit import emit
 from nearfar.targets.cpu.variants import variants
 
-# From four rows on a step costs by the row: a bucket twice as large as its rows takes twice as long.
+# From four rows on the cost of a step grows with its rows: a bucket twice too large takes twice as long.
 BUCKETS = Buckets(step=(1, 2, 4, 8, 16, 32, 64, 256))
 TARGET = Planned("cpu", packing, variants, {"kind": "llvm"}, emit, buckets=BUCKETS)

@@ -1,13 +1,13 @@
-"""TVM's lowering passes for the CPU kernels, as a named pipeline: only those that code written by hand needs.
+"""TVM's lowering passes for the CPU kernels, as a named pipeline: only those that hand-written code needs.
 
-TVM's default (`s_tir`) simplifies four times, looks for loops to hoist, software pipelines, virtual threads
-and common subexpressions. LLVM does all of that again, and for wide vector code it was two thirds to nine
-tenths of the time: a quantized matmul compiles in 0.17 s instead of 1.3 s, and runs neither slower nor with
-other results. Nor are arrays cut down to what is accessed of them: ours are as large as they must be, and
-looking took half of the time of all passes (2.6 of 5 s for the 1B shape on two units, most in attention);
-52 of 62 objects are the same to the byte without it. Storage rewriting is left out for what it does: it drops
-the annotation that keeps vec.local's arrays on the stack, and every tile then calls the allocator (decode of
-the gated matmul took 1.9 times as long).
+TVM's default (`s_tir`) simplifies four times, and searches for loops to hoist, software pipelines, virtual
+threads and common subexpressions. LLVM does all of that again, and for wide vector code it took two thirds to
+nine tenths of the time: a quantized matmul compiles in 0.17 s instead of 1.3 s, and runs no slower and with
+the same results. Arrays are not cut down to the part that is accessed: ours are as large as they must be, and
+the search took half of the time of all passes (2.6 of 5 s for the 1B shape on two units, most in attention);
+52 of 62 objects are the same to the byte without it. Storage rewriting is left out because it drops the
+annotation that keeps vec.local's arrays on the stack; every tile would then call the allocator (decode of the
+gated matmul took 1.9 times as long).
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from tvm import ir, s_tir, tirx, transform
 
 PIPELINE = "nearfar_cpu"
 TRUSTING = "nearfar_cpu_trusting"
-"""The pipeline for callers that write arguments as the manifest lists them: kernels do not check arguments
-again. These checks are two fifths of a module's bytes as a server sends it.
+"""The pipeline for callers that write arguments as the manifest lists them: kernels do not check arguments.
+
+The checks would be two fifths of a module's bytes as a server sends it.
 """
 
 
 def pipeline(trusting: bool = False) -> tuple[transform.Pass, object, object]:
-    """The passes down to host functions, then those over each side; there is no device side."""
+    """The passes down to host functions, then the passes on host functions, and those on device functions,
+    which are empty.
+    """
     passes = [
         s_tir.transform.CanonicalizeLoop(),
         s_tir.transform.LowerInitBlock(),

@@ -1,10 +1,10 @@
-"""The vector units that CPU kernels are made for: a table. What a kernel does differently on another one, it
-reads here, never from the machine that builds.
+"""The table of vector units that CPU kernels are made for. Kernels read differences between units here, never
+from the building machine.
 
 Kernels compute on vectors of 16 values on every unit (kernels/vec.py), which LLVM splits into registers. So
 sums over lanes have the same 16 partial sums everywhere, and a text is the same on every unit that has fused
-multiply-adds. What a unit decides: how many values a register holds, hence how large a tile may be, and which
-instruction makes the integer sums of quantized matrices.
+multiply-adds. A unit decides how many values a register holds, hence how large a tile may be, and which
+instruction computes the integer sums of quantized matrices.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nearfar.errors import BuildError
 Architecture = Literal["x86_64", "aarch64", "wasm32"]
 Dot = Literal["pmaddwd", "vpdpbusd", "smlal", "sdot", "usmmla", "dot_i16x8"]
 """The instruction that sums products of integers: pairs of int16 (pmaddwd, smlal, dot_i16x8), or four bytes
-(vpdpbusd, sdot; usmmla: eight, of two rows by two) where 16-bit inputs are two bytes, 256·high + low.
+(vpdpbusd, sdot; usmmla: eight, of two rows by two), with 16-bit inputs as two bytes, 256·high + low.
 """
 
 
@@ -26,9 +26,9 @@ Dot = Literal["pmaddwd", "vpdpbusd", "smlal", "sdot", "usmmla", "dot_i16x8"]
 class Unit:
     """One vector unit.
 
-    `mcpu`: LLVM's name of the processor that code is made for. `features`, by LLVM's names: what it needs
-    besides of whoever runs it, the manifest's requires.features. `lanes`: float32 values in a register.
-    `registers`: how many there are.
+    `mcpu`: LLVM's name of the processor that code is compiled for. `features`: LLVM's names of the further
+    features that a device must have, the manifest's requires.features. `lanes`: float32 values in a register.
+    `registers`: the number of registers.
     """
 
     name: str
@@ -59,23 +59,23 @@ UNITS = {
 BASELINE: dict[str, Unit] = {
     "x86_64": UNITS["avx2"], "aarch64": UNITS["neon"], "wasm32": UNITS["simd128"],
 }  # fmt: skip
-"""What any processor of an architecture runs that we make code for."""
+"""The unit that every supported processor of an architecture has."""
 
 BEST_FIRST: dict[str, tuple[Unit, ...]] = {
     arch: tuple(unit for unit in reversed(UNITS.values()) if unit.architecture == arch) for arch in BASELINE
 }
-"""All units of an architecture."""
+"""The units of each architecture, the best first."""
 
 CARRIED: dict[str, tuple[Unit, ...]] = {
     "x86_64": (UNITS["avx512"], UNITS["avx2"]),
     "aarch64": (UNITS["dotprod"], UNITS["neon"]),
     "wasm32": (UNITS["simd128"],),
 }
-"""The units that an artifact has programs for where nothing was asked for, the best first."""
+"""The units that an artifact has programs for by default, the best first."""
 
 
 def nearest(architecture: str, features: Collection[str]) -> Unit:
-    """The best unit that a processor with these features has: BuildError where it lacks the baseline's."""
+    """The best unit for a processor with these features; BuildError if it lacks the baseline's."""
     for unit in BEST_FIRST[architecture]:
         if set(unit.features) <= set(features):
             return unit
@@ -87,7 +87,7 @@ def nearest(architecture: str, features: Collection[str]) -> Unit:
 
 
 def unit_named(name: str, architecture: str) -> Unit:
-    """A unit of an architecture by its name: BuildError where there is none."""
+    """The unit of an architecture with a name; BuildError if there is none."""
     unit = UNITS.get(name)
     if unit is None or unit.architecture != architecture:
         known = ", ".join(each.name for each in UNITS.values() if each.architecture == architecture)

@@ -1,4 +1,4 @@
-"""The programs of a CPU artifact: for each platform, one for each vector unit that was asked for."""
+"""The programs of a CPU artifact: for each platform, one for each requested vector unit."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class CpuVariant(Variant):
-    """A program for a vector unit, on a platform."""
+    """A program for a vector unit on a platform."""
 
     unit: Unit
     platform: Platform
 
 
 def variants(asked: Asked) -> tuple[CpuVariant, ...]:
-    """One for each platform of `asked.cpu`, bits of `asked.kv_bits` and unit of `asked.cpu_features`,
+    """One variant for each platform of `asked.cpu`, bits of `asked.kv_bits` and unit of `asked.cpu_features`,
     the best unit first.
 
-    A unit's name is asked of the platforms of its architecture.
+    The name of a unit applies to the platforms of its architecture.
     """
     wanted = platforms(asked.cpu)
     there = {platform.architecture for platform in wanted}
@@ -52,7 +52,9 @@ def variants(asked: Asked) -> tuple[CpuVariant, ...]:
 
 
 def units_of(asked: tuple[str, ...], platform: Platform) -> tuple[Unit, ...]:
-    """The units by the names that were asked for, each once; none: those that an artifact carries."""
+    """The units with the requested names, each once; without names, the units that artifacts have
+    by default.
+    """
     if not asked:
         return CARRIED[platform.architecture]
     own = [name for name in asked if name not in UNITS or UNITS[name].architecture == platform.architecture]
@@ -65,7 +67,7 @@ def units_of(asked: tuple[str, ...], platform: Platform) -> tuple[Unit, ...]:
 
 
 def host_or_none() -> Platform | None:
-    """The platform of this machine, None where there are no builds for it."""
+    """The platform of this machine; None if the cpu target does not support it."""
     try:
         return host()
     except BuildError:

@@ -1,4 +1,6 @@
-"""Kernels and weight layout that the GPU targets share: float32 and float16 over one set of weights."""
+"""Kernels and the layout of weights that the GPU targets share: float32 and float16 over one set of
+weights.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ from nearfar.targets.gpu.kernels.sampling.sample import sample
 
 
 class GpuKernels:
-    """See nearfar.kernels.contract.Kernels. `binding`: bytes of an array of a matrix, at most (pieces)."""
+    """The kernels of a GPU program; see nearfar.kernels.contract.Kernels. `binding`: the most bytes of an
+    array of a matrix (pieces).
+    """
 
     bundles = staticmethod(bundles)
 
@@ -52,7 +56,7 @@ class GpuKernels:
 
     @property
     def activations(self) -> Float:
-        """float16 in f16 programs, but for the residual stream."""
+        """Dtype of activations: float16 in f16 programs, except the residual stream."""
         return "float16" if self.tuning.half else "float32"
 
     def parts(self, matrix: Matrix) -> tuple[Part, ...]:
@@ -64,12 +68,12 @@ class GpuKernels:
         return pieces.pack(matrix, tensor, self.binding)
 
     def projects(self, job: Project) -> bool:
-        """Whether there is one kernel for the job."""
+        """Whether one kernel can do the whole job."""
         whole = len(pieces.pieces(job.linear.matrix, self.binding)) == 1
         return whole and projects(job, self.tuning)
 
     def check(self, job: Job) -> None:
-        """By the job's type, and by what kernels of this type cannot do."""
+        """BuildError if no kernel takes the job: by its type, then by its shapes."""
         if type(job) not in STAGES:
             raise BuildError(f"the GPU targets have no kernel for {job}")
         if isinstance(job, Linear | Embed):
@@ -78,7 +82,7 @@ class GpuKernels:
             check_rope(job)
 
     def stages(self, job: Job) -> Staged:
-        """The launches of a job."""
+        """The launches of a job; BuildError if no kernel takes it."""
         self.check(job)
         if isinstance(job, Linear | Embed):
             found = pieces.pieces(job.matrix, self.binding)
@@ -87,12 +91,12 @@ class GpuKernels:
         return _made(job, _shaping(job, self.tuning))
 
     def split(self, attend: Attend, linear: Linear) -> Split | None:
-        """Where it costs less than the launch that it spares."""
+        """The split of attention, if it costs less than the launch that it saves; otherwise None."""
         return split(attend, linear, self.tuning)
 
 
 def _alike(make: Callable[[Any], Staged]) -> Callable[[Any, Tuning | None], Staged]:
-    """A kernel that all programs share."""
+    """A maker of a kernel that all programs share."""
     return lambda job, tuning: make(job)
 
 
@@ -108,17 +112,17 @@ STAGES: dict[type[Job], Callable[[Any, Any], Staged]] = {
     Sample: _alike(sample),
     Logprobs: _alike(logprobs),
 }
-"""The kernels of each job. `_shaping` says what of a program's tuning they are given."""
+"""The makers of each job's kernel. `_shaping` decides which part of a program's tuning they get."""
 SHAPED = (Linear, Project, Attend)
-"""Jobs whose kernels differ by what a program is made for."""
+"""Jobs whose kernels differ between programs."""
 
 
 def _shaping(job: Job, tuning: Tuning) -> Tuning | None:
-    """As much of what a program is made for as the kernel of a job depends on: programs that differ in the
-    rest share the kernel.
+    """The part of a program's tuning that a job's kernel depends on; programs that differ only in the rest
+    share the kernel.
     """
     if isinstance(job, Attend) or (isinstance(job, Linear) and tuning.device is SOFTWARE):
-        tuning = replace(tuning, half=False)  # it looks at the dtypes of its job
+        tuning = replace(tuning, half=False)  # the kernel uses the dtypes of its job
     if isinstance(job, Linear):
         return replace(tuning, products=products(job, tuning))
     return replace(tuning, products="float") if isinstance(job, SHAPED) else None
@@ -126,16 +130,16 @@ def _shaping(job: Job, tuning: Tuning) -> Tuning | None:
 
 @lru_cache(maxsize=1024)
 def _made(job: Job, tuning: Tuning | None) -> Staged:
-    """Parsing its script is most of what a kernel takes: what asks for the same shares it."""
+    """The launches of a job, cached, because parsing its script is most of the work."""
     return STAGES[type(job)](job, tuning)
 
 
 def variants(
     *, vectors: bool = False, cooperative: bool = False, binding: int = pieces.BINDING
 ) -> tuple[Variant, ...]:
-    """The programs of a GPU target: for each class, the first that a device can run before the others.
+    """The programs of a GPU target; within each class, the preferred program comes first.
 
-    `cooperative`: the target has cooperative matrices.
+    `cooperative`: whether the target has cooperative matrices.
     """
     precisions: tuple[Precision, ...] = ("f16", "f32")
 
@@ -154,7 +158,7 @@ def variants(
 
 
 def with_caches(variants: Sequence[Variant], kv_bits: Sequence[int]) -> tuple[Variant, ...]:
-    """The variants once for each of the caches that were asked for: see BuildOptions.kv_bits."""
+    """The variants, once for each requested cache (see BuildOptions.kv_bits)."""
     return tuple(
         each if bits == 16 else replace(each, name=each.name + kv_suffix(bits), kv=OF_BITS[bits])
         for bits in kv_bits

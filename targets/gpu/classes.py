@@ -1,8 +1,8 @@
-"""Classes of GPUs, and what kernels for each are shaped by.
+"""Classes of GPUs, with the figures that shape kernels for each.
 
-A kernel cannot be measured on every device, so what it must reach is a figure of its class: how many bytes a
-launch has under way, how many threads it runs, how often it reads a weight (docs/decisions/0015). The shapes
-of `software` were measured in SwiftShader and lavapipe, which run on processors.
+A kernel cannot be measured on every device, so it must reach the figures of its class: bytes in flight in a
+launch, threads, reads of a weight (docs/decisions/0015). The shapes of `software` were measured in
+SwiftShader and lavapipe, which run on processors.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from nearfar.format.adapters import DeviceClass as Name
 from nearfar.kernels.contract import Products
 
 SHARED_BYTES = 16384
-"""Workgroup memory that every WebGPU device has."""
+"""Bytes of workgroup memory that every WebGPU device has."""
 
 
 @dataclass(frozen=True)
 class DeviceClass:
-    """What a class of devices wants of its kernels.
+    """The figures that a class of devices requires of its kernels.
 
-    Matvec: `threads` of a workgroup, at most `k_lanes` of them along k; a launch should have `in_flight`
-    bytes of the matrix under way (or all of it) and `launched` threads. Matmul: a workgroup's `tile` of rows
-    by columns, of `tile_threads` threads. Attention: `positions` of a workgroup in decode, `queries` rows by
-    `keys` positions of a tile in prefill.
+    Matvec: a workgroup has `threads`, at most `k_lanes` of them along k; a launch should have `in_flight`
+    bytes of the matrix in flight (or all of it) and `launched` threads. Matmul: a workgroup has a `tile` of
+    rows by columns and `tile_threads` threads. Attention: a workgroup has `positions` in decode, and a tile
+    of `queries` rows by `keys` positions in prefill.
     """
 
     name: Name
@@ -37,20 +37,21 @@ class DeviceClass:
     queries: int
     keys: int
     subgroup: int
-    """Threads that run in lockstep: a workgroup is a multiple of them."""
+    """Threads that run in lockstep; a workgroup's size is a multiple."""
     shared_bytes: int = SHARED_BYTES
-    """Workgroup memory that a kernel should keep to: more costs it other workgroups."""
+    """Bytes of workgroup memory that a kernel should not exceed; more leaves room for fewer workgroups."""
     read_again: int = 0
-    """Bytes that a launch may read again from the device's cache, if another launch is spared by it: what a
-    launch takes (2, 3, 5 µs) times the cache's bandwidth (2, 0.35, 0.1 TB/s), all assumed.
+    """Bytes that a launch may read again from the device's cache to save another launch.
+
+    It is the cost of a launch (2, 3, 5 µs) times the cache's bandwidth (2, 0.35, 0.1 TB/s), all assumed.
     """
     staged_bytes: int = 0
-    """Workgroup memory of matmuls in float16 programs, where two tiles are worth more; elsewhere
+    """Bytes of workgroup memory of matmuls in float16 programs, where two tiles pay off; other kernels use
     `shared_bytes`.
     """
     grouped_rows: int = 0
-    """Rows of a matrix's product up to which a matvec takes them in groups, and reads the matrix again for
-    each, where the tiles of a matmul are few. 0: a matvec has one group.
+    """The most rows for which a matvec works in groups, reading the matrix again for each, if a matmul would
+    have few tiles. 0: a matvec has one group.
     """
 
 
@@ -70,11 +71,11 @@ CLASSES = {each.name: each for each in (SOFTWARE, MOBILE, INTEGRATED, DISCRETE)}
 
 @dataclass(frozen=True)
 class Tuning:
-    """What the kernels of a program are made for.
+    """The facts about a program that shape its kernels.
 
-    `half`: activations are float16, and products may be. `products`: of many rows and a matrix, where the job
-    allows it (see Products). `vectors`: the code generator makes one load of four neighbours (the software
-    kernels' way; kernels of other classes declare vectors themselves).
+    `half`: activations are float16, and products may be. `products`: the kind of products of many rows and a
+    matrix, for jobs that allow it (see Products). `vectors`: the code generator joins four neighbouring loads
+    into one (for the software kernels; kernels of other classes declare vectors themselves).
     """
 
     device: DeviceClass

@@ -1,4 +1,4 @@
-"""Programs of shaders: their files, their plans with grids, what they need of a device."""
+"""Writes programs of shaders: their files, their plans with grids, and their requirements."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ def shader_record(
     made: Any,
     workgroup: Sequence[int] = (),
 ) -> Kernel:
-    """Write a kernel's file, named by what is in it: programs with the same kernel share one. Its record."""
+    """Write a kernel's file, named by its content, so that programs with the same kernel share a file;
+    returns its record.
+    """
     digest = hashlib.sha256(code).hexdigest()
     file = f"kernels/{name}.{digest[:8]}{suffix}"
     path = context.root / file
@@ -40,7 +42,7 @@ def gpu_program(
     made: Mapping[str, Any],
     requires: Requires,
 ) -> manifest.Program:
-    """The manifest's entry of a program of shaders; writes its plans."""
+    """Write the plans of a program of shaders; returns the program's record in the manifest."""
     launches: dict[str, list[dict[str, Any]]] = {}
     for plan in program.plans:
         launches[plan_file(program, plan)] = [
@@ -59,7 +61,7 @@ def gpu_program(
 
 
 def _write_figures(program: Program, context: EmitContext) -> manifest.File:
-    """What the program's kernels do, for `nearfar inspect --kernels`."""
+    """Write the figures of the program's kernels, for `nearfar inspect --kernels`."""
     path = context.root / "figures" / f"{program.name}.json"
     path.parent.mkdir(exist_ok=True)
     found = {name: figures_of(kernel) for name, kernel in program.kernels.items()}
@@ -68,8 +70,8 @@ def _write_figures(program: Program, context: EmitContext) -> manifest.File:
 
 
 def _launch(kernel: str, args: Sequence[str], made: Any) -> dict[str, Any]:
-    """One launch. Shaders take it that no buffer that they write is bound twice: WebGPU demands it, our
-    SPIR-V declares it.
+    """The record of one launch; BuildError if it binds a buffer twice and writes it: WebGPU forbids that, and
+    our SPIR-V declares that it does not happen.
     """
     bound = [args[i] for i in made.params]
     for arg, access in zip(bound, made.access, strict=True):
@@ -79,7 +81,7 @@ def _launch(kernel: str, args: Sequence[str], made: Any) -> dict[str, Any]:
 
 
 def largest_buffer(program: Program, context: EmitContext) -> int:
-    """Bytes of the largest buffer of fixed size (the cache's own need depends on its budget)."""
+    """Bytes of the largest buffer of a fixed size (the cache's size depends on its budget)."""
     sizes = [context.largest_weight, *program.workspace]
     for buffer in context.buffers.values():
         extents = [extent for extent in buffer.shape if isinstance(extent, int)]

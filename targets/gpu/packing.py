@@ -1,9 +1,9 @@
-"""How the GPU targets (webgpu, vulkan) lay out weight matrices: the same arrays for f16 and f32 kernels.
+"""The layout of weight matrices on GPU targets (webgpu, vulkan): the same arrays for f16 and f32 kernels.
 
 All are k-major: [k/…, n], so that neighbouring threads, which own neighbouring output rows, read neighbouring
 words. A thread then needs no other thread's sums: no workgroup memory and no barrier in the decode kernels.
-That is coalesced on a GPU; in SwiftShader, where a kernel with a barrier runs every four threads as a fiber
-(5 microseconds each), it made the matvec four times faster.
+Loads are coalesced on a GPU; in SwiftShader, where a kernel with a barrier runs every four threads as a fiber
+(5 microseconds each), the layout made the matvec four times faster.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nearfar.kernels.quantized import Array, Matrix, Part, QuantTensor
 
 SIGN_BIT = np.uint32(1 << 31)
 PLANES: dict[int, tuple[int, ...]] = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,)}
-"""Bits of the planes that codes of so many bits are cut into, the low ones first; a word has whole codes."""
+"""Bits of the planes into which codes are split, the low ones first; a word has whole codes."""
 
 
 def parts(matrix: Matrix) -> tuple[Part, ...]:
@@ -50,7 +50,7 @@ def pack(matrix: Matrix, tensor: QuantTensor | Array) -> tuple[Array, ...]:
 
 
 def _planes(tensor: QuantTensor) -> npt.NDArray[np.uint32]:
-    """Words uint32 [n, k*bits/32], plane after plane."""
+    """The words uint32 [n, k*bits/32], plane after plane."""
     bits = PLANES[tensor.bits]
     if len(bits) == 1:
         return tensor.words ^ SIGN_BIT

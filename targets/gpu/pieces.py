@@ -1,7 +1,8 @@
-"""A matrix whose arrays are larger than a device can bind lies in several pieces, each of some of its rows.
+"""Matrices with arrays larger than a device can bind: they are stored in several pieces, each with some of
+the rows.
 
-Rows of the matrix are columns of what a kernel computes, so a piece is a matrix of its own: it is packed, and
-read, as any other. A matrix that fits is one piece, and its arrays have the names that `packing` gives them.
+Rows of the matrix are columns of a kernel's output, so a piece is a matrix of its own: it is packed and read
+like any other. A matrix that fits is one piece, and its arrays have the names that `packing` gives them.
 """
 
 from __future__ import annotations
@@ -15,21 +16,23 @@ from nearfar.kernels.quantized import Array, Matrix, Part, QuantTensor
 from nearfar.targets.gpu import packing
 
 BINDING = 128 << 20
-"""Bytes of a storage buffer that every WebGPU device can bind (maxStorageBufferBindingSize)."""
+"""Bytes of the largest storage buffer that every WebGPU device can bind (maxStorageBufferBindingSize)."""
 COLUMNS = 64
-"""A piece is a multiple of so many columns: whole workgroups, whole vectors."""
+"""Pieces have a multiple of this number of columns: whole workgroups, whole vectors."""
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows of a matrix from `first` on, as a matrix."""
+    """The rows of a matrix from `first` on, as a matrix."""
 
     first: int
     matrix: Matrix
 
 
 def pieces(matrix: Matrix, binding: int = BINDING) -> tuple[Piece, ...]:
-    """As few pieces as have no array of more than `binding` bytes, as equal as COLUMNS allows."""
+    """The fewest pieces without an array of more than `binding` bytes, as equal as COLUMNS allows; BuildError
+    if none are small enough.
+    """
     count = 1
     while count * COLUMNS < matrix.n and _bytes(_rows(matrix, count)) > binding:
         count += 1
@@ -67,7 +70,7 @@ def pack(matrix: Matrix, tensor: QuantTensor | Array, binding: int = BINDING) ->
 
 
 def _rows(matrix: Matrix, count: int) -> Matrix:
-    """The largest of so many pieces."""
+    """The largest of `count` pieces."""
     if count == 1:
         return matrix
     return replace(matrix, n=math.ceil(math.ceil(matrix.n / count) / COLUMNS) * COLUMNS)

@@ -1,4 +1,6 @@
-"""TVM's build of the kernels of a GPU target: one device module each, as its code generator wrote it."""
+"""Runs TVM's build for the kernels of a GPU target: one device module for each, as TVM's code generator
+writes it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from nearfar.processors import processors
 
 from .tir_passes import EXPLICIT_SYNC, PIPELINE
 
-_Structure: Any = tvm_ffi.StructuralKey  # whose stub asks for fields that it computes
+_Structure: Any = tvm_ffi.StructuralKey  # its stub requires fields that it computes itself
 
 
 def kernels(mod: tvm.IRModule) -> dict[str, tirx.PrimFunc]:
@@ -37,9 +39,9 @@ def device_sources(mod: tvm.IRModule, kind: str) -> dict[str, str]:
 
 @lru_cache(maxsize=1024)
 def _source(name: str, structure: Any, kind: str) -> str:
-    """The source of a kernel: programs have most of them in common, and models many."""
+    """The source of a kernel, cached: programs share most kernels, and models many."""
     func = structure.key
-    # Nobody runs the host's side, and C is printed sooner than LLVM compiles.
+    # The host's side is never run, and printing C is faster than compiling with LLVM.
     target = tvm.target.Target(kind, host="c")
     single = tvm.IRModule({name: func.with_attr("global_symbol", name)})
     ours = func.attrs is not None and EXPLICIT_SYNC in func.attrs

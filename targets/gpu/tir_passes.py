@@ -17,7 +17,7 @@ SELDOM = "pragma_seldom"  # attribute of statements that ordinary data does not 
 
 
 def pipeline() -> tuple[transform.Pass, object, object]:
-    """The passes down to host and device functions, then those over each side."""
+    """The passes down to host and device functions, then the passes over each side."""
     passes = [
         *_kernel_passes(),
         tirx.transform.VerifyMemory(),
@@ -30,7 +30,9 @@ def pipeline() -> tuple[transform.Pass, object, object]:
 
 def straightened(func: tirx.PrimFunc) -> tirx.PrimFunc:
     """A kernel as the code generators get it, still one function: flat, unrolled, with named common
-    subexpressions. Those that TVM scheduled (without EXPLICIT_SYNC) go the same way, but for barriers.
+    subexpressions.
+
+    Kernels that TVM scheduled (without EXPLICIT_SYNC) go the same way, except that they get barriers.
     """
     ours = func.attrs is not None and EXPLICIT_SYNC in func.attrs
     passes = [*([] if ours else _block_passes()), *_kernel_passes()]

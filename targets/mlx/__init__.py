@@ -1,1 +1,1 @@
-"""The MLX target: MLX's own kernels and files; written here: config.json and the exported function."""
+"""The MLX target's config.json; kernels and weight files are MLX's own."""

@@ -1,7 +1,7 @@
-"""config.json as mlx-lm and mlx-swift-lm read it, which is not quite as transformers writes it.
+"""config.json as mlx-lm and mlx-swift-lm read it, which differs from transformers' version.
 
-Both take keys that are absent for other defaults than transformers, or insist on them: so what was read of
-the checkpoint's config is spelled out. Most of their classes take rope_theta and rope_scaling from the top
+Both have other defaults than transformers for absent keys, or require the keys, so all values read from the
+checkpoint's config are written out. Most of their classes take rope_theta and rope_scaling from the top
 level, where transformers 5 writes rope_parameters; mlx-swift-lm refuses rope_scaling of type "default".
 """
 
@@ -17,12 +17,13 @@ from nearfar.step.params import Param
 from nearfar.step.reading import Reading
 
 DROPPED = ("quantization", "quantization_config", "transformers_version", "_name_or_path")
-DTYPES = ("dtype", "torch_dtype")  # the checkpoint's, from which constants of some models are rounded
+DTYPES = ("dtype", "torch_dtype")  # the checkpoint's dtype, to which some models' constants are rounded
 WITH_ROPE_PARAMETERS = ("ministral3", "gemma4_text")
-"""Models whose classes in mlx-lm read the key as transformers 5 writes it."""
+"""Models whose classes in mlx-lm read rope_parameters as transformers 5 writes it."""
 LLAMAS = ("llama", "mistral", "ministral3", "smollm3")
-"""Models that mlx-lm runs with one class: it fails where no layer attends to everything, and takes all for
-such where no layer's type is given."""
+"""Models that mlx-lm runs with one class: it fails if no layer attends to everything, and treats all layers
+as full attention if no types are given.
+"""
 
 
 def module_of(tensor: str) -> str:
@@ -31,9 +32,9 @@ def module_of(tensor: str) -> str:
 
 
 def mlx_config(config: Mapping[str, Any], reading: Reading, matrices: Mapping[str, Matrix]) -> dict[str, Any]:
-    """config.json for the checkpoint's config, from which `reading` was read."""
+    """The config.json of an artifact; `config` is the checkpoint's, from which `reading` was read."""
     model, text = reading.model, _text_config(reading)
-    if reading.config.within:  # the text model of something larger, whose other parts are not in the files
+    if reading.config.within:  # a multimodal checkpoint, whose other parts are not in the files
         around = {
             key: value for key, value in config.items() if not key.endswith("_config") and key not in DROPPED
         }
@@ -48,7 +49,7 @@ def mlx_config(config: Mapping[str, Any], reading: Reading, matrices: Mapping[st
 
 
 def _text_config(reading: Reading) -> dict[str, Any]:
-    """The text model's config, with what was taken by default."""
+    """The text model's config, with the defaults that were taken."""
     read, kind = reading.config, ALIASES.get(reading.model_type, reading.model_type)
     out = {key: value for key, value in read.config.items() if key not in DROPPED}
     out |= {key: value for key, value in read.values().items() if out.get(key) is None and key not in DTYPES}
@@ -68,7 +69,7 @@ def _text_config(reading: Reading) -> dict[str, Any]:
 
 
 def quantization(params: Sequence[Param], matrices: Mapping[str, Matrix]) -> dict[str, Any]:
-    """MLX's `quantization`: what most matrices have, then by module what others have, false: dense."""
+    """MLX's `quantization`: the most common scheme, then by module the other schemes; false means dense."""
     schemes = Counter((matrix.group, matrix.bits) for matrix in matrices.values() if matrix.quantized)
     if not schemes:
         return {}
@@ -84,7 +85,7 @@ def quantization(params: Sequence[Param], matrices: Mapping[str, Matrix]) -> dic
 
 
 def _spell_rope(kind: str, out: dict[str, Any]) -> None:
-    """rope_parameters, where it is there, as rope_theta, rope_scaling and their like."""
+    """Replace rope_parameters, if present, by rope_theta, rope_scaling and related keys."""
     given = out.pop("rope_parameters", None) or {}
     whole = given.get("full_attention", given)  # a table for each type of layer, or one for all
     local = given.get("sliding_attention")
@@ -105,15 +106,15 @@ def _spell_rope(kind: str, out: dict[str, Any]) -> None:
 
 
 def _interval(types: Sequence[str]) -> int:
-    """Gemma 3: every so many layers one without a window."""
+    """Gemma 3: the interval at which layers have no window."""
     return (types.index("full_attention") if "full_attention" in types else len(types)) + 1
 
 
 def _letters(types: Sequence[str]) -> str | None:
-    """EXAONE 4: a letter a layer."""
+    """EXAONE 4: a letter for each layer; None if no layer has a window."""
     sliding = "sliding_attention" in types
     return "".join("L" if kind == "sliding_attention" else "G" for kind in types) if sliding else None
 
 
 PATTERNS = {"gemma3_text": _interval, "exaone4": _letters}
-"""How classes of mlx-lm want to be told what transformers says by layer_types."""
+"""Functions that convert layer_types to the key that mlx-lm's class reads."""

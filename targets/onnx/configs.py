@@ -1,4 +1,4 @@
-"""The files beside the graph: what Transformers.js and onnxruntime-genai read before they load it."""
+"""The config files beside the graph, which Transformers.js and onnxruntime-genai read before they load it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nearfar.step.ops import Attend
 from nearfar.step.reading import Reading
 
 FOLDER = "onnx"
-"""Where Transformers.js looks for graphs."""
+"""The folder in which Transformers.js looks for graphs."""
 DROPPED = (
     "quantization",
     "quantization_config",
@@ -22,27 +22,27 @@ DROPPED = (
     "torch_dtype",
 )
 STORED = {2: ("q2", "_q2"), 4: ("q4", "_q4"), 8: ("q8", "_quantized")}
-"""By the bits of codes: Transformers.js's name for such a model, and what its graph's name ends in."""
+"""By the bits of codes, Transformers.js's name for the model, and the ending of the graph's name."""
 DENSE = ("fp32", "")
 GENERIC = "decoder"
-"""onnxruntime-genai's name for a model of tokens, mask, past and present, whatever it computes."""
+"""onnxruntime-genai's name for any model of tokens, mask, past and present."""
 
 
 def stored_as(bits: int) -> tuple[str, str]:
-    """Name and ending of a model whose widest codes have so many bits; 0: none has codes."""
+    """Name and ending for a model whose widest codes have `bits` bits; 0: the model has no codes."""
     return STORED[bits] if bits else DENSE
 
 
 def graph_file(bits: int) -> str:
-    """The graph's path in the artifact."""
+    """The path of the graph in the artifact."""
     return f"{FOLDER}/model{stored_as(bits)[1]}.onnx"
 
 
 def transformers_config(reading: Reading, model: Model, bits: int, parts: int) -> dict[str, Any]:
-    """config.json: the text model's, with the sizes of its cache spelled out, and which graph to load.
+    """The config.json: the text model's, with the sizes of its cache written out, and the graph to load.
 
     Transformers.js makes the first past from num_hidden_layers, num_key_value_heads and head_dim, by names
-    that depend on model_type; `dtype` picks the graph, whose data lies in so many `parts`.
+    that depend on model_type; `dtype` selects the graph, whose data is in `parts` files.
     """
     kept = {key: value for key, value in reading.config.config.items() if key not in DROPPED}
     read = {key: value for key, value in reading.config.values().items() if key not in DROPPED}
@@ -61,13 +61,13 @@ def transformers_config(reading: Reading, model: Model, bits: int, parts: int) -
 
 
 def generation_config(given: Mapping[str, Any], model: Model) -> dict[str, Any]:
-    """generation_config.json: the checkpoint's, with the tokens that begin and end a text."""
+    """The generation_config.json: the checkpoint's, with the tokens that begin and end a text."""
     tokens = {"bos_token_id": model.bos_token_id, "eos_token_id": list(model.eos_token_ids) or None}
     return {**given, **{key: value for key, value in tokens.items() if value is not None}}
 
 
 def genai_config(model: Model, hidden: int, bits: int) -> dict[str, Any]:
-    """genai_config.json, for onnxruntime-genai, which takes one size for all caches: the first's."""
+    """The genai_config.json for onnxruntime-genai, which takes one size for all caches: the first cache's."""
     cache = model.step.caches[0]
     heads = next(op.heads for op in model.step.ops if isinstance(op, Attend))
     ends = list(model.eos_token_ids)
@@ -111,10 +111,12 @@ def genai_config(model: Model, hidden: int, bits: int) -> dict[str, Any]:
 
 
 def stored_bits(bits: int) -> int:
-    """The bits that codes of so many are stored in: the next width that ONNX Runtime's operators take."""
+    """The bits in which codes of `bits` bits are stored: the next width that ONNX Runtime's
+    operators take.
+    """
     return next(width for width in STORED if width >= bits)
 
 
 def widest(matrices: Mapping[str, Matrix]) -> int:
-    """Bits of the widest codes that are stored, 0 where no matrix is quantized."""
+    """The bits of the widest stored codes; 0 if no matrix is quantized."""
     return max((stored_bits(matrix.bits) for matrix in matrices.values() if matrix.quantized), default=0)

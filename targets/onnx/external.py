@@ -13,16 +13,16 @@ from nearfar.format.manifest import File
 from nearfar.kernels.quantized import Array
 
 ALIGNMENT = 4096
-"""Alignment of a large tensor's offset: ONNX Runtime maps files, and pages begin there."""
+"""Alignment of a large tensor's offset: ONNX Runtime maps files, so offsets are multiples of a page."""
 SMALL = 1 << 16
 SMALL_ALIGNMENT = 64
 PART_BYTES = 2_000_000_000
-"""A browser's buffer, and a protocol buffer, hold less than 2 GiB."""
+"""The most bytes of a file: a browser's buffer, and a protocol buffer, hold less than 2 GiB."""
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Where a tensor lies. `file`: relative to the graph's folder."""
+    """The place of a tensor in a file. `file`: the path relative to the graph's folder."""
 
     file: str
     offset: int
@@ -32,16 +32,18 @@ class Placed:
 
 
 class ExternalWriter(HashedFiles):
-    """Appends tensors to `<stem>`, `<stem>_1`, `<stem>_2` …: names that Transformers.js counts up."""
+    """Appends tensors to `<stem>`, `<stem>_1`, `<stem>_2` …, the names that Transformers.js expects."""
 
     def __init__(self, root: Path, stem: str, part_bytes: int) -> None:
-        """`stem`: a path relative to `root`. `part_bytes`: of a file, at most."""
+        """`stem`: a path relative to `root`. `part_bytes`: the most bytes of a file."""
         super().__init__(root)
         self._stem, self._part_bytes = stem, part_bytes
         self._offset = 0
 
     def add(self, name: str, array: Array) -> Placed:
-        """Append a tensor (little-endian, C order). BuildError where it, or the disk, is too full."""
+        """Append a tensor (little-endian, C order); BuildError if it is larger than a file, or the disk is
+        full.
+        """
         array = np.ascontiguousarray(array)
         data = array.astype(array.dtype.newbyteorder("<"), copy=False)
         if data.nbytes > self._part_bytes:
@@ -62,6 +64,6 @@ class ExternalWriter(HashedFiles):
         return Placed(Path(self.name).name, offset, data.nbytes, data.dtype.name, data.shape)
 
     def finish(self) -> tuple[File, ...]:
-        """Close the last file; all of them."""
+        """Close the last file; returns the records of all files."""
         self.end()
         return tuple(self.files)

@@ -1,4 +1,4 @@
-"""An ONNX graph under construction: nodes, constants, and tensors whose bytes lie in files beside it."""
+"""An ONNX graph under construction: nodes, constants, and tensors whose bytes are in files beside it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from nearfar.targets.onnx.external import Placed
 
 OPSET = 21
-"""What browsers' ONNX Runtime and onnxruntime-genai read; nothing newer is needed."""
+"""The opset that browsers' ONNX Runtime and onnxruntime-genai read; nothing newer is needed."""
 IR_VERSION = 10
 MICROSOFT = "com.microsoft"
 """The domain of ONNX Runtime's own operators."""
@@ -29,7 +29,7 @@ Extents = Sequence[int | str]
 
 
 class Graph:
-    """Nodes in order. A value is the name of what a node makes, an input or a tensor."""
+    """Collects nodes in order. A value is the name of a node's output, an input or a tensor."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -39,19 +39,19 @@ class Graph:
         self._tensors: dict[str, onnx.TensorProto] = {}
 
     def node(self, op: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
-        """Add a node with one output; its value."""
+        """Add a node with one output; returns its value."""
         (out,) = self.nodes(op, 1, *inputs, domain=domain, **attributes)
         return out
 
     def nodes(self, op: str, count: int, *inputs: str, domain: str = "", **attributes: Any) -> list[str]:
-        """Add a node with so many outputs; its values."""
+        """Add a node with `count` outputs; returns their values."""
         name = f"{op}.{len(self._nodes)}"
         outputs = [name if count == 1 else f"{name}.{index}" for index in range(count)]
         self._nodes.append(helper.make_node(op, inputs, outputs, name, domain=domain, **attributes))
         return outputs
 
     def constant(self, values: npt.ArrayLike, dtype: str) -> str:
-        """A small constant that stands in the graph; one of the same content is taken again."""
+        """Add a small constant to the graph, or reuse one with the same content."""
         array = np.asarray(values, dtype)
         name = f"const.{dtype}.{list(array.shape)}.{array.tobytes().hex()}"
         if name not in self._tensors:
@@ -59,7 +59,7 @@ class Graph:
         return name
 
     def external(self, name: str, placed: Placed) -> str:
-        """A tensor whose bytes lie in a file."""
+        """Add a tensor whose bytes are in a file."""
         if name not in self._tensors:
             tensor = TensorProto(name=name, data_type=DTYPES[placed.dtype], dims=placed.shape)
             tensor.data_location = TensorProto.EXTERNAL
@@ -73,19 +73,19 @@ class Graph:
         return name
 
     def input(self, name: str, dtype: str, shape: Extents, default: npt.ArrayLike | None = None) -> str:
-        """An input; with a `default` it may be left out."""
+        """Add an input; callers may omit it if it has a `default`."""
         self._inputs.append(helper.make_tensor_value_info(name, DTYPES[dtype], list(shape)))
         if default is not None:
             self._tensors[name] = numpy_helper.from_array(np.asarray(default, dtype), name)
         return name
 
     def output(self, value: str, name: str, shape: Extents) -> None:
-        """Give a value out, float32, under a name of its own."""
+        """Make a float32 value an output of the graph, named `name`."""
         self._nodes.append(helper.make_node("Identity", [value], [name], f"out.{name}"))
         self._outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, list(shape)))
 
     def save(self, file: Path) -> None:
-        """Write the model beside its files of tensors, and have onnx check it."""
+        """Write the graph beside its tensor files, and check it with onnx."""
         graph = helper.make_graph(
             self._nodes, self._name, self._inputs, self._outputs, list(self._tensors.values())
         )

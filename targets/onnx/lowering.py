@@ -1,14 +1,14 @@
-"""The step's list as an ONNX graph: a function of B sequences of L tokens with their past, in any step.
+"""Lowers a step's list to an ONNX graph: a function of B sequences of L tokens with their past, for any step.
 
-Inputs and outputs are those that Transformers.js and onnxruntime-genai know:
+Transformers.js and onnxruntime-genai know its inputs and outputs:
 
-    input_ids int64 [B, L]; attention_mask int64 [B, T], T = past + L: 1 where a token is
-    past_key_values.<c>.key, .value float32 [B, kv_heads, past, head_dim] of cache c
-    num_logits_to_keep int64 []: logits of so many last tokens, 0 (as when it is left out): of all
-    logits float32 [B, L or so many, vocab]; present.<c>.key, .value, with L positions more
+    input_ids int64 [B, L]; attention_mask int64 [B, T], T = past + L: 1 for each token
+    past_key_values.<c>.key, .value float32 [B, kv_heads, past, head_dim]: of cache c
+    num_logits_to_keep int64 []: number of last tokens with logits; 0, or left out: all
+    logits float32 [B, L or that number, vocab]; present.<c>.key, .value, with L more positions
 
-Sequences of different lengths stand at the left: what the mask leaves out lies behind them, as
-GroupQueryAttention wants it.
+Sequences of different lengths are aligned at the left, with masked positions behind them, as
+GroupQueryAttention requires.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from nearfar.targets.onnx.step_graph import StepGraph
 
 
 def write_tables(files: ExternalWriter, model: Model) -> dict[str, Placed]:
-    """Cosines and sines of each rotation by position, float32 [context, head_dim/2] each."""
+    """Write cosines and sines of each rotation by position, float32 [context, head_dim/2] each."""
     placed = {}
     for name, rope in model.step.ropes.items():
         table = rope_table(np.array(rope.inv_freq, np.float32), rope.scale, model.context_length)
@@ -44,8 +44,10 @@ def step_graph(
     single: Mapping[str, Placed],
     int8: bool,
 ) -> Graph:
-    """The whole graph. `placed`: the arrays of each matrix; `single`: vectors and tables of rotations by
-    name; `int8`: whether products round their rows to 8 bits.
+    """Build the whole graph.
+
+    `placed`: the arrays of each matrix; `single`: vectors and tables of rotations by name; `int8`: whether
+    products round their rows to 8 bits.
     """
     made = StepGraph(model, matrices, placed, single, int8)
     for op in model.step.ops:
@@ -60,5 +62,7 @@ def step_graph(
 
 
 def refusal(listed: tuple[Op, ...]) -> str | None:
-    """Why a list cannot be a graph, as the end of a sentence that begins with the target; None: it can."""
+    """The reason why a list cannot be a graph, as the end of a sentence that begins with the target; None if
+    it can.
+    """
     return next((REFUSED[type(op)] for op in listed if type(op) in REFUSED), None)

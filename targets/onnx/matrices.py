@@ -1,10 +1,12 @@
-"""Matrices in ONNX Runtime's operators: products as MatMulNBits reads our integers, rows by plain operators.
+"""Matrices in ONNX Runtime's operators: MatMulNBits multiplies our integers, and plain operators look up
+rows.
 
-Our weights are w = scale·q + bias, theirs scale·(q − zero), where `zero` is half the codes' range if none is
-given. So w = scale·(q − half) + d with d = bias + scale·half, and x·Wᵀ is MatMulNBits plus the sums of each
-group of x times Dᵀ: a product with one value a group instead of one a weight. Where bias is −scale·z with an
-integer z everywhere, z is given as the zero point, and there is no second term. A zero point in float, which
-the operator takes too, runs 20 to 50 times slower, and not at all at 8 bits: docs/decisions/0022.
+Our weights are w = scale·q + bias, ONNX Runtime's are scale·(q − zero), where `zero` defaults to half the
+codes' range. So w = scale·(q − half) + d with d = bias + scale·half, and x·Wᵀ is MatMulNBits plus the sums of
+each group of x times Dᵀ: a product with one value for each group instead of one for each weight. If bias is
+−scale·z with an integer z everywhere, z is the zero point, and there is no second term. A zero point in
+float, which the operator takes too, runs 20 to 50 times slower, and not at all at 8 bits:
+docs/decisions/0022.
 
 Codes of 8 bits are multiplied as two planes of 4: q = 16·high + low. The operator has no kernel for 8 bits in
 float and widens the whole matrix at every product, which takes 50 times as long as both planes.
@@ -28,12 +30,13 @@ from nearfar.targets.onnx.graph import MICROSOFT, Graph
 def write_matrix(
     files: ExternalWriter, name: str, matrix: Matrix, tensor: QuantTensor | Array, int8: bool
 ) -> dict[str, Placed]:
-    """Append a matrix's arrays, by the last part of their names. `int8`: as in Products.
+    """Append a matrix's arrays to the files; returns their places, by the last part of their names. `int8`:
+    as in Products.
 
     Dense: `weight` [n, k], float16 or float32. Quantized: `codes` uint8 [n, k/group, group·bits/8], the first
-    code in the lowest bits; `scales` float16 [n, k/group]; `zeros` uint8 [n, k/group·bits/8, rounded up]
-    where offsets are integers, else `biases` float16 [n, k/group]. In planes: `codes.high` and `codes.low`,
-    and `zeros.high` and `zeros.low`, as if each had 4 bits.
+    code in the lowest bits; `scales` float16 [n, k/group]; `zeros` uint8 [n, k/group·bits/8, rounded up] if
+    offsets are integers, else `biases` float16 [n, k/group]. In planes: `codes.high` and `codes.low`, and
+    `zeros.high` and `zeros.low`, as if each had 4 bits.
     """
     if not isinstance(tensor, QuantTensor):
         return {"weight": files.add(f"{name}.weight", tensor)}
@@ -56,7 +59,7 @@ def write_matrix(
 
 
 def _planes(codes: npt.NDArray[np.uint8]) -> list[tuple[str, npt.NDArray[np.uint8]]]:
-    """The four high and the four low bits."""
+    """The planes of the four high and of the four low bits."""
     four, low = np.uint8(4), np.uint8(15)
     return [("high", np.right_shift(codes, four)), ("low", np.bitwise_and(codes, low))]
 
@@ -68,7 +71,7 @@ def _pairs(codes: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 
 def integer_zeros(tensor: QuantTensor) -> npt.NDArray[np.uint8] | None:
-    """uint8 [n, k/group]: z with bias = −scale·z exactly; None where some group has none."""
+    """Zero points uint8 [n, k/group]: z with bias = −scale·z exactly; None if a group has none."""
     scales, biases = tensor.scales.astype(np.float32), tensor.biases.astype(np.float32)
     with np.errstate(divide="ignore", invalid="ignore"):
         zeros = np.where(biases == 0, np.float32(0), np.rint(-biases / scales))
@@ -79,7 +82,7 @@ def integer_zeros(tensor: QuantTensor) -> npt.NDArray[np.uint8] | None:
 
 
 def _packed_rows(zeros: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
-    """Zero points as the operators read them: packed by rows, each of whole bytes."""
+    """Zero points as the operators read them: packed by rows of whole bytes."""
     n, blocks = zeros.shape
     padded = np.zeros((n, -(-blocks // 32) * 32), np.uint8)
     padded[:, :blocks] = zeros
@@ -89,10 +92,10 @@ def _packed_rows(zeros: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint
 
 @dataclass
 class Products:
-    """Products with the matrices of a model, and rows of them, as nodes.
+    """Adds nodes for products with a model's matrices, and for lookups of their rows.
 
-    `int8`: rows are rounded to int8 by groups for MatMulNBits (its accuracy_level 4), as the cpu target's
-    products of int8 do.
+    `int8`: rows are rounded to int8 by groups for MatMulNBits (its accuracy_level 4), as in the cpu target's
+    int8 products.
     """
 
     graph: Graph
@@ -102,7 +105,7 @@ class Products:
     _sums: dict[tuple[str, int], str] = field(default_factory=dict)
 
     def product(self, x: str, name: str, bias: str | None = None) -> str:
-        """x·Wᵀ (+ bias): x [..., k] to [..., n]."""
+        """Add x·Wᵀ (+ bias): x [..., k] to [..., n]."""
         graph, matrix = self.graph, self.matrices[name]
         if matrix.quantized:
             out = self._quantized(x, name)
@@ -112,9 +115,9 @@ class Products:
         return out if bias is None else graph.node("Add", out, bias)
 
     def rows(self, ids: str, name: str) -> str:
-        """Rows of a matrix: ids [b, l] to float32 [b, l, k].
+        """Look up rows of a matrix: ids [b, l] to float32 [b, l, k].
 
-        GatherBlockQuantized does the same in one, but builds of ONNX Runtime for browsers lack it.
+        GatherBlockQuantized would do it in one node, but builds of ONNX Runtime for browsers lack it.
         """
         graph, matrix = self.graph, self.matrices[name]
         if not matrix.quantized:
@@ -134,7 +137,9 @@ class Products:
         return graph.node("Reshape", rows, graph.constant([0, 0, matrix.k], "int64"))
 
     def _codes(self, name: str, part: str, ids: str, shape: list[int]) -> str:
-        """Rows of packed codes, the first in the lowest bits, as float32 of a shape."""
+        """Look up rows of packed codes, the first code in the lowest bits, as float32 with the
+        given shape.
+        """
         graph = self.graph
         if not self._in_planes(name):
             return self._unpacked(name, part, ids, shape, stored_bits(self.matrices[name].bits))
@@ -159,7 +164,7 @@ class Products:
         return self.graph.node("Gather", self._wide(name, part), ids, axis=0)
 
     def _by_group(self, values: str) -> str:
-        """One value a group, [..., k/group] to [..., k/group, 1]."""
+        """Reshape [..., k/group], one value for each group, to [..., k/group, 1]."""
         return self.graph.node("Unsqueeze", values, self.graph.constant([-1], "int64"))
 
     def _quantized(self, x: str, name: str) -> str:
@@ -193,7 +198,7 @@ class Products:
         )
 
     def _group_sums(self, x: str, matrix: Matrix) -> str:
-        """Sums of x by group, [..., k/group]; made once for the matrices that share an input."""
+        """Sums of x by group, [..., k/group]; matrices with the same input share them."""
         key = (x, matrix.group)
         if key not in self._sums:
             graph = self.graph
@@ -203,8 +208,10 @@ class Products:
         return self._sums[key]
 
     def _offsets(self, name: str) -> str:
-        """What the module's text calls d, float32 [n, k/group]; the runtime folds it into one constant."""
-        # Of two planes each has its half: 16·8 + 8.
+        """The value d of the module's docstring, float32 [n, k/group]; the runtime folds it into one
+        constant.
+        """
+        # With two planes each has a half: 16·8 + 8.
         graph, bits = self.graph, stored_bits(self.matrices[name].bits)
         half = 136 if self._in_planes(name) else 1 << (bits - 1)
         shifted = graph.node("Mul", self._wide(name, "scales"), graph.constant(half, "float32"))
@@ -214,6 +221,6 @@ class Products:
         return self.graph.external(f"{name}.{part}", self.placed[name][part])
 
     def _wide(self, name: str, part: str) -> str:
-        """A floating tensor in float32: the files hold halves, which the runtime widens once."""
+        """A floating-point tensor in float32: files store float16, which the runtime widens once."""
         value = self._tensor(name, part)
         return value if self.placed[name][part].dtype == "float32" else self.graph.node("Cast", value, to=1)

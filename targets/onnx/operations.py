@@ -1,6 +1,6 @@
-"""The operations of a step as nodes of an ONNX graph: one function each, and the table of them.
+"""The operations of a step as nodes of an ONNX graph: one function for each, and the table of them.
 
-A function adds its nodes to the graph and gives the name of what the operation makes.
+A function adds its nodes to the graph and returns the name of the operation's result.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from nearfar.targets.onnx.graph import MICROSOFT, Graph
 from nearfar.targets.onnx.step_graph import StepGraph
 
 ROTARY_HEADS = 16
-"""GroupQueryAttention rotates heads whose length is a multiple of this; others are rotated before it."""
+"""GroupQueryAttention rotates heads whose length is a multiple of this number; other heads are rotated before
+it.
+"""
 LAST = np.iinfo(np.int64).max
 
 
@@ -34,7 +36,7 @@ def linear(g: StepGraph, op: ops.Linear) -> str:
 
 
 def rope_append(g: StepGraph, op: ops.RopeAppend) -> str:
-    """Norms and, where attention cannot do it, rotation; keys and values wait for their attention."""
+    """Norms and, if the attention cannot rotate, rotation; keys and values wait for their attention."""
     graph, cache = g.graph, g.step.caches[op.cache]
     x, dim = g.values[op.x], cache.head_dim
     if not op.append:
@@ -138,7 +140,7 @@ REFUSED: Mapping[type[ops.Op], str] = {
     ops.Embedding: "is for models that give logits: build embeddings for another target, or leave "
     "--embeddings out",
 }
-"""Operations that a graph cannot have, and what the target says of them."""
+"""Operations that a graph cannot have, with the target's reason."""
 
 
 def _squared(graph: Graph, x: str) -> str:
@@ -146,7 +148,7 @@ def _squared(graph: Graph, x: str) -> str:
 
 
 def _prepared(g: StepGraph, x: str, op: ops.RopeAppend, heads: int, norm: str | None, query: bool) -> str:
-    """Queries or keys [B, L, heads·head_dim]: normalized, rotated, scaled, in the record's order."""
+    """Queries or keys [B, L, heads·head_dim], normalized, rotated and scaled in the record's order."""
     groups = None if op.norm_all else heads
 
     def normed(value: str) -> str:
@@ -160,8 +162,10 @@ def _prepared(g: StepGraph, x: str, op: ops.RopeAppend, heads: int, norm: str | 
 
 
 def _inside(g: StepGraph, op: ops.RopeAppend) -> bool:
-    """Whether the attention rotates: what is normalized afterwards, or read by several layers, is
-    rotated before; a factor of the queries may be either side.
+    """Whether the attention rotates.
+
+    Heads that are normalized afterwards, or read by several layers, are rotated before it; a factor of the
+    queries may be on either side.
     """
     fits = g.step.caches[op.cache].head_dim % ROTARY_HEADS == 0
     return op.rope is not None and fits and not op.norm_after and op.cache not in g.shared

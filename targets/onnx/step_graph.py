@@ -1,4 +1,4 @@
-"""A step's graph in the making: its inputs, its values, and what operations are made of."""
+"""A step's graph under construction: its inputs, its values, and helpers for operations."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from nearfar.targets.onnx.graph import Extents, Graph
 from nearfar.targets.onnx.matrices import Products
 
 Pair = tuple[str, str]
-"""Keys and values, or cosines and sines."""
+"""Two values: keys and values, or cosines and sines."""
 
 
 class StepGraph:
     """The graph of a model. `values`: the name in the graph of each value of the list.
 
-    Of each cache, `past` has the keys and values before the step, `new` those of the step's rows, and
-    `appended` all of them, which the first attention over the cache gives. `projected` has the name and the
+    For each cache, `past` has the keys and values before the step, `new` those of the step's rows, and
+    `appended` all of them, which the first attention over the cache returns. `projected` has the name and the
     record of each value that RopeAppend made. `shared` has the caches that layers read without appending.
     """
 
@@ -45,7 +45,7 @@ class StepGraph:
         self._inputs()
 
     def _inputs(self) -> None:
-        """The inputs, and what every attention reads of them."""
+        """Add the inputs, and the values that every attention reads."""
         graph = self.graph
         self.ids = graph.input("input_ids", "int64", ["batch_size", "sequence_length"])
         mask = graph.input("attention_mask", "int64", ["batch_size", "total_sequence_length"])
@@ -68,7 +68,7 @@ class StepGraph:
         self._positions = graph.node("Add", start, graph.node("Range", zero, count, step))  # [B, L]
 
     def rotated(self, x: str, rope: str, heads: int, dim: int) -> str:
-        """Pairs (i, i + dim/2) of each head turned."""
+        """Rotate the pairs (i, i + dim/2) of each head of x."""
         graph = self.graph
         if rope not in self._turned:  # [B, L, 1, dim/2]
             found = [graph.node("Gather", self.table(rope, part), self._positions) for part in ("cos", "sin")]
@@ -95,9 +95,10 @@ class StepGraph:
         return graph.node("Mul", q, factor)
 
     def rms(self, x: str, weight: str | None, eps: float, groups: int | None) -> str:
-        """Each of `groups` stretches of a row normalized by itself (None: the row), times the weight.
+        """Each of `groups` equal parts of a row (None: the whole row) normalized separately, times the
+        weight.
 
-        In these operations because ONNX Runtime fuses them into one and onnx knows them all.
+        The nodes are the ones that ONNX Runtime fuses into one operator, and onnx knows all of them.
         """
         graph = self.graph
         if groups is not None:
@@ -111,16 +112,16 @@ class StepGraph:
         return out if groups is None else graph.node("Reshape", out, graph.constant([0, 0, -1], "int64"))
 
     def slice(self, x: str, start: int, end: int) -> str:
-        """Columns [start, end)."""
+        """Columns [start, end) of x."""
         graph = self.graph
         return graph.node("Slice", x, *(graph.constant([value], "int64") for value in (start, end, -1)))
 
     def times(self, x: str, factor: float) -> str:
-        """x·factor; x itself where the factor is 1."""
+        """x·factor; x itself if the factor is 1."""
         return x if factor == 1.0 else self.graph.node("Mul", x, self.graph.constant(factor, "float32"))
 
     def vector(self, name: str) -> str:
-        """A parameter of one dimension."""
+        """A parameter vector."""
         return self.graph.external(name, self._single[name])
 
     def table(self, rope: str, part: str) -> str:
@@ -129,5 +130,5 @@ class StepGraph:
 
 
 def _shared_caches(model: Model) -> set[int]:
-    """Caches that layers read which do not append to them: their keys are used rotated, by each."""
+    """Caches that some layers read without appending; their keys are stored rotated."""
     return {op.cache for op in model.step.ops if isinstance(op, RopeAppend) and not op.append}

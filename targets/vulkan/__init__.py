@@ -1,4 +1,4 @@
-"""The Vulkan target: SPIR-V by our own code generator, of the kernels that the GPU targets share."""
+"""The Vulkan target: the kernels that GPU targets share, compiled to SPIR-V by our own code generator."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Arithmetic of TIR's dtypes in SPIR-V.
 
-A value lives in a register type: integers of 8 and 16 bits in 32, kept in range by `wrap` after each
-operation, so that no module needs Int8 or Int16; signed integers in unsigned types, as the instructions say
-how they take them. Integers that are known at build time are computed here.
+Values are in register types: integers of 8 and 16 bits use 32, and `wrap` keeps them in range after each
+operation, so that no module needs Int8 or Int16; signed integers use unsigned types, since the instructions
+decide on the sign. Operations on integers known at build time are computed here.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _SUPPORTED = {"i": (8, 16, 32, 64), "u": (8, 16, 32, 64), "f": (16, 32)}
 
 @lru_cache(maxsize=256)
 def dtype_of(name: str) -> Dtype:
-    """From TVM's name, without lanes."""
+    """The dtype with TVM's name, lanes ignored; BuildError for others."""
     name = name.split("x")[0]
     if name == "bool":
         return BOOL
@@ -87,7 +87,7 @@ _FOLD_COMPARE: dict[str, Callable[[int, int], bool]] = {
 
 
 class Arithmetic:
-    """Operations on ids; `dtype` is that of the operands."""
+    """Operations on ids; `dtype` is the dtype of the operands."""
 
     def __init__(self, builder: Builder) -> None:
         self.builder = builder
@@ -105,13 +105,15 @@ class Arithmetic:
         return self.builder.int_type(max(dtype.bits, 32))
 
     def computes(self, dtype: Dtype) -> int:
-        """The register type of an operation; float16 needs its capability but to convert, load and store."""
+        """The register type of an operation; float16 needs its capability except to convert, load
+        and store.
+        """
         if dtype == F16:
             self.builder.capability(Capability.FLOAT16)
         return self.type_of(dtype)
 
     def known(self, value: int) -> Number | None:
-        """The number, where it is known now."""
+        """The value of an id, if it is known at build time; otherwise None."""
         return self._known.get(value)
 
     def constant(self, dtype: Dtype, number: Number) -> int:
@@ -126,7 +128,7 @@ class Arithmetic:
             words = [(number >> shift) & 0xFFFFFFFF for shift in range(0, bits, 32)]
             made = self.builder.constant(self.builder.int_type(bits), *words)
         if dtype.kind != "f":
-            # One id serves all integer dtypes of its width: what is known is the signed number, see `_taken`.
+            # One id serves all integer dtypes of its width; the signed number is kept, see `_taken`.
             number = (
                 bool(number) if dtype.kind == "b" else _wrapped(Dtype("i", max(dtype.bits, 32)), int(number))
             )
@@ -139,12 +141,12 @@ class Arithmetic:
         return abs(int(known)) if known is not None else self._factors.get(value, 1)
 
     def split(self, value: int) -> tuple[int, int]:
-        """The integer as another and a known number to be added; a known one as 0 and itself."""
+        """Split an integer into an id and a known number to add; a known integer is 0 plus itself."""
         known = self._known.get(value)
         return (self.constant(I32, 0), int(known)) if known is not None else self._sums.get(value, (value, 0))
 
     def _learn(self, name: str, made: int, a: int, b: int) -> None:
-        """What is known of a new sum or product of 32 bits."""
+        """Remember facts about a new 32-bit sum or product."""
         if name == "mul":
             self._factors[made] = self.factor(a) * self.factor(b)
         elif name == "shl" and b in self._known:
@@ -174,7 +176,9 @@ class Arithmetic:
         return builder.pure(Op.BIT_FIELD_S_EXTRACT, kind, value, builder.u32(0), builder.u32(dtype.bits))
 
     def binary(self, name: str, dtype: Dtype, a: int, b: int) -> int:
-        """Add sub mul div mod (towards zero) floordiv floormod min max and or xor shl shr."""
+        """Compute add, sub, mul, div, mod (towards zero), floordiv, floormod, min, max, and, or, xor, shl or
+        shr.
+        """
         x, y = self._taken(dtype, a), self._taken(dtype, b)
         if (
             x is not None
@@ -215,7 +219,7 @@ class Arithmetic:
         return made
 
     def gathered(self, element: int, values: Sequence[int]) -> int:
-        """Numbers as a vector: the one that they were taken from, where they all were."""
+        """A vector of numbers; if they all come from one vector, in order, that vector."""
         found = [self._parts.get(value, (0, 0)) for value in values]
         vector = found[0][0]
         if vector and found == [(vector, place) for place in range(WIDTH)]:
@@ -224,7 +228,7 @@ class Arithmetic:
         return self.builder.pure(Op.COMPOSITE_CONSTRUCT, kind, *values)
 
     def vector(self, name: str, operands: Sequence[Sequence[int]]) -> tuple[int, ...]:
-        """Add, sub, mul or fma (a·b + c) of vectors of float16."""
+        """Compute add, sub, mul or fma (a·b + c) for vectors of float16."""
         element = self.computes(F16)
         kind = self.builder.vector_type(element, WIDTH)
         vectors = [self.gathered(element, values) for values in operands]
@@ -245,8 +249,8 @@ class Arithmetic:
         return self.builder.pure(op, self.builder.bool_type(), a, b)
 
     def _extreme(self, name: str, dtype: Dtype, a: int, b: int) -> int:
-        """The smaller or larger of two values. Floats as in TVM's LLVM code, `a < b ? a : b`: with a NaN it
-        is b.
+        """The smaller or larger of two values. Floats follow TVM's LLVM code, `a < b ? a : b`: with a NaN the
+        result is b.
         """
         if dtype.kind == "f" or dtype.bits == 64:
             return self.select(dtype, self.compare("lt" if name == "min" else "gt", dtype, a, b), a, b)
@@ -266,7 +270,9 @@ class Arithmetic:
         return self.builder.pure(_FLOAT_OPS[name], kind, a, b)
 
     def _divide(self, name: str, dtype: Dtype, a: int, b: int) -> int:
-        """Remainders by way of the quotient: of negative numbers Vulkan leaves OpSRem, OpSMod undefined."""
+        """Quotients, and remainders from the quotient: Vulkan leaves OpSRem and OpSMod of negative numbers
+        undefined.
+        """
         builder, kind = self.builder, self.type_of(dtype)
         x, y = self._taken(dtype, a), self._taken(dtype, b)
         if x is not None and y:
@@ -296,7 +302,7 @@ class Arithmetic:
         return self.wrap(dtype, self.select(wide, adjust, lower, quotient))
 
     def compare(self, name: str, dtype: Dtype, a: int, b: int) -> int:
-        """Eq ne lt le gt ge; a NaN is not equal to anything and not in any order."""
+        """Compare with eq, ne, lt, le, gt or ge; NaN is not equal to anything, and no order holds for it."""
         x, y = self._taken(dtype, a), self._taken(dtype, b)
         if x is not None and y is not None:
             return self.constant(BOOL, _FOLD_COMPARE[name](x, y))
@@ -328,7 +334,7 @@ class Arithmetic:
 
 
 def _float_bits(dtype: Dtype, number: float) -> int:
-    """The bits of a float; beyond the largest finite number infinity, as a conversion gives."""
+    """The bits of a float; a number above the largest finite one becomes infinity."""
     store, read = ("<e", "<H") if dtype.bits == 16 else ("<f", "<I")
     try:
         data = struct.pack(store, number)

@@ -1,8 +1,9 @@
-"""SPIR-V of lowered kernels: one module a PrimFunc, with what a plan must know to launch it.
+"""Generates SPIR-V for lowered kernels: one module for each PrimFunc, with the facts that a plan needs to
+launch it.
 
 TVM's build calls the function registered here as `target.build.vulkan` with the lowered device functions; the
-released TVM has no such function. It answers with a source module, whose text is JSON: words in base64 and
-the interface of each kernel.
+released TVM has no such function. It returns a source module, whose text is JSON: words in base64 and the
+interface of each kernel.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .opcodes import Capability
 from .spirv import ENTRY, Builder, Size3, to_bytes
 from .walker import Interface, Walker
 
-# So that it is one again when it has passed through TVM's build.
+# Keeps the error's type when it passes through TVM's build.
 tvm_ffi.register_error("BuildError", BuildError)
 FEATURES = {
     Capability.FLOAT16: "shaderFloat16",
@@ -98,7 +99,7 @@ def generate(name: str, func: tirx.PrimFunc) -> tuple[bytes, Interface, tuple[st
 
 
 def build(mod: tvm.IRModule, _target: tvm.target.Target) -> Any:
-    """What TVM's build asks for: the device functions of `mod` as a runtime module."""
+    """Compile the device functions of `mod` for TVM's build; returns a runtime module."""
     out: dict[str, Any] = {}
     for variable, func in mod.functions_items():
         # TVM adds `_kernel` to the device's side of a function.

@@ -11,15 +11,15 @@ from .opcodes import Glsl, Op
 
 
 class Conversions:
-    """Between dtypes; see Arithmetic for how values live in registers."""
+    """Converts between dtypes; Arithmetic explains how registers hold values."""
 
     def __init__(self, arithmetic: Arithmetic) -> None:
         self._arithmetic, self._builder = arithmetic, arithmetic.builder
 
     def cast(self, source: Dtype, to: Dtype, value: int) -> int:
-        """A value of another dtype.
+        """Convert a value to another dtype.
 
-        Integers wrap; a float that an integer cannot hold saturates and a NaN is 0, as in WGSL.
+        Integers wrap; a float that an integer cannot hold saturates, and NaN becomes 0, as in WGSL.
         """
         arithmetic = self._arithmetic
         if source == to:
@@ -53,8 +53,8 @@ class Conversions:
         value = self.cast(source, F32, value)
         low, high = (-(1 << (to.bits - 1)), 1 << (to.bits - 1)) if to.kind == "i" else (0, 1 << to.bits)
         op = Op.CONVERT_F_TO_S if to.kind == "i" else Op.CONVERT_F_TO_U
-        # What the conversion gives out of range is undefined, so the ends are put in after it. A number above
-        # `low` is no NaN.
+        # The conversion of numbers out of range is undefined, so limits are selected after it. A number above
+        # `low` is not NaN.
         made = builder.pure(op, arithmetic.type_of(to), value)
         below = arithmetic.compare("gt", F32, value, arithmetic.constant(F32, low))
         above = arithmetic.compare("ge", F32, value, arithmetic.constant(F32, high))
@@ -107,5 +107,5 @@ class Conversions:
 
 
 def _read(source: Dtype, known: Number) -> int:
-    """A known integer as its dtype reads it (Arithmetic knows the signed number)."""
+    """A known integer as its dtype reads it (Arithmetic keeps the signed number)."""
     return int(known) & ((1 << source.bits) - 1) if source.kind == "u" else int(known)

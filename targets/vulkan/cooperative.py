@@ -1,14 +1,14 @@
 """Cooperative matrices: tiles that the lanes of a subgroup hold and multiply together.
 
 Kernels call functions by name (call_extern), as statements, with whole tiles of `size` by `size` in workgroup
-memory, rows `stride` elements of the buffer apart:
-- `cooperative_clear(sum, size)`: sum number `sum` of the subgroup, float32, becomes zero;
-- `cooperative_add(sum, a, a_stride, b, b_stride, size)`: the product of two tiles of float16 is added to it;
-- `cooperative_store(sum, to, stride, size)`: it is written.
-All lanes of a subgroup must come by together.
+memory, whose rows are `stride` elements of the buffer apart:
+- `cooperative_clear(sum, size)` sets sum number `sum` of the subgroup, float32, to zero;
+- `cooperative_add(sum, a, a_stride, b, b_stride, size)` adds the product of two tiles of float16 to it;
+- `cooperative_store(sum, to, stride, size)` writes it.
+All lanes of a subgroup must make each call together.
 
-The extension asks for Vulkan's memory model, in which workgroup memory is a thread's own unless every access
-to it, and every barrier, says otherwise: see Memory and Walker.
+The extension requires Vulkan's memory model, in which workgroup memory is private to a thread unless every
+access to it, and every barrier, says otherwise: see Memory and Walker.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ PREFIX = "cooperative_"
 
 
 class Cooperative:
-    """Writes the calls of a function."""
+    """Writes the cooperative-matrix calls of a function."""
 
     def __init__(self, arithmetic: Arithmetic, memory: Memory) -> None:
         self._arithmetic, self._memory, self._builder = arithmetic, memory, arithmetic.builder
         self._sums: dict[int, int] = {}
 
     def call(self, name: str, numbers: list[int], pointers: list[int]) -> None:
-        """A call: its whole numbers and its pointers, each in their order."""
+        """Write a call, given its integers and its pointers, each in order."""
         size = numbers[-1]
         match name.removeprefix(PREFIX), numbers, pointers:
             case "clear", [number, _], []:
@@ -78,5 +78,5 @@ class Cooperative:
 
 
 def cooperates(nodes: Any) -> bool:
-    """Whether a function, given as its nodes, has such calls."""
+    """Whether a function, given as its nodes, calls these functions."""
     return any(str(getattr(node, "value", "")).startswith(PREFIX) for node in nodes)

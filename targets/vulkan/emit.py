@@ -1,4 +1,4 @@
-"""SPIR-V modules and plans."""
+"""Writes the vulkan target's modules and plans."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from nearfar.targets.vulkan.codegen import modules
 
 
 def emit(program: Program, context: EmitContext) -> manifest.Program:
-    """SPIR-V modules and plans; arguments in the order of the descriptor set's bindings."""
+    """Write the modules and plans; arguments are in the order of the descriptor set's bindings. Returns the
+    program's record.
+    """
     made = modules(module_of(program))
     kernels = {
         name: shader_record(context, name, ".spv", made[name].code, made[name], made[name].workgroup)

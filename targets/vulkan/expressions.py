@@ -1,7 +1,7 @@
 """Expressions of lowered TIR to ids.
 
-A vector is its lanes: each is computed by itself, as GPUs do; but for sums and products of float16, which
-they compute in pairs.
+Each lane of a vector is computed separately, as GPUs do, except sums and products of float16, which GPUs
+compute in pairs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def lanes(expr: Any) -> int:
 
 
 def _in_pairs(expr: Any) -> bool:
-    """Whether GPUs compute two lanes of it at once."""
+    """Whether GPUs compute two lanes of the expression at once."""
     kind = type(expr).__name__
     if kind not in _IN_PAIRS and not (kind == "Call" and _is_fma(expr)):
         return False
@@ -55,7 +55,7 @@ def _is_fma(call: Any) -> bool:
 
 
 class Expressions:
-    """See the module."""
+    """Computes expressions; see the module's docstring."""
 
     def __init__(self, arithmetic: Arithmetic, memory: Memory) -> None:
         self._arithmetic, self._memory, self._builder = arithmetic, memory, arithmetic.builder
@@ -78,13 +78,13 @@ class Expressions:
         return made(expr, lane)
 
     def values(self, expr: Any) -> tuple[int, ...]:
-        """All lanes."""
+        """All lanes of an expression."""
         if _in_pairs(expr):
             return self._vector(expr)
         return tuple(self.value(expr, lane) for lane in range(lanes(expr)))
 
     def define(self, variable: Var, values: tuple[int, ...]) -> None:
-        """From here on the variable has these values."""
+        """Give a variable its values, for the code from here on."""
         self._variables[variable] = values
 
     def _number(self, expr: Any, _lane: int) -> int:
@@ -97,7 +97,7 @@ class Expressions:
         return found[lane]
 
     def _vector(self, expr: Any) -> tuple[int, ...]:
-        """A sum or product of vectors of float16; a sum with a product as one instruction."""
+        """A sum or product of vectors of float16; a sum with a product is one instruction."""
         if type(expr).__name__ == "Call":
             return self._arithmetic.vector("fma", [self.values(each) for each in expr.args[1:]])
         for a, b in ((expr.a, expr.b), (expr.b, expr.a)):
@@ -118,7 +118,9 @@ class Expressions:
         return self._arithmetic.compare(_COMPARE[type(expr).__name__], dtype(expr.a), a, b)
 
     def _and_or(self, expr: Any, lane: int) -> int:
-        """Where the first operand decides, the second is not computed: it may read beyond a buffer."""
+        """The value of `and` or `or`. If the first operand decides, the second is not computed: it may read
+        past a buffer.
+        """
         conjunction = type(expr).__name__ == "And"
         a = self.value(expr.a, lane)
         known = self._arithmetic.known(a)
@@ -178,7 +180,9 @@ class Expressions:
         return access.indices[0]
 
     def vector_index(self, index: Any) -> int:
-        """Which vector of the buffer an index is: of a buffer of vectors itself, else by the ramp."""
+        """The index of a vector in a buffer: the index itself in a buffer of vectors, else computed from the
+        ramp.
+        """
         if lanes(index) == 1:
             return self.value(index)
         kind = dtype(index)
@@ -232,7 +236,7 @@ class Expressions:
     def _either(
         self, kind: Dtype, condition: int, then: Callable[[], int], otherwise: Callable[[], int]
     ) -> int:
-        """Compute one of two, and give it."""
+        """Compute one of two values, by a condition."""
         builder = self._builder
         ways, merge = (builder.new_id(), builder.new_id()), builder.new_id()
         builder.emit(Op.SELECTION_MERGE, merge, 0)

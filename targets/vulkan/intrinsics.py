@@ -1,4 +1,4 @@
-"""Calls: mathematical functions, bits, subgroups."""
+"""Calls of intrinsics: mathematical functions, bits, subgroups."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _REDUCE = {
     "subgroup_min": (Op.GROUP_S_MIN, Op.GROUP_U_MIN, Op.GROUP_F_MIN),
     "subgroup_max": (Op.GROUP_S_MAX, Op.GROUP_U_MAX, Op.GROUP_F_MAX),
 }
-# Of one word, and of a vector of words, which is computed lane by lane.
+# For one word, and for a vector of words, which is computed lane by lane.
 _HALVES = {"low_half": 0, "high_half": 1, "low_halves": 0, "high_halves": 1}
 _SUBGROUPS = {"subgroup_id": BuiltIn.SUBGROUP_ID, "subgroup_count": BuiltIn.NUM_SUBGROUPS}
-DOT = "dot4I8Packed"  # of two words, each four signed bytes, by WGSL's name
+DOT = "dot4I8Packed"  # of two words of four signed bytes, by WGSL's name
 _SPECIAL = (
     DOT,
     *_SUBGROUPS,
@@ -45,7 +45,7 @@ _SPECIAL = (
 
 
 class Intrinsics:
-    """Functions by name, of operands that are ids; `dtypes` are theirs, `dtype` the result's."""
+    """Functions by name. Operands are ids; `dtypes` are the operands' dtypes, `dtype` is the result's."""
 
     def __init__(self, arithmetic: Arithmetic, conversions: Conversions) -> None:
         self._arithmetic, self._conversions, self._builder = arithmetic, conversions, arithmetic.builder
@@ -61,12 +61,12 @@ class Intrinsics:
         }
 
     def has(self, name: str) -> bool:
-        """Whether there is such a function."""
+        """Whether the function `name` is supported."""
         return self._plain(name) in (*_UNARY, *self._others, *_SPECIAL)
 
     def call(self, name: str, dtype: Dtype, dtypes: list[Dtype], values: list[int]) -> int:
-        """The result of a function that there is. float16 is computed in float32, as TVM does on a CPU, but
-        for `fma`.
+        """The result of a supported function. float16 is computed in float32, as TVM does on a CPU, except
+        `fma`.
         """
         name = self._plain(name)
         if name in ("fabs", "abs") and dtype.kind in "iu":
@@ -99,7 +99,7 @@ class Intrinsics:
         return self._conversions.cast(F32, dtype, made)
 
     def _plain(self, name: str) -> str:
-        """C's name of a float32 function without its f."""
+        """C's name of a float32 function without its final f."""
         return name[:-1] if name.endswith("f") and name[:-1] in (*_UNARY, *self._others) else name
 
     def _glsl(self, which: Glsl, *values: int) -> int:
@@ -111,11 +111,11 @@ class Intrinsics:
         )
 
     def _pow(self, base: int, exponent: int) -> int:
-        """As C's.
+        """pow, defined as in C.
 
-        GLSL's is undefined below 0, and Mesa's lavapipe, which makes pow of exp2 and log2, has 0^-2 = 0 and
-        loses NaNs. A small whole exponent becomes multiplications; the others take the power of the absolute
-        value.
+        GLSL's pow is undefined below 0, and Mesa's lavapipe, which computes it from exp2 and log2, has 0^-2 =
+        0 and loses NaN. A small integer exponent becomes multiplications; otherwise the power of the absolute
+        value is used.
         """
         a, number = self._arithmetic, self._arithmetic.constant
         known = a.known(exponent)
@@ -142,7 +142,7 @@ class Intrinsics:
         return a.select(F32, a.compare("eq", F32, exponent, zero), number(F32, 1.0), made)
 
     def _round(self, value: int) -> int:
-        """TVM's round goes to the even neighbour from the middle, as its LLVM code (nearbyint)."""
+        """TVM's round, which rounds halves to even like its LLVM code (nearbyint)."""
         return self._glsl(Glsl.ROUND_EVEN, value)
 
     def _absolute(self, dtype: Dtype, value: int) -> int:
@@ -195,7 +195,9 @@ class Intrinsics:
         return self._conversions.cast(wide, dtype, self._arithmetic.wrap(dtype, made))
 
     def _shuffle(self, name: str, dtype: Dtype, values: list[int]) -> int:
-        """(mask, value, lane or distance, width, warp size), as CUDA's: alone, a lane keeps its value."""
+        """A shuffle, with CUDA's operands (mask, value, lane or distance, width, warp size); a lane without a
+        source keeps its value.
+        """
         a, builder = self._arithmetic, self._builder
         width = a.known(values[3])
         if width is None or dtype.bits == 64 or dtype.kind == "b":

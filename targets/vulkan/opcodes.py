@@ -122,7 +122,7 @@ class Op(IntEnum):
 
 
 class Capability(IntEnum):
-    """What a module asks of the device; decision 8 says when each is declared."""
+    """The capabilities that modules can require of the device; decision 8 says when each is declared."""
 
     SHADER = 1
     FLOAT16 = 9

@@ -1,8 +1,8 @@
 """Buffers in SPIR-V: storage buffers, workgroup arrays, and locals.
 
-A local array whose indices are all known becomes one variable an element. What was last stored there is
-remembered, and only written at the end of a block: straight code, such as unrolled loops, keeps its values in
-ids.
+A local array whose indices are all known becomes one variable for each element. The value last stored in it
+is remembered, and written only at the end of a block: straight code, such as unrolled loops, keeps its values
+in ids.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _VECTORS = (F32, I32, U32, F16)
 
 @dataclass
 class Place:
-    """Where a buffer lies.
+    """The place of a buffer.
 
-    `element` is the type in memory, `variable` an array or a block (0 for scalars). `vector`: numbers of an
-    element; of `split` ones each number is a variable. `quads`: loads may become a vector's, and workgroup
-    memory is an array of vectors.
+    `element` is the type in memory, `variable` an array or a block (0 for scalars). `vector`: numbers in an
+    element; if `split`, each number is a variable. `quads`: loads may be joined into a vector's load, and
+    workgroup memory is an array of vectors.
     """
 
     dtype: Dtype
@@ -49,7 +49,7 @@ class Place:
 
 
 class Memory:
-    """Places of all buffers of a function; see the module."""
+    """The places of all buffers of a function; see the module's docstring."""
 
     def __init__(self, arithmetic: Arithmetic, conversions: Conversions) -> None:
         self._arithmetic, self._conversions, self._builder = arithmetic, conversions, arithmetic.builder
@@ -62,13 +62,15 @@ class Memory:
         self.shared_bytes = 0
 
     def bind(self, buffer: Var, use: Uses, binding: int) -> None:
-        """A buffer of the interface. `Restrict`: a plan binds no buffer twice where one is written."""
+        """Bind a buffer of the interface. `Restrict`: a plan binds no buffer twice if one of the bindings is
+        written.
+        """
         builder, dtype = self._builder, dtype_of(str(buffer.dtype))
         if dtype.bits == 16:
             builder.capability(Capability.STORAGE_BUFFER_16BIT)
         elif dtype.bits <= 8:
             builder.capability(Capability.STORAGE_BUFFER_8BIT)
-        lanes = 1 if dtype == BOOL else use.vector or 1  # of a buffer of vectors theirs
+        lanes = 1 if dtype == BOOL else use.vector or 1  # in a buffer of vectors, their lanes
         element = self._stored_type(dtype)
         held = element if lanes == 1 else builder.vector_type(element, lanes)
         block = builder.buffer_type(held, dtype.bytes * lanes, use.stored)
@@ -89,7 +91,7 @@ class Memory:
         return variable
 
     def allocate(self, buffer: Var, use: Uses) -> None:
-        """A buffer of the function or the workgroup; nothing where it is not used."""
+        """Allocate a buffer of the function or the workgroup; an unused one gets nothing."""
         scope, dtype = str(buffer.scope()), dtype_of(str(buffer.dtype))
         if not (use.loaded or use.stored):
             return
@@ -114,7 +116,7 @@ class Memory:
             self._places[buffer] = Place(dtype, Storage.FUNCTION, element, variable, width)
 
     def alias(self, buffer: Var, other: Var) -> None:
-        """Another declaration of the same memory."""
+        """Declare the same memory under another name."""
         place = self._places.get(other)
         if place is None or dtype_of(str(buffer.dtype)) != place.dtype:
             raise BuildError(f"buffer {buffer.name} looks at the memory of {other.name} as another dtype")
@@ -141,7 +143,9 @@ class Memory:
         return self._conversions.cast(F32, F16, value) if self._widens(place) else value
 
     def _loaded(self, place: Place, pointer: int) -> int:
-        """A vector of workgroup memory: one load for its lanes, which are asked for one after the other."""
+        """Load a vector of workgroup memory: one load for all of its lanes, which are requested one after the
+        other.
+        """
         key = self._builder.block, self._epoch, pointer
         if key not in self._vectors:
             kind = self._held_type(place)
@@ -167,7 +171,9 @@ class Memory:
         self.disturb()
 
     def _access(self, place: Place) -> tuple[int, ...]:
-        """How memory is accessed. In Vulkan's memory model barriers order only what is not private."""
+        """The memory operands of an access: in Vulkan's memory model barriers order only accesses that are
+        not private.
+        """
         shared = place.storage == Storage.WORKGROUP and self._builder.vulkan_memory
         return (NON_PRIVATE,) if shared else ()
 
@@ -179,11 +185,13 @@ class Memory:
         return self._pointer(place, index)
 
     def disturb(self) -> None:
-        """Workgroup memory may hold something else from here on."""
+        """Forget loads of workgroup memory, which may change here."""
         self._epoch += 1
 
     def finish(self) -> None:
-        """Exchange loads for vectors' (see quads.py). A storage buffer gets a second view, as vectors."""
+        """Replace groups of loads by loads of vectors (see quads.py). A storage buffer gets a second view, as
+        vectors.
+        """
         builder = self._builder
         for buffer, groups in self._quads.wanted().items():
             place = self._places[cast(Var, buffer)]
@@ -201,21 +209,23 @@ class Memory:
         return self._place(buffer).vector
 
     def flush(self) -> None:
-        """Write what is only remembered: before a block ends."""
+        """Write remembered values to memory, before a block ends."""
         for key in self._dirty:
             self._builder.emit(Op.STORE, self._scalar(*key), self._held[key])
         self._dirty.clear()
 
     @contextmanager
     def branch(self, lost: Stored) -> Iterator[None]:
-        """Blocks beside the way begin with what is remembered; what they store is unknown after them."""
+        """A context for conditional blocks: they begin with the remembered values, and values that they store
+        are unknown after them.
+        """
         held, dirty = dict(self._held), dict(self._dirty)
         yield
         self._held, self._dirty = held, dirty
         self.forget(lost)
 
     def forget(self, lost: Stored) -> None:
-        """No longer know what these hold."""
+        """Forget the values of `lost`."""
         self._held = {
             key: value for key, value in self._held.items() if key not in lost and (key[0], None) not in lost
         }
@@ -260,7 +270,7 @@ class Memory:
         return self._builder.int_type(max(dtype.bits, 8))
 
     def _is_narrow(self, place: Place) -> bool:
-        """Whether memory and registers differ."""
+        """Whether memory and registers have different types."""
         if place.storage != Storage.STORAGE_BUFFER or place.dtype.bits >= 32:
             return False
         return place.dtype.kind != "f" or place.vector > 1
@@ -275,7 +285,7 @@ class Memory:
         return self._builder.int_type() if self._is_narrow(place) else place.element
 
     def _widened(self, place: Place, value: int, lanes: int) -> int:
-        """From memory into a register."""
+        """Convert a value from memory to its register type."""
         if not self._is_narrow(place):
             return value
         builder, dtype = self._builder, place.dtype
@@ -285,7 +295,7 @@ class Memory:
         return self._arithmetic.compare("ne", U32, wide, builder.u32(0)) if dtype == BOOL else wide
 
     def _narrowed(self, place: Place, value: int) -> int:
-        """From a register to memory."""
+        """Convert a register's value to its type in memory."""
         if not self._is_narrow(place):
             return value
         if place.dtype == BOOL:
@@ -295,7 +305,9 @@ class Memory:
 
 
 def _count(buffer: Var) -> int:
-    """A number that the elements of a buffer are a multiple of; of an unknown extent, what its steps hold."""
+    """A number that divides the number of a buffer's elements; for a symbolic extent, the steps in which it
+    grows.
+    """
     analyzer = Analyzer()
     return math.prod(
         int(extent) if isinstance(extent, int) else _steps(analyzer, extent) for extent in buffer.shape

@@ -1,10 +1,10 @@
-"""Four loads of neighbours become one load of a vector.
+"""Joins four loads of neighbours into one load of a vector.
 
-Unrolled kernels load x[i], x[i + 1], x[i + 2], x[i + 3] in one block, with i a multiple of 4 as the
-arithmetic tells. GPUs fetch 16 bytes as fast as 4, and Mesa's lavapipe, which goes through the lanes one by
-one at each load, does so once instead of four times. Loads are noted as they are written and exchanged at the
-end. They may move within their block as nothing writes what they read: buffers that the kernel does not
-write, and workgroup memory between two stores or barriers (`epoch`).
+Unrolled kernels load x[i], x[i + 1], x[i + 2], x[i + 3] in one block, with i known to be a multiple of 4.
+GPUs fetch 16 bytes as fast as 4, and Mesa's lavapipe, which handles lanes one by one at each load, does so
+once instead of four times. Loads are noted as they are written and replaced at the end. They may move within
+their block because nothing writes the memory that they read: buffers that the kernel does not write, and
+workgroup memory between two stores or barriers (`epoch`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ LOAD_WORDS = 4
 
 @dataclass(frozen=True)
 class Source:
-    """Where vectors are loaded from: an array of them (workgroup memory) or a block of one (storage buffers).
+    """The memory from which vectors are loaded: an array of vectors (workgroup memory) or a block with one
+    (storage buffers).
 
-    `wide`: 0, or the type by way of which elements are taken out: without Float16 a float16 cannot be. A
-    driver finds that float16 to float32 and back is nothing.
+    `wide`: 0, or the type through which elements are extracted, which float16 needs without the capability
+    Float16. A driver removes the conversion of float16 to float32 and back.
     """
 
     storage: Storage
@@ -34,7 +35,7 @@ class Source:
 
 @dataclass
 class _Group:
-    """Loads of one aligned vector: by their place in it, position in the code and id."""
+    """Loads of one aligned vector: by their place in it, their position in the code and their id."""
 
     base: int
     first: int
@@ -42,14 +43,14 @@ class _Group:
 
 
 class Quads:
-    """Notes loads; see the module."""
+    """Notes loads; see the module's docstring."""
 
     def __init__(self, arithmetic: Arithmetic) -> None:
         self._arithmetic, self._builder = arithmetic, arithmetic.builder
         self._groups: dict[tuple[object, ...], _Group] = {}
 
     def note(self, source: object, epoch: int, index: int, value: int) -> None:
-        """The load just written, of the element at an index."""
+        """Note the load just written, of the element at an index."""
         base, offset = self._arithmetic.split(index)
         if self._arithmetic.factor(base) % WIDTH:
             return
@@ -59,7 +60,7 @@ class Quads:
         group.loads.setdefault(offset % WIDTH, (self._builder.position - LOAD_WORDS, value))
 
     def wanted(self) -> dict[object, list[_Group]]:
-        """The groups that are whole, by their source."""
+        """The complete groups, by their source."""
         out: dict[object, list[_Group]] = {}
         for (_, source, *_), group in self._groups.items():
             if len(group.loads) == WIDTH:
@@ -67,7 +68,7 @@ class Quads:
         return out
 
     def exchange(self, group: _Group, source: Source) -> None:
-        """Put the vector's load where the first of the four was."""
+        """Replace the four loads; the vector's load comes where the first of them was."""
         builder = self._builder
         vector = builder.vector_type(source.element, WIDTH)
         kind, made = builder.int_type(), [builder.new_id() for _ in range(4)]

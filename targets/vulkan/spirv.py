@@ -1,4 +1,4 @@
-"""Builds one SPIR-V compute module: ids, types and constants without doubles, blocks, words in their order.
+"""Builds one SPIR-V compute module: ids, types and constants without duplicates, blocks, and words in order.
 
 Equal pure instructions in a block, or in a block that dominates it, are one instruction: `pure` looks in the
 scopes that `scope` opens and closes with the structured blocks.
@@ -28,7 +28,7 @@ EXTENSIONS = {
     Capability.DOT_PRODUCT: "SPV_KHR_integer_dot_product",
     Capability.COOPERATIVE_MATRIX: "SPV_KHR_cooperative_matrix",
 }
-"""What declares a capability that SPIR-V 1.5 does not have."""
+"""The extensions of capabilities that SPIR-V 1.5 does not have."""
 
 MAGIC = 0x07230203
 VERSION = 0x00010500  # SPIR-V 1.5, what Vulkan 1.2 brings
@@ -49,7 +49,7 @@ def instruction(op: Op, *operands: int) -> list[int]:
 
 
 class Builder:
-    """A module with one entry point. Methods that make something give its id."""
+    """A module with one entry point. Methods that create something return its id."""
 
     def __init__(self) -> None:
         self._next = 1
@@ -85,11 +85,11 @@ class Builder:
 
     @property
     def vulkan_memory(self) -> bool:
-        """Whether the module has Vulkan's memory model: it must be known before memory is used."""
+        """Whether the module has Vulkan's memory model; this must be known before memory is used."""
         return int(Capability.VULKAN_MEMORY_MODEL) in self._capabilities
 
     def name(self, target: int, value: str) -> None:
-        """A name for debuggers."""
+        """Give an id a name for debuggers."""
         self._names += instruction(Op.NAME, target, *text(value))
 
     def decorate(self, target: int, decoration: Decoration, *operands: int) -> None:
@@ -105,25 +105,25 @@ class Builder:
         return self._made[key]
 
     def int_type(self, bits: int = 32) -> int:
-        """Integers, all declared unsigned: the instructions say how they take them, so no cast is needed."""
+        """An integer type. All are unsigned: instructions decide on the sign, so no cast is needed."""
         if bits == 64:
             self.capability(Capability.INT64)
         return self.declare(Op.TYPE_INT, bits, 0)
 
     def float_type(self, bits: int = 32) -> int:
-        """Floats. The capability for 16 bits depends on what is done with them: see Arithmetic and Memory."""
+        """A float type. The capability for 16 bits depends on its use: see Arithmetic and Memory."""
         return self.declare(Op.TYPE_FLOAT, bits)
 
     def bool_type(self) -> int:
-        """Truth values."""
+        """The boolean type."""
         return self.declare(Op.TYPE_BOOL)
 
     def vector_type(self, element: int, count: int) -> int:
-        """Vectors of 2 to 4."""
+        """A type of vectors of 2 to 4 elements."""
         return self.declare(Op.TYPE_VECTOR, element, count)
 
     def array_type(self, element: int, count: int) -> int:
-        """Arrays without a layout (Function and Workgroup memory)."""
+        """A type of arrays without a layout (Function and Workgroup memory)."""
         return self.declare(Op.TYPE_ARRAY, element, self.u32(count))
 
     def pointer_type(self, storage: Storage, pointee: int) -> int:
@@ -154,7 +154,7 @@ class Builder:
         return self._made[key]
 
     def all_of(self, kind: int, element: int) -> int:
-        """A constant of a composite type, all of whose elements are one constant."""
+        """A constant of a composite type whose elements are all equal."""
         key = (Op.CONSTANT_COMPOSITE, kind, element)
         if key not in self._made:
             self._made[key] = self.new_id()
@@ -166,7 +166,7 @@ class Builder:
         return self.constant(self.int_type(), value & 0xFFFFFFFF)
 
     def truth(self, value: bool) -> int:
-        """A constant truth value."""
+        """A boolean constant."""
         op = Op.CONSTANT_TRUE if value else Op.CONSTANT_FALSE
         kind, key = self.bool_type(), (op,)
         if key not in self._made:
@@ -198,22 +198,20 @@ class Builder:
     # Instructions
 
     def emit(self, op: Op, *operands: int) -> None:
-        """An instruction without a result."""
+        """Emit an instruction without a result."""
         if not self.block:
             # After a return or break: code that is never reached still needs a block.
             self.label(self.new_id())
         self._code += instruction(op, *operands)
 
     def value(self, op: Op, kind: int, *operands: int) -> int:
-        """An instruction with a result of type `kind`."""
+        """Emit an instruction with a result of type `kind`."""
         made = self.new_id()
         self.emit(op, kind, made, *operands)
         return made
 
     def pure(self, op: Op, kind: int, *operands: int) -> int:
-        """The value of an operation whose result depends on its operands alone: an equal one in scope is used
-        again.
-        """
+        """Emit an operation whose result depends only on its operands; an equal one in scope is reused."""
         key = (op, kind, *operands)
         for scope in reversed(self._scopes):
             if key in scope:
@@ -222,17 +220,17 @@ class Builder:
         return made
 
     def glsl(self, which: Glsl, kind: int, *operands: int) -> int:
-        """An instruction of GLSL.std.450."""
+        """Emit an instruction of GLSL.std.450."""
         self._glsl = self._glsl or self.new_id()
         return self.pure(Op.EXT_INST, kind, self._glsl, which, *operands)
 
     @property
     def position(self) -> int:
-        """Words of code so far."""
+        """The number of words of code so far."""
         return len(self._code)
 
     def replace(self, position: int, count: int, words: list[int]) -> None:
-        """In the finished module, `count` words of code from a position on are these instead."""
+        """Replace `count` words of code from a position on, in the finished module."""
         self._edits.append((position, count, words))
 
     # Blocks
@@ -243,7 +241,7 @@ class Builder:
         self.block = block
 
     def branch(self, block: int) -> None:
-        """End the block; nothing where it has ended already (by a return or break)."""
+        """End the block by a branch, unless a return or break has ended it."""
         if self.block:
             self.emit(Op.BRANCH, block)
             self.block = 0
@@ -255,7 +253,7 @@ class Builder:
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Blocks that are dominated by what came before, but do not dominate what comes after."""
+        """A scope for blocks that are dominated by the code before, but do not dominate the code after."""
         self._scopes.append({})
         yield
         self._scopes.pop()

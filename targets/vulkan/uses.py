@@ -1,4 +1,4 @@
-"""What a function does with its buffers, found before code is written: TVM 0.27 has no visitor for Python."""
+"""Finds the uses of a function's buffers before code is written: TVM 0.27 has no visitor for Python."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tvm.tirx import Add, Bind, BufferStore, IntImm, Ramp
 from tvm_ffi import structural_hash
 
 MAX_SCALARS = 512
-"""Elements up to which an array becomes variables: more is no register file's."""
+"""The most elements of an array that becomes variables; no register file holds more."""
 
 # Expressions and statements below a node, by the names of its fields. A node that is not here has none.
 _FIELDS: dict[str, tuple[str, ...]] = {
@@ -55,7 +55,7 @@ def nodes(root: Any) -> Iterator[Any]:
 
 @dataclass
 class Uses:
-    """How a buffer is used. `vector`: lanes of its accesses, where all are whole, aligned vectors; else 1."""
+    """The uses of a buffer. `vector`: lanes of its accesses, if all are whole, aligned vectors; else 1."""
 
     loaded: bool = False
     stored: bool = False
@@ -66,13 +66,15 @@ class Uses:
 
     @property
     def quads(self) -> bool:
-        """Whether aligned fours of neighbours are loaded: offsets by what they are added to."""
+        """Whether aligned groups of four neighbours are loaded. Offsets are by the index that they are added
+        to.
+        """
         return any(
             {i, i + 1, i + 2, i + 3} <= found for found in self.offsets.values() for i in found if i % 4 == 0
         )
 
     def add_load(self, index: Any, analyzer: Analyzer, width: int = 1) -> None:
-        """A load: `add`, and what it tells of its neighbours."""
+        """Add a load, with its offset from its neighbours."""
         self.add(index, analyzer, width)
         base, offset = (index.a, index.b) if isinstance(index, Add) else (index, 0)
         if isinstance(index, IntImm):
@@ -85,7 +87,7 @@ class Uses:
                 )
 
     def add(self, index: Any, analyzer: Analyzer, width: int = 1) -> None:
-        """One access, of `width` numbers where the buffer is one of vectors."""
+        """Add an access; it has `width` numbers in a buffer of vectors."""
         last = _last(index)
         if last is None:
             self.constant = False
@@ -96,12 +98,12 @@ class Uses:
 
     @property
     def scalars(self) -> bool:
-        """Whether an array can be as many variables."""
+        """Whether separate variables can replace an array."""
         return self.constant and self.highest < MAX_SCALARS
 
 
 def _last(index: Any) -> int | None:
-    """The highest element of an access, where it is known."""
+    """The highest element of an access, if it is known."""
     if isinstance(index, IntImm):
         return int(index.value)
     if isinstance(index, Ramp) and isinstance(index.base, IntImm) and isinstance(index.stride, IntImm):
@@ -110,7 +112,9 @@ def _last(index: Any) -> int | None:
 
 
 def _lanes(index: Any, analyzer: Analyzer) -> int:
-    """Lanes of an access that SPIR-V's vectors can make: neighbours from a multiple of 2 or 4 on; else 1."""
+    """Lanes of an access that can be a SPIR-V vector: neighbours that begin at a multiple of 2 or
+    4; else 1.
+    """
     if not isinstance(index, Ramp) or not isinstance(index.stride, IntImm) or int(index.stride.value) != 1:
         return 1
     lanes = int(index.lanes)
@@ -142,16 +146,16 @@ def uses(root: Any) -> dict[Var, Uses]:
 
 
 def width_of(buffer: Var) -> int:
-    """Numbers of an element: 4 in a buffer of `uint32x4`."""
+    """Numbers in an element: 4 in a buffer of `uint32x4`."""
     return int(buffer.dtype.lanes)
 
 
 Stored = set[tuple[Var, int | None]]
-"""Buffers with the number in them that is stored to, None where that is not known."""
+"""Pairs of a buffer and the number in it that is stored to; None if that is not known."""
 
 
 def stored(root: Any) -> Stored:
-    """What is stored to under a node."""
+    """The stores under a node."""
     stores = [node for node in nodes(root) if isinstance(node, BufferStore)]
     return {
         (node.buffer, int(i.value) * width_of(node.buffer) + lane if isinstance(i, IntImm) else None)
@@ -162,7 +166,9 @@ def stored(root: Any) -> Stored:
 
 
 def cheap(root: Any) -> bool:
-    """Whether an expression may be computed where nobody wants it: no load, call or division below."""
+    """Whether an expression may be computed even if its value is not needed: it contains no load, call or
+    division.
+    """
     return not any(
         isinstance(node, TensorLoad | Call) or type(node).__name__ in _UNSAFE for node in nodes(root)
     )

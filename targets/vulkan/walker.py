@@ -1,4 +1,4 @@
-"""Statements of a lowered device function to structured blocks."""
+"""Writes the statements of a lowered device function as structured blocks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .spirv import Builder, Size3
 from .uses import Stored, Uses, nodes, stored, uses
 
 MAX_GRID_X = 65535
-"""Workgroups along x that every Vulkan device takes; more are folded into z."""
+"""Workgroups along x that every Vulkan device supports; further ones are folded into z."""
 
 _SILENT = (
     "pragma_",
@@ -53,7 +53,9 @@ _UNROLLED = 3  # TVM's ForKind.kUnrolled
 
 @dataclass(frozen=True)
 class Interface:
-    """What a plan must know: the function's parameters by name, in the order of their bindings, and sizes."""
+    """The facts that a plan needs: the function's parameters by name, in the order of their bindings, and
+    sizes.
+    """
 
     names: tuple[str, ...]
     access: tuple[str, ...]
@@ -65,14 +67,14 @@ class Interface:
 
 @dataclass(frozen=True)
 class Loop:
-    """Where break and continue go."""
+    """The blocks to which break and continue branch."""
 
     merge: int
     step: int
 
 
 class Walker:
-    """Writes one function; `interface` is known when it is done."""
+    """Writes one function; `interface` is complete after `walk`."""
 
     def __init__(self, name: str, func: tirx.PrimFunc, builder: Builder) -> None:
         self._name, self._func, self._builder = name, func, builder
@@ -97,7 +99,7 @@ class Walker:
         }  # fmt: skip
 
     def walk(self) -> Interface:
-        """Write the function."""
+        """Write the function; returns its interface."""
         for i, parameter in enumerate(self._func.params):
             if "handle" not in str(parameter.ty.dtype if hasattr(parameter.ty, "dtype") else "handle"):
                 raise BuildError(
@@ -149,7 +151,9 @@ class Walker:
                 return
 
     def _thread(self, tag: str) -> int:
-        """Index of the workgroup in the grid or the thread in the workgroup; 0 where there is but one."""
+        """The index of the workgroup in the grid or of the thread in the workgroup; 0 if there is
+        only one.
+        """
         builder = self._builder
         if self._extents[tag] == 1:
             return self._arithmetic.constant(I32, 0)
@@ -168,9 +172,7 @@ class Walker:
         return builder.pure(Op.COMPOSITE_EXTRACT, kind, loaded, axis)
 
     def _fold(self, extent: int) -> None:
-        """More workgroups than x takes go on in z; those beyond the last do nothing, from barriers to
-        stores.
-        """
+        """Fold workgroups that x cannot hold into z; those past the last skip all code, barriers included."""
         if self._extents.get("blockIdx.z", 1) != 1:
             raise BuildError(
                 f"a grid of {extent} along x and more than one along z has no room for its folds"
@@ -209,7 +211,7 @@ class Walker:
         return self._expressions.conversions.cast(I32, dtype(variable), index)
 
     def _declare(self, node: Any) -> None:
-        """A buffer of the interface by its pointer, or another name of one that there is."""
+        """Declare a buffer of the interface by its pointer, or another name of an existing buffer."""
         buffer, use = node.buffer, self._uses.get(node.buffer)
         if use is None:
             return
@@ -270,11 +272,11 @@ class Walker:
         elif name in ("break_loop", "continue_loop"):
             self._leave(self._loops[-1].merge if name == "break_loop" else self._loops[-1].step)
         else:
-            # A call without a result has no lanes, but must be known all the same.
+            # A call without a result has no lanes, but must be supported all the same.
             self._expressions.value(node.value)
 
     def _cooperate(self, name: str, args: list[Any]) -> None:
-        """See Cooperative."""
+        """Write a cooperative-matrix call; see Cooperative."""
         numbers = [int(arg.value) for arg in args if isinstance(arg, tirx.IntImm)]
         places = [arg.args[0] for arg in args if not isinstance(arg, tirx.IntImm)]
         pointers = [
@@ -333,7 +335,7 @@ class Walker:
         memory.forget(lost or set())
 
     def _for(self, node: Any) -> None:
-        """A counting loop: header (the counter, the test), body, step."""
+        """Write a counting loop: header (the counter, the test), body, step."""
         builder, arithmetic, kind = self._builder, self._arithmetic, dtype(node.loop_var)
         if int(node.kind) not in (0, _UNROLLED):
             raise BuildError(
@@ -364,7 +366,7 @@ class Walker:
         builder.label(merge)
 
     def _while(self, node: Any) -> None:
-        """The test may need blocks of its own, so it follows the header."""
+        """Write a while loop. The test may need blocks of its own, so it follows the header."""
         builder = self._builder
         self._memory.flush()
         header, test, body, step, merge = (builder.new_id() for _ in range(5))

@@ -1,4 +1,4 @@
-"""The WebAssembly target: the cpu target's kernels and packing, as a module that browsers and Node run."""
+"""The WebAssembly target: the cpu target's kernels and packing, as a module for browsers and Node."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNIT = UNITS["simd128"]
 
 
 def variants(asked: Asked) -> tuple[Variant, ...]:
-    """One for each of `asked.kv_bits`."""
+    """One variant for each of `asked.kv_bits`."""
     return tuple(
         Variant(f"wasm32-{UNIT.name}{kv_suffix(bits)}", "f32", CpuKernels(UNIT), kv=OF_BITS[bits])
         for bits in asked.kv_bits

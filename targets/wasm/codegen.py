@@ -1,4 +1,6 @@
-"""TIR to WebAssembly modules: LLVM for the kernels, the cpu target's C runtime, linked by zig."""
+"""Compiles TIR to WebAssembly modules: LLVM makes the kernels, and zig links them with the cpu target's C
+runtime.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ from nearfar.targets.wasm import UNIT
 
 TRIPLE = "wasm32-unknown-unknown"
 ZIG = "wasm32-freestanding"
-STACK_BYTES = 1 << 20  # of the first instance
-MAX_BYTES = 65535 * 65536  # 2^32 is more than zig can read
+STACK_BYTES = 1 << 20  # the stack of the first instance
+MAX_BYTES = 65535 * 65536  # zig cannot read 2^32
 _EXPORTS = (
     "__stack_pointer", "nf_kernels", "nf_error", "nf_replay",
     "nf_pool_new", "nf_pool_work", "nf_pool_fail", "nf_pool_free",
@@ -38,10 +40,12 @@ _LINK = (
 
 
 def link_modules(mod: tvm.IRModule, paths: Mapping[Path, bool], told: Told | None = None) -> None:
-    """Compile `mod`, and link it to each file of `paths`: whether it is for shared memory. `told`: how many
-    kernels are compiled, of how many.
+    """Compile `mod` and link it into each file of `paths`; a path's value says whether the file is for shared
+    memory.
+
+    `told`: called with the number of compiled kernels and of all kernels.
     """
-    # Relative names in a directory of our own: no path of this machine gets into a module.
+    # Relative names in a temporary directory keep this machine's paths out of the module.
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         made = compile_objects(mod, _COMPILED, TRIPLE, folder, TRUSTING, told)
@@ -56,7 +60,7 @@ def link_modules(mod: tvm.IRModule, paths: Mapping[Path, bool], told: Told | Non
 
 
 def _table(mod: tvm.IRModule, shared: Mapping[str, str]) -> str:
-    """nf_kernels: the kernels' functions in the order of the kernels' names, then 0."""
+    """C source of nf_kernels: the kernels' functions in the order of the kernels' names, then 0."""
     names = sorted(str(name.name_hint) for name in mod.get_global_vars())
     functions = [symbol(shared.get(name, name)) for name in names]
     lines = [f"int {function}(void *, const void *, int, void *);" for function in sorted(set(functions))]

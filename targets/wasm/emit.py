@@ -1,4 +1,4 @@
-"""The modules and plans."""
+"""Writes the wasm target's modules and plans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nearfar.targets.wasm.codegen import link_modules
 
 
 def emit(program: Program, context: EmitContext) -> manifest.Program:
-    """Write them; the record of the program of one thread."""
+    """Write the modules and plans; returns the record of the program with one thread."""
     files = {library(program.name, shared): shared for shared in (True, False)}
     for file in files:
         (context.root / file).parent.mkdir(parents=True, exist_ok=True)
@@ -27,7 +27,9 @@ def emit(program: Program, context: EmitContext) -> manifest.Program:
 
 
 def with_threads(root: Path, program: manifest.Program) -> manifest.Program:
-    """The record of the program over shared memory: another module, and all else that the first has."""
+    """The record of the program for shared memory: it differs in module, name and features from the program
+    with one thread.
+    """
     file = library(program.name, shared=True)
     return dataclasses.replace(
         program,
@@ -39,7 +41,7 @@ def with_threads(root: Path, program: manifest.Program) -> manifest.Program:
 
 
 def library(name: str, shared: bool) -> str:
-    """The module of a program, or of its twin with threads."""
+    """The path of a program's module, or of its version with threads (`shared`)."""
     return f"kernels/{_threaded(name) if shared else name}/model.wasm"
 
 

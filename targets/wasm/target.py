@@ -7,5 +7,5 @@ from nearfar.targets.cpu import packing
 from nearfar.targets.wasm import variants
 from nearfar.targets.wasm.emit import emit, with_threads
 
-# A program is there twice: over shared memory, with threads, and over a memory of its own.
+# Each program exists twice: for shared memory, with threads, and for a memory of its own.
 TARGET = Planned("wasm", packing, variants, {"kind": "llvm"}, emit, packed=True, twin=with_threads)

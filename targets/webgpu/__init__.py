@@ -1,4 +1,4 @@
-"""The WebGPU target: WGSL through TVM, of the kernels that the GPU targets share."""
+"""The WebGPU target: the kernels that GPU targets share, compiled to WGSL by TVM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""WGSL of lowered kernels: one shader a PrimFunc, with what a plan must know to launch it."""
+"""Generates WGSL for lowered kernels: one shader for each PrimFunc, with the facts that a plan needs to
+launch it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from nearfar.kernels.contract import Precision
 from nearfar.targets.gpu.sources import device_sources, kernels
 
 MAX_THREADS = 256
-MAX_SHARED_BYTES = 32768  # twice what every device has, as discrete GPUs do: a program says what it needs
+MAX_SHARED_BYTES = 32768  # twice the guaranteed limit; discrete GPUs have it, and a program states its need
 MAX_STORAGE_BUFFERS = 8
 
 _BINDING = re.compile(
@@ -42,7 +44,7 @@ FUNCTIONS["as_halves"] = (
     "unpack2x16float(words.y))); }\n"
 )
 LANGUAGE = {"dot4I8Packed": "packed_4x8_integer_dot_product"}
-"""Functions that not every implementation of WGSL has, and the language feature that brings them."""
+"""WGSL functions that not every implementation has, with the language feature that each needs."""
 _BYTES = {"f32": 4, "i32": 4, "u32": 4, "f16": 2}
 
 
@@ -74,7 +76,7 @@ def shaders(mod: tvm.IRModule, precision: Precision) -> dict[str, Shader]:
 
 
 def grid_of(func: tirx.PrimFunc) -> tuple[int, int, int]:
-    """Constant extents of blockIdx.x, y, z."""
+    """The constant extents of blockIdx.x, y and z."""
     extents = {"blockIdx.x": 1, "blockIdx.y": 1, "blockIdx.z": 1}
     pending: list[object] = [func.body]
     while pending:
@@ -99,7 +101,9 @@ def grid_of(func: tirx.PrimFunc) -> tuple[int, int, int]:
 
 
 def _shader(name: str, func: tirx.PrimFunc, source: str, precision: Precision) -> Shader:
-    """Read the interface off the generated source; check it against what WebGPU devices have."""
+    """Parse the shader's interface from the generated source, and check it against the limits of WebGPU
+    devices.
+    """
     source = _HEADER.sub("", source).strip().replace(BITCAST, HALVES) + "\n"
     source += "".join(text for name, text in FUNCTIONS.items() if f"{name}(" in source)
     bindings = sorted(_BINDING.findall(source), key=lambda binding: int(binding[0]))

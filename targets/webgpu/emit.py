@@ -1,4 +1,4 @@
-"""WGSL shaders and plans."""
+"""Writes the webgpu target's shaders and plans."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from nearfar.targets.webgpu.codegen import shaders
 
 
 def emit(program: Program, context: EmitContext) -> manifest.Program:
-    """WGSL shaders and plans; arguments in the order of the shader's bindings."""
+    """Write the shaders and plans; arguments are in the order of the shader's bindings. Returns the program's
+    record.
+    """
     half = program.dtypes.activations == "float16"
     made = shaders(module_of(program), "f16" if half else "f32")
     kernels = {

@@ -1,1 +1,1 @@
-"""Kernels of the CPU target, one file a job."""
+"""Kernels of the CPU target, one file for each job."""

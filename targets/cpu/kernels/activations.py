@@ -1,4 +1,4 @@
-"""Functions of sixteen lanes that gate and bound the outputs of matmuls: activations, tanh, softcap."""
+"""Functions on sixteen lanes that gate and bound the outputs of matmuls: activations, tanh, softcap."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def gelu_tanh(x: Expr) -> Expr:
 
 
 def gelu_erf(x: Expr) -> Expr:
-    """x·Φ(x) = max(x, 0) − 0.5·|x|·erfc(|x|/√2), within 3e-7.
+    """x·Φ(x) = max(x, 0) − 0.5·|x|·erfc(|x|/√2), with an error below 3e-7.
 
     erfc(z) = t·exp(p(t) − z²), t = 1/(1 + z/2): p is our own fit of degree 9 at Chebyshev's nodes for z ≤ 10,
     within 5e-8.
@@ -65,7 +65,7 @@ def softcap(x: Expr, limit: float) -> Expr:
 
 
 def tanh(x: Expr) -> Expr:
-    """Hyperbolic tangent, with a relative error of 4e-7: 1 − 2/(1 + e^2x), near 0 a polynomial.
+    """Hyperbolic tangent, with a relative error of 4e-7: 1 − 2/(1 + e^2x), or a polynomial near 0.
 
     tanh(x) = x + x³·p(x²) for |x| ≤ 0.625: p is our own fit of degree 4 at Chebyshev's nodes.
     """
@@ -73,17 +73,17 @@ def tanh(x: Expr) -> Expr:
     square = v.keep(x * x)
     near = _polynomial(square, TANH)
     far = T.Bind(v.splat(1.0) - v.splat(2.0) / (v.splat(1.0) + v.exp(x + x)))
-    # A NaN compares as near: exp would make a number of it.
+    # A NaN takes the polynomial: exp would turn it into a number.
     return T.Bind(tirx.Select(square > v.splat(0.625**2), far, x + x * square * near))
 
 
 def _positive(x: Expr) -> Expr:
-    """max(x, 0), and NaN where x is: the maximum of the CPU's would give 0."""
+    """max(x, 0), and NaN for NaN: the CPU's maximum would give 0."""
     return tirx.Select(x < v.splat(0.0), v.splat(0.0), x)
 
 
 def _polynomial(x: Expr, coefficients: tuple[float, ...]) -> Expr:
-    """By Horner's rule; the constant comes first."""
+    """A polynomial by Horner's rule; the constant term comes first."""
     value = v.splat(coefficients[-1])
     for coefficient in coefficients[-2::-1]:
         value = T.Bind(value * x + v.splat(coefficient))

@@ -1,10 +1,10 @@
-"""Paged attention with a running softmax, a block of positions at a time.
+"""Paged attention with a running softmax, one block of positions at a time.
 
-A task has the query heads of a key head, of one row or of several that follow each other in their sequence.
-As many of these queries as registers hold go through the cache together: a key or value is loaded, and
-converted from float16, once for all of them. A block has a softmax of its own, which then joins what the
-blocks before it gave. So it makes no difference to a single bit whether one task takes the blocks of a row in
-turn, for one row or several, or whether tasks share them out.
+A task has the query heads of one key head, for one row or for several successive rows of a sequence. As many
+of these queries as fit in registers go through the cache together, so that a key or value is loaded, and
+converted from float16, once for all of them. Each block has its own softmax, which is then merged with that
+of the blocks before it. So results are equal bit by bit whether one task takes all blocks of a row, or of
+several rows, or several tasks share the blocks.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ from nearfar.targets.cpu.units import Unit
 Expr = Any
 Buffers = dict[str, Expr]
 TASKS = 32
-"""Tasks that a launch should have at least, for processors with many threads and for an even load."""
+"""The least number of tasks that a launch should have, for processors with many threads and for an
+even load.
+"""
 SHARES = 16
-"""Tasks that share out the positions of a row and key head where rows alone make too few."""
+"""Tasks that share the positions of a row and key head if rows alone make too few tasks."""
 ROWS = 8
-"""Rows of a task, at most; their sums stay near."""
+"""The most rows of a task, so that their sums stay in the nearest cache."""
 STATE = 8192
-"""Numbers that a task's sums may be: 32 KiB of its stack."""
+"""The most numbers in a task's sums: 32 KiB of its stack."""
 
 
 def attention(job: Attend, unit: Unit) -> Staged:
-    """See Attend."""
+    """The launches of an Attend job."""
     check(job)
     shared, rows = job.m * job.kv_heads < SHARES, _rows_of_task(job)
     scratch = _scratch(job) if shared else ()
@@ -61,13 +63,15 @@ def attention(job: Attend, unit: Unit) -> Staged:
 
 
 def _scratch(job: Attend) -> tuple[tuple[tuple[int, ...], str], ...]:
-    """What the blocks of shared rows gave: their sums; their maxima and sums of weights."""
+    """Shapes and dtypes of the partial results of shared rows: the blocks' sums; their maxima and sums of
+    weights.
+    """
     parts = (job.m, job.heads, _parts(job))
     return ((*parts, job.head_dim), "float32"), ((*parts, 2), "float32")
 
 
 def _rows_of_task(job: Attend) -> int:
-    """Rows that a task takes, so that there are enough tasks."""
+    """Rows in each task: as many as leave enough tasks."""
     state = job.heads // job.kv_heads * job.head_dim
     return next(
         rows
@@ -78,7 +82,7 @@ def _rows_of_task(job: Attend) -> int:
 
 
 def _whole(job: Attend, unit: Unit, buf: Buffers, rows: int) -> None:
-    """A task has all positions of its rows."""
+    """Attention in which each task computes all positions of its rows."""
     with v.parallel(job.m // rows * job.kv_heads) as task:
         m, kv_head = T.Bind(task // job.kv_heads * rows), T.Bind(task % job.kv_heads)
         if rows == 1:
@@ -98,7 +102,7 @@ def _whole(job: Attend, unit: Unit, buf: Buffers, rows: int) -> None:
 
 
 def _sequence(job: Attend, unit: Unit, buf: Buffers, m: Expr, kv_head: Expr, rows: int) -> None:
-    """All blocks of rows m … m+rows−1, which follow each other in a sequence."""
+    """Attention over all blocks for rows m … m+rows−1, which follow each other in a sequence."""
     queries = Queries.of(job, unit, buf, m, kv_head, rows)
     running = Running.local(queries.count, job.head_dim)
     with T.serial(0, queries.count) as q:
@@ -125,13 +129,15 @@ def _sequence(job: Attend, unit: Unit, buf: Buffers, m: Expr, kv_head: Expr, row
 
 
 def _parts(job: Attend) -> int:
-    """Blocks that a row can see."""
+    """The most blocks that a row can see."""
     every = -(-job.pages_per_slot * job.page_size // BLOCK)
     return every if job.window is None else min(every, -(-job.window // BLOCK) + 1)
 
 
 def _shared(job: Attend, unit: Unit, buf: Buffers) -> None:
-    """Tasks share out the blocks of a row and key head; what they give is then put together, in order."""
+    """Attention in which several tasks share the blocks of a row and key head; their results are then merged
+    in order.
+    """
     sums, tops, group = buf["scratch:0"], buf["scratch:1"], job.heads // job.kv_heads
     with v.parallel(job.m * job.kv_heads * SHARES) as task:
         pair, share = T.Bind(task // SHARES), T.Bind(task % SHARES)

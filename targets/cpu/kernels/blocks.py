@@ -1,4 +1,4 @@
-"""A block of positions as attention goes through it: scores, their softmax, the weighted sum of values."""
+"""A block of positions in attention: scores, their softmax, and the weighted sum of values."""
 
 from __future__ import annotations
 
@@ -19,18 +19,20 @@ from nearfar.targets.cpu.units import Unit
 
 Expr = Any
 Buffers = dict[str, Expr]
-NONE = -1e30  # stands for -inf where arithmetic follows
+NONE = -1e30  # used for -inf in arithmetic
 BLOCK = 128
-"""Positions of a block: what is rescaled once, and the least that a task has of a long sequence."""
-AT_ONCE = 4  # pages, at most: more chains of sums than any processor can overlap
+"""Positions in a block: sums are rescaled once for each, and a task computes at least one of a long
+sequence.
+"""
+AT_ONCE = 4  # the most pages: they make more chains of sums than any processor can overlap
 
 
 @dataclass(frozen=True)
 class Queries:
-    """The queries of one key head of `rows` rows that follow each other in a sequence, row by row.
+    """The queries of one key head for `rows` successive rows of a sequence, row by row.
 
-    `m`: the first row; `position`: its own. `tile` queries go through the cache together, through `pages`
-    pages at a time.
+    `m`: the first row; `position`: its position. `tile` queries go through the cache together, `pages` pages
+    at a time.
     """
 
     job: Attend
@@ -48,7 +50,7 @@ class Queries:
 
     @classmethod
     def of(cls, job: Attend, unit: Unit, buf: Buffers, m: Expr, kv_head: Expr, rows: int) -> Queries:
-        """Queries of rows m … m+rows−1 for one KV head."""
+        """The queries of rows m … m+rows−1 for one key head."""
         position, slot = T.Bind(buf["positions"][m]), T.Bind(buf["slots"][m])
         first = v.i32(0) if job.window is None else T.Bind(tirx.max(position + 1 - job.window, 0))
         tile = _tile(unit, job.heads // job.kv_heads, rows, job.page_size)
@@ -57,45 +59,47 @@ class Queries:
 
     @property
     def group(self) -> int:
-        """Query heads of the key head."""
+        """The number of query heads that share the key head."""
         return self.job.heads // self.job.kv_heads
 
     @property
     def count(self) -> int:
-        """How many there are."""
+        """The number of queries."""
         return self.rows * self.group
 
     @property
     def last(self) -> Expr:
-        """The last row's position."""
+        """The position of the last row."""
         return self.position + (self.rows - 1)
 
     @property
     def blocks(self) -> Expr:
-        """Blocks that they see; none of a padding row."""
+        """The number of blocks that the queries see; 0 for a padding row."""
         return T.Bind((self.last + BLOCK) // BLOCK - self.first_block)
 
     def row(self, q: Expr) -> Expr:
-        """The row of query q."""
+        """The row of query `q`."""
         return self.m if self.rows == 1 else T.Bind(self.m + q // self.group)
 
     def head(self, q: Expr) -> Expr:
-        """The head of query `q` of the tile."""
+        """The head of query `q`."""
         return T.Bind(self.kv_head * self.group + (q if self.rows == 1 else q % self.group))
 
     def weights(self) -> Expr:
-        """Room for a tile's scores of a block; a little more, for not all at the same places of a cache."""
+        """An array for a tile's scores in a block; it is a little longer so that rows do not share cache
+        sets.
+        """
         return v.local((self.tile, BLOCK + self.pages * self.job.page_size), "float32")
 
 
 def _fits(unit: Unit, tile: int, pages: int, page_size: int) -> bool:
-    """Whether sums of scores, keys and a component of a query have a register each."""
+    """Whether the sums of scores, the keys and a component of a query have a register each."""
     vectors = pages * page_size // unit.lanes
     return (tile + 1) * vectors + 1 <= unit.registers
 
 
 def _tile(unit: Unit, group: int, rows: int, page_size: int) -> int:
-    """Queries that go through a page together: whole rows of them, or a part of each row's."""
+    """The number of queries that read a page together: all queries of some rows, or a part of each row's."""
     most = max(1, (unit.registers - 2) * unit.lanes // page_size)
     if group > most:
         return next(tile for tile in range(most, 0, -1) if group % tile == 0)
@@ -106,7 +110,7 @@ def _tile(unit: Unit, group: int, rows: int, page_size: int) -> int:
 class Running:
     """The softmax of some queries over the blocks so far.
 
-    `acc` [count, head_dim]: Σ weight·value under the maximum `top` [count]; `total` [count]: Σ weight.
+    `acc` [count, head_dim]: Σ weight·value, relative to the maximum `top` [count]; `total` [count]: Σ weight.
     """
 
     acc: Expr
@@ -116,12 +120,14 @@ class Running:
 
     @classmethod
     def local(cls, count: int, head_dim: int) -> Running:
-        """On the stack."""
+        """A running softmax in arrays on the stack."""
         acc, top, total = (v.local(shape, "float32") for shape in ((count, head_dim), (count,), (count,)))
         return cls(acc, top, total, head_dim)
 
     def join(self, q: Expr, top: Expr, total: Expr) -> tuple[Expr, Expr]:
-        """Take in a block's maximum and sum; the factors of what was summed and of the block's sums."""
+        """Merge a block's maximum and sum of weights; return the factors for the old sums and for the
+        block's.
+        """
         own = T.Bind(self.top[q])
         less = T.Bind(tirx.min(own, top) - tirx.max(own, top))
         shrink = T.Bind(tirx.Shuffle([v.exp(v.splat(less))], [0]))
@@ -132,12 +138,12 @@ class Running:
         return old, new
 
     def add(self, q: Expr, at: Expr, n: int, old: Expr, value: Expr, new: Expr) -> None:
-        """Take in a block's sums, n components from `at` on."""
+        """Merge n components, from `at` on, of a block's weighted values."""
         kept = v.lanes(self.acc, [q, at], n) * v.splat(old, n)
         v.put(self.acc, [q, at], kept + value * v.splat(new, n), n)
 
     def finish(self, out: Expr, m: Expr, head: Expr, q: Expr) -> None:
-        """Write a query's attention."""
+        """Write a query's attention to `out`."""
         total = T.Bind(self.total[q])
         inverse = T.Bind(tirx.Select(total > v.f32(0.0), v.f32(1.0) / total, v.f32(0.0)))
 
@@ -149,7 +155,7 @@ class Running:
 
 
 def start(job: Attend, buf: Buffers, running: Running, q: Expr, head: Expr) -> None:
-    """Before the first block. A sink is a logit that has been summed already."""
+    """Initialize a query's softmax. A sink is a logit that counts as already summed."""
     v.components(job.head_dim, lambda at, n: v.put(running.acc, [q, at], v.splat(0.0, n), n))
     v.put1(running.top, [q], tirx.max(buf["sinks"][head], v.f32(NONE)) if job.sinks else v.f32(NONE))
     v.put1(running.total, [q], v.f32(1.0 if job.sinks else 0.0))
@@ -162,8 +168,10 @@ Keep = Callable[[int, Expr, int, Expr], None]
 def block_of(
     job: Attend, buf: Buffers, queries: Queries, q: Expr, block: Expr, weights: Expr, join: Join, keep: Keep
 ) -> None:
-    """A block for queries q … q+tile−1: join(j, maximum, sum of weights) of each, then keep(j, first
-    component, how many, Σ weight·value).
+    """Compute a block for queries q … q+tile−1.
+
+    Calls join(j, maximum, sum of weights) for each query, then keep(j, first component, number of components,
+    Σ weight·value).
     """
     size = job.page_size
     column = T.Bind(block * (BLOCK // size))
@@ -189,7 +197,7 @@ def block_of(
 
 @dataclass(frozen=True)
 class _Span:
-    """The part of a block that some row sees: positions begin … end, which lie on pages start … stop.
+    """The part of a block that some row sees: positions begin … end, on pages start … stop.
 
     Positions and pages count from the block's beginning; `column`: the page table's column where the block
     begins.
@@ -205,11 +213,13 @@ class _Span:
 def _scores(
     job: Attend, buf: Buffers, queries: Queries, q: Expr, span: _Span, first: Expr, weights: Expr
 ) -> None:
-    """q·k of a tile and the positions of queries.pages pages from `first` on; past the last page anything."""
+    """q·k for a tile of queries and the positions of queries.pages pages from `first` on; undefined past the
+    last page.
+    """
     each, tile, d, size = job.page_size // v.LANES, queries.tile, job.head_dim, job.page_size
     columns = [T.Bind(span.column + tirx.min(first + i, span.stop - 1)) for i in range(queries.pages)]
     pages = [T.Bind(buf["page_table"][queries.slot, column]) for column in columns]
-    # A long cache is far away. Of many rows this takes little of what they compute.
+    # A long cache is in slow memory: prefetch it. With many rows the prefetches cost little in comparison.
     ahead = tirx.max(v.i32(0), queries.last // size - span.column)
     soon = [
         T.Bind(buf["page_table"][queries.slot, span.column + tirx.min(first + i + BLOCK // size, ahead)])
@@ -254,7 +264,7 @@ def _scores(
 def _softmax(
     job: Attend, weights: Expr, j: Expr, seen: Expr, span: _Span, join: Callable[[Expr, Expr], None]
 ) -> None:
-    """Scores of a query to weights; what it does not see, of positions before `seen`, gets none."""
+    """Turn a query's scores into weights; positions that it does not see, or before `seen`, get weight 0."""
     largest, added, per_page = v.registers(1), v.registers(1), job.page_size // v.LANES
     v.put1(largest, [0], v.splat(NONE))
     v.put1(added, [0], v.splat(0.0))
@@ -275,7 +285,7 @@ def _softmax(
     with T.serial(0, count) as turn:
         at = T.Bind((span.start * per_page + turn) * v.LANES)
         score = v.lanes(weights, [j, at])
-        # Where nothing was seen, top is NONE, too.
+        # If the query sees nothing, top is NONE, too.
         weight = tirx.Select(score > v.splat(NONE / 2), v.exp(score - v.splat(top)), v.splat(0.0))
         weight = v.keep(weight)
         v.put(weights, [j, at], weight)
@@ -287,7 +297,7 @@ def _values(
     job: Attend, buf: Buffers, queries: Queries, q: Expr, block: Expr, span: _Span, weights: Expr,
     pieces: list[tuple[Expr, int]], keep: Keep,
 ) -> None:  # fmt: skip
-    """Σ weight·value over a block, some components of a tile's queries."""
+    """Σ weight·value over a block, for some components of a tile's queries."""
     size, tile, layout = job.page_size, queries.tile, Layout.of(job, queries.unit)
     sums = [[v.registers(1, f"float32x{n}") for _ in range(tile)] for _, n in pieces]
     for own, (_, n) in zip(sums, pieces, strict=True):
@@ -319,7 +329,7 @@ def _values(
             with T.serial(0, high - low) as t:
                 add(page, at, T.Bind(low + t), guarded=False)
         else:
-            # A page that not all rows see whole: what a row does not see must not reach it, were it NaN.
+            # Values that a row does not see, even NaN, must not reach it in a page that other rows see.
             every = at + size <= queries.position + 1 - block * BLOCK
             if job.window is not None:
                 every = tirx.all(every, at + block * BLOCK > queries.last - job.window)

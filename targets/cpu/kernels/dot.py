@@ -1,9 +1,9 @@
-"""Products of codes and inputs as integers, by the instruction that a unit has for them.
+"""Integer products of codes and inputs, by the instruction that a vector unit has for them.
 
-Inputs are integers of at most LARGEST, four at a time: a quad (packing.py), two words. Where a unit sums
-pairs of int16, these are inputs (0, 2) and (1, 3). Where it sums bytes, an input is 256·high + low, both
-int8, and the words are the four high and the four low bytes: Σ q·high and Σ q·low are exact in 32 bits, so
-that all units sum to the same integers.
+Inputs are integers of at most LARGEST, in groups of four: a quad (packing.py), which is two words. On units
+that sum pairs of int16 the words are inputs (0, 2) and (1, 3). On units that sum bytes, an input is 256·high
++ low, both int8, and the words are the four high and the four low bytes. Σ q·high and Σ q·low are exact in 32
+bits, so all units compute the same integers.
 """
 
 from __future__ import annotations
@@ -20,25 +20,28 @@ from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.units import Dot, Unit
 
 Expr = Any
-Words = list[list[Expr]]  # of each plane, the words of a turn
+Words = list[list[Expr]]  # the words of a turn, for each plane
 LARGEST = 127 * 256 + 127
 SUMS: dict[Dot, int] = {
     "pmaddwd": 1, "dot_i16x8": 1, "smlal": 2, "vpdpbusd": 2, "sdot": 2, "usmmla": 2,
 }  # fmt: skip
-"""Registers of sums for a register of words."""
+"""Registers of sums needed for a register of words."""
 
 
 def turn(matrix: Matrix) -> int:
-    """Inputs that kernels take at a time: whole words of every plane, two quads at least, a group at most."""
+    """The number of inputs that kernels take at a time: whole words of every plane, at least two quads, at
+    most a group.
+    """
     quads = max(2, *(plane.quads for plane in packing.PLANES[matrix.bits]))
     return min(matrix.group, packing.QUAD * quads)
 
 
 def tile(unit: Unit, m: int, sums: int, widths: tuple[int, ...] = (16, 8)) -> tuple[int, int]:
-    """How many of m rows, and of a block's columns, are summed in a pass: half the registers hold sums.
+    """The numbers of rows, out of m, and of a block's columns that are summed in one pass; sums take at most
+    half the registers.
 
-    Of tiles of one size the one of more rows is taken: it unpacks a weight less often. (On AVX2 LLVM's
-    scheduler spills five of the sums of 4 by 16.)
+    Among tiles of equal size the one with more rows is chosen, because it unpacks a weight less often. (On
+    AVX2 LLVM's scheduler spills five of the sums of 4 by 16.)
     """
     fitting = [
         (rows, columns)
@@ -52,12 +55,12 @@ def tile(unit: Unit, m: int, sums: int, widths: tuple[int, ...] = (16, 8)) -> tu
 
 
 class Products:
-    """The sums of some rows and columns, in registers.
+    """The sums for some rows and columns, in registers.
 
-    `scaled`: the second quad of a word of 4-bit codes stays where it is, 16 times too large, and has sums of
-    its own, which are shifted back, exactly: a mask in place of a shift and a mask, where that is most of the
-    work.
-    `offset`: what is taken off codes to make them int8, where the unit has no products of uint8.
+    `scaled`: the second quad of a word of 4-bit codes is not shifted down, so its codes are 16 times too
+    large; it has sums of its own, which are shifted back exactly. This needs a mask instead of a shift and a
+    mask, where these are most of the work. `offset`: a constant subtracted from codes to make them int8, on
+    units without products of uint8.
     """
 
     def __init__(self, unit: Unit, matrix: Matrix, rows: int, columns: int) -> None:
@@ -68,34 +71,36 @@ class Products:
         self._each = SUMS[unit.dot] * (2 if self.scaled else 1)
 
     def _scales(self, dot: Dot) -> bool:
-        """Whether masks alone pay: at one row; by pmaddwd as long as half the registers hold both sums, for
-        there shifts wait for the same port as products (two rows: 18 cycles for 22 on Haswell, llvm-mca).
+        """Whether masking without shifting pays off.
+
+        It does at one row, and with pmaddwd as long as half the registers hold both sums: there shifts wait
+        for the same port as products (two rows: 18 cycles instead of 22 on Haswell, llvm-mca).
         """
         if dot == "pmaddwd":
             return 2 * self.rows * self.pieces <= self.unit.registers // 2
         return self.rows == 1 and dot not in ("sdot", "usmmla")
 
     def inputs(self, values: Expr) -> Expr:
-        """The eight words of 16 inputs (int32), as they lie in memory where there is one row."""
+        """The eight words for 16 inputs (int32), in the order in which they are stored for one row."""
         raise NotImplementedError
 
     def place(self, i: int, row: Expr) -> Expr:
-        """Where word i lies in memory where there are more rows: a row's beside those of the others."""
+        """The index at which word i of a row is stored: the words i of all rows are neighbours."""
         return i * self.rows + row
 
     def codes(self, words: Words) -> list[Any]:
-        """The codes of each quad of a turn, from a register of words."""
+        """The codes of each quad of a turn, unpacked from registers of words."""
         raise NotImplementedError
 
     def zero(self) -> Expr:
-        """Sums, all 0."""
+        """Registers for sums, all set to 0."""
         sums = v.registers(self.rows * self.pieces * self._each, self._vector)
         for i in range(self.rows * self.pieces * self._each):
             v.put1(sums, [i], self._splat(0))
         return sums
 
     def add(self, sums: Expr, codes: Sequence[Sequence[Any]], inputs: Reader) -> None:
-        """The products of a turn: codes[piece][quad] with the inputs of the same quads."""
+        """Add the products of a turn: codes[piece][quad] with the inputs of the same quads."""
         for quad in range(len(codes[0])):
             for which in range(2):
                 for row in range(self.rows):
@@ -105,7 +110,7 @@ class Products:
                         self._multiply(sums, at, of[quad], which, x)
 
     def total(self, sums: Expr, row: int, piece: int) -> Expr:
-        """The sum of a row and a register of columns."""
+        """The sum for a row and a register of columns."""
         at = self._at(row, piece)
         total = self._whole(sums, at)
         if not self.scaled:
@@ -113,11 +118,11 @@ class Products:
         return T.Bind(total + (self._whole(sums, at + self._each // 2) >> self._splat(4)))
 
     def _multiply(self, sums: Expr, at: int, codes: Any, which: int, x: Expr) -> None:
-        """Add products to sums[at …]; `which` of a quad's two words x is."""
+        """Add products to sums[at …]; `which`: whether x is the first or second word of a quad."""
         raise NotImplementedError
 
     def _whole(self, sums: Expr, at: int) -> Expr:
-        """The sum that sums[at …] make."""
+        """The total of the registers at sums[at …]."""
         raise NotImplementedError
 
     def _at(self, row: int, piece: int) -> int:
@@ -130,7 +135,9 @@ class Products:
         return range(turn(self.matrix) // packing.QUAD)
 
     def _bits(self, words: Words, quad: int, ones: int, down: int = 0) -> Expr:
-        """The codes of a quad in those bytes of a word that have a one in `ones`, moved down so many bits."""
+        """The codes of a quad in those bytes of a word that have a one in `ones`, shifted down by `down`
+        bits.
+        """
         found = None
         for plane, of in zip(packing.PLANES[self.matrix.bits], words, strict=True):
             word, at = divmod(quad, plane.quads)
@@ -144,24 +151,24 @@ class Products:
 
 
 class Bytes(Products):
-    """By vpdpbusd or sdot: sums of products with high bytes, and with low ones."""
+    """Products by vpdpbusd or sdot, with separate sums for high bytes and low bytes."""
 
-    ORDER: tuple[int, ...] = (0, 4, 1, 5, 2, 6, 3, 7)  # high and low word of each quad
+    ORDER: tuple[int, ...] = (0, 4, 1, 5, 2, 6, 3, 7)  # the high and the low word of each quad
 
     def inputs(self, values: Expr) -> Expr:
-        """See Products.inputs."""
+        """The high and low words of 16 inputs; see Products.inputs."""
         high = T.Bind((values + v.isplat(128)) >> v.isplat(8))
         low = T.Bind(values - (high << v.isplat(8)))
         both = [T.Bind(v.bits(v.cast(half, "int8x16"), "int32x4")) for half in (high, low)]
         return T.Bind(tirx.Shuffle(both, self.ORDER))
 
     def codes(self, words: Words) -> list[Any]:
-        """See Products.codes: one word a quad."""
+        """One word of codes for each quad; see Products.codes."""
         found = [self._word(words, quad) for quad in self._quads()]
         return [T.Bind(code ^ self._splat(0x80808080)) for code in found] if self.offset else found
 
     def _word(self, words: Words, quad: int) -> Expr:
-        """A quad's codes; NEON shifts bytes, which leaves nothing to mask where they are a byte's highest."""
+        """The codes of a quad; NEON shifts bytes, so codes in a byte's highest bits need no mask."""
         first = packing.PLANES[self.matrix.bits][0]
         word, at = divmod(quad, first.quads)
         if self.unit.architecture != "aarch64" or len(words) > 1 or at != first.quads - 1 or at == 0:
@@ -184,16 +191,16 @@ class Bytes(Products):
 
 
 class Squares(Bytes):
-    """By usmmla: two columns' eight codes times the high and the low bytes of eight inputs."""
+    """Products by usmmla: eight codes of two columns times the high and the low bytes of eight inputs."""
 
     ORDER = (0, 1, 4, 5, 2, 3, 6, 7)
 
     def place(self, i: int, row: Expr) -> Expr:
-        """See Products.place: the four words of eight inputs side by side."""
+        """The index of word i: the four words of eight inputs are neighbours; see Products.place."""
         return (i // 4 * self.rows + row) * 4 + i % 4
 
     def add(self, sums: Expr, codes: Sequence[Sequence[Any]], inputs: Reader) -> None:
-        """See Products.add."""
+        """Add the products of a turn; see Products.add."""
         for quad in range(0, len(codes[0]), 2):
             for row in range(self.rows):
                 x = inputs.vector(self.place(quad * 2, row))
@@ -215,15 +222,17 @@ class Squares(Bytes):
 
 
 class Pairs(Products):
-    """By pmaddwd or its like, of pairs of int16; smlal leaves the two products of a pair apart."""
+    """Products of pairs of int16 by pmaddwd, dot_i16x8 or smlal; smlal leaves the two products of a pair
+    separate.
+    """
 
     def inputs(self, values: Expr) -> Expr:
-        """See Products.inputs: (0, 2) and (1, 3) of each quad."""
+        """The words (0, 2) and (1, 3) of each quad; see Products.inputs."""
         order = [quad + i for quad in range(0, 16, 4) for i in (0, 2, 1, 3)]
         return T.Bind(v.bits(tirx.Shuffle([T.Bind(v.cast(values, "int16x16"))], order), "int32x8"))
 
     def codes(self, words: Words) -> list[Any]:
-        """See Products.codes: two words a quad."""
+        """Two words of codes for each quad; see Products.codes."""
         return [[self._bits(words, quad, 0x00010001, down) for down in (0, 8)] for quad in self._quads()]
 
     def _multiply(self, sums: Expr, at: int, codes: Any, which: int, x: Expr) -> None:
@@ -251,9 +260,9 @@ def products(unit: Unit, matrix: Matrix, rows: int, columns: int) -> Products:
 
 
 class Reader:
-    """The words of a turn's inputs, from word `first` of a tile on, broadcast.
+    """The words of a turn's inputs, from word `first` of a tile on, broadcast to all lanes.
 
-    On aarch64, whose products take one lane of a register for all, four are loaded at a time.
+    On aarch64, whose products multiply by one lane of a register, four are loaded at a time.
     """
 
     def __init__(self, unit: Unit, words: Expr, tile: Expr, first: Expr) -> None:
@@ -261,13 +270,13 @@ class Reader:
         self._loaded: dict[int, Expr] = {}
 
     def word(self, i: int) -> Expr:
-        """Word i in every lane."""
+        """Word i in all lanes."""
         if self._unit.architecture != "aarch64":
             return T.Bind(v.splat(self._words[self._tile, self._first + i], self._unit.lanes))
         return T.Bind(tirx.Shuffle([self.vector(i - i % 4)], [i % 4] * 4))
 
     def vector(self, i: int) -> Expr:
-        """Words i … i + 3."""
+        """Words i … i + 3 in a vector."""
         if i not in self._loaded:
             self._loaded[i] = v.keep(v.lanes(self._words, [self._tile, self._first + i], 4), "int32x4")
         return self._loaded[i]

@@ -1,4 +1,4 @@
-"""Rows of the embedding matrix, which lies in memory like every other (it may be the lm_head as well)."""
+"""Looks up rows of the embedding matrix, which is packed like every other (it may be the lm_head as well)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Expr = Any
 
 
 def embed(job: Embed, unit: Unit) -> Staged:
-    """See Embed."""
+    """The launches of an Embed job."""
     job, matrix = opened(job), job.matrix
     w_args = [(f"w{i}", part.shape, part.dtype) for i, part in enumerate(packing.parts(matrix))]
     args = [("tokens", (MAX_STEP,), "int32"), *w_args, ("out", *job.out)]
@@ -52,7 +52,7 @@ def embed(job: Embed, unit: Unit) -> Staged:
 def _group(
     matrix: Matrix, unit: Unit, w: Expr, block: Expr, lane: Expr, g: Expr, put: Callable[[Expr, Expr], None]
 ) -> None:
-    """The numbers of one group of a row, each to put(k, value)."""
+    """Unpack one group of a row: calls put(k, value) for each number."""
     step, first = turn(matrix), packing.first_lines(matrix)
     both = v.local((2, v.ROWS), "float32")
     for half, values in enumerate(affine(matrix, unit, w, block, g, v.i32(0), v.ROWS)):

@@ -1,4 +1,4 @@
-"""What follows a matmul: bias, gate, softcap, residual, store."""
+"""The operations after a matmul: bias, gate, softcap, residual, store."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def out_args(job: Linear) -> Args:
 
 
 def params(args: Args) -> tuple[str, ...]:
-    """The names by which a stage asks for its arguments."""
+    """The names of a stage's arguments."""
     return tuple(name for name, *_ in args)
 
 
@@ -40,7 +40,7 @@ def finish_tile(
     acc: Expr,
     up: Expr | None,
 ) -> None:
-    """Store rows row … row+tile of a block's outputs from sums `acc` [tile, ROWS].
+    """Store rows row … row+tile of a block's outputs from the sums `acc` [tile, ROWS].
 
     `up`: the second factor of a gate.
     """
@@ -55,7 +55,7 @@ def finish_tile(
 
 
 def bounded(job: Linear, value: Expr, up: Expr | None) -> Expr:
-    """The gate and the softcap of a job, on sixteen lanes."""
+    """A job's gate and softcap applied to sixteen lanes."""
     if job.gate is not None:
         value = T.Bind(ACTIVATIONS[job.gate](value) * up)
     return value if job.softcap is None else softcap(value, job.softcap)
@@ -75,7 +75,9 @@ def _finish_vector(
 
 
 def _finish_lanes(job: Linear, buf: dict[str, Expr], column: Expr, row: Expr, value: Expr) -> None:
-    """As above where the last block is not full, lane by lane, nothing past the end. No gate: linear.py."""
+    """Store a row of the last block if it is not full, lane by lane, without writing past the end. Gates are
+    excluded (linear.py).
+    """
     lanes = v.local((1, v.LANES), "float32")
     v.put(lanes, [0, 0], value)
     if job.bias:

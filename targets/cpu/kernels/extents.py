@@ -1,8 +1,9 @@
-"""Rows as a symbol: what kernels of a job for 1 row or 256 mostly differ in is how far their loops go.
+"""Kernels with a symbolic number of rows: kernels for 1 and for 256 rows mostly differ only in how far their
+loops go.
 
-Such a kernel reads the number from the shapes of its arguments, so that it is one function for all of these
-steps: codegen.py compiles what is structurally equal once. Where the number decides on the code (the tiles of
-a matmul, the tasks of attention), there is a function for each such code.
+A kernel reads the number from the shapes of its arguments, so one function serves all these steps: codegen.py
+compiles structurally equal functions once. If the number decides on the code (tiles of a matmul, tasks of
+attention), there is a function for each version of the code.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from nearfar.kernels.jobs import GraphJob, Linear
 from nearfar.kernels.jobs.logits import OverLogits
 
 ROWS = "rows"
-"""The symbol's name: of a step how many rows it has, of a sampler how many it draws for."""
+"""Name of the symbol: the number of rows of a step, or of logits that the sampler reads."""
 TILE = 8
-"""Rows that are whole tiles of a matmul on every unit (dot.tile)."""
+"""The least number of rows that is a whole number of tiles of a matmul on every unit (dot.tile)."""
 J = TypeVar("J", bound=GraphJob)
 O = TypeVar("O", bound=OverLogits)  # noqa: E741
 
 
 def opened(job: J) -> J:
-    """The job with its rows as a symbol; not a matmul's of fewer rows than are whole tiles.
+    """The job with a symbolic number of rows; a matmul with fewer rows than TILE stays as it is.
 
-    What decides on the kernel's code (tile sizes, scratch) is computed from the job as it was given; shapes
-    of arguments and extents of loops from this one. Of a matmul that gathers its rows only those that it
-    gathers from are a symbol, where it has as many as there can be.
+    Decisions on a kernel's code (tile sizes, scratch) use the original job; shapes of arguments and extents
+    of loops use this one. In a matmul that gathers rows, only the number of rows that it gathers from becomes
+    a symbol, and only if MAX_ROWS rows are gathered.
     """
     rows = tirx.Var(ROWS, "int32")
     symbols: dict[str, Any] = {"m": rows}
@@ -42,18 +43,18 @@ def opened(job: J) -> J:
 
 
 def opened_rows(job: O) -> O:
-    """The job over rows of logits with an open number of rows, however few."""
+    """The job over logits with a symbolic number of rows."""
     symbols: dict[str, Any] = {"rows": tirx.Var(ROWS, "int32")}
     return replace(job, **symbols)
 
 
 def closed(shape: Sequence[Any], rows: int) -> tuple[int | None, ...]:
-    """A shape with so many rows for the symbol; None for extents of which other symbols are a part."""
+    """A shape with `rows` in place of the symbol; None for extents that contain other symbols."""
     return tuple(_closed(extent, rows) for extent in shape)
 
 
 def whole(shape: Sequence[Any], rows: int) -> tuple[int, ...]:
-    """The extents of a shape whose only symbol is the number of rows."""
+    """The extents of a shape, with `rows` in place of its only symbol; AssertionError if it has others."""
     extents = closed(shape, rows)
     if None in extents:
         raise AssertionError(f"{tuple(shape)} has other symbols than {ROWS}")

@@ -1,4 +1,6 @@
-"""From logits to a token: greedy, sample, logprobs (the rules are in docs/artifact.md)."""
+"""The kernels greedy and logprobs, and parts that sample shares: from logits to a token (rules:
+docs/artifact.md).
+"""
 
 from __future__ import annotations
 
@@ -24,15 +26,15 @@ TOP = 20
 
 
 CHUNKS = 16
-"""Pieces that a row of logits is cut into, for tasks to share out: as many whatever the processor, for sums
-go over them in order.
+"""Parts of a row of logits, which tasks share. The number is the same on every processor, because sums follow
+the order of the parts.
 """
 GROUP = 64
-"""Tokens of which logprobs knows the largest: it looks at all tokens of a group only where that matters."""
+"""Tokens in a group, of which logprobs knows the largest; it reads all tokens of a group only if it must."""
 
 
 def build(job: OverLogits, args: Args, body: Callable[[dict[str, Expr]], None]) -> Staged:
-    """One launch of `job`. `args` called scratch:<i> are memory between its loops, first to last."""
+    """One launch of `job`. Arguments named scratch:<i> are memory between its loops, in order."""
 
     def named(*buffers: Expr) -> None:
         body(dict(zip([name for name, *_ in args], buffers, strict=True)))
@@ -44,23 +46,23 @@ def build(job: OverLogits, args: Args, body: Callable[[dict[str, Expr]], None]) 
 
 @contextmanager
 def chunks(rows: Expr) -> Iterator[tuple[Expr, Expr]]:
-    """Tasks of each row and chunk."""
+    """Loop over the rows and chunks in parallel; yields (row, chunk)."""
     with v.parallel(rows * CHUNKS) as task:
         yield T.Bind(task // CHUNKS), T.Bind(task % CHUNKS)
 
 
 def chunk(vocab: int) -> int:
-    """Columns of a chunk: whole groups."""
+    """Columns in a chunk: a whole number of groups."""
     return -(-vocab // (CHUNKS * GROUP)) * GROUP
 
 
 def iota() -> Expr:
-    """0, 1, 2, … 15."""
+    """A vector of 0, 1, 2, … 15."""
     return tirx.Ramp(v.i32(0), v.i32(1), v.LANES)
 
 
 class Best:
-    """Running argmax from token `start` on: candidates side by side, each the first largest of its lane."""
+    """A running argmax from token `start` on; each lane keeps the first of its largest values."""
 
     def __init__(self, start: Expr) -> None:
         self.value = v.registers(1)
@@ -69,31 +71,31 @@ class Best:
         v.put1(self.index, [0], v.splat(start) + iota())
 
     def offer(self, value: Expr, start: Expr) -> None:
-        """Values of tokens from `start` on; infinities and NaN never win."""
+        """Compare with the values of sixteen tokens from `start` on; infinities and NaN never win."""
         wins = tirx.all(value > self.value[0], value < v.splat(float("inf")))
         v.put1(self.index, [0], tirx.Select(wins, v.splat(start) + iota(), self.index[0]))
         v.put1(self.value, [0], tirx.Select(wins, value, self.value[0]))
 
     def token(self) -> Expr:
-        """The token of the largest value; -1 where none was finite."""
+        """The token with the largest value; -1 if none was finite."""
         best, index = self.result()
         return T.Bind(tirx.Select(best > v.f32(float("-inf")), index, v.i32(-1)))
 
     def result(self) -> tuple[Expr, Expr]:
-        """(value, index): the largest, the lowest index on ties."""
+        """The largest value and its index, the lowest on ties."""
         best = v.hmax(self.value[0])
         index = T.Bind(tirx.Select(tirx.EQ(self.value[0], v.splat(best)), self.index[0], v.isplat(2**31 - 1)))
         return best, v.hreduce(index, tirx.min, "int32")
 
     def store(self, buf: dict[str, Expr], r: Expr, c: Expr) -> None:
-        """The result of a chunk, to scratch:1 and scratch:2."""
+        """Write a chunk's result to scratch:1 (value) and scratch:2 (index)."""
         value, index = self.result()
         v.put1(buf["scratch:1"], [r, c], value)
         v.put1(buf["scratch:2"], [r, c], index)
 
 
 def finish(buf: dict[str, Expr], r: Expr, token: Expr) -> None:
-    """Write a row's token: to `sampled`, and where the next step reads it."""
+    """Write a row's token to `sampled`, and to the row of `tokens` that the next step reads."""
     v.put1(buf["sampled"], [r], token)
     feed = T.Bind(buf["sample_i32"][r, 5])
     with T.If(feed >= 0), T.Then():
@@ -101,7 +103,7 @@ def finish(buf: dict[str, Expr], r: Expr, token: Expr) -> None:
 
 
 def _tail(buf: Expr, r: Expr, vocab: int) -> Expr:
-    """The logits that whole vectors leave, filled up with -inf (a vector)."""
+    """The logits after the last whole vector, padded with -inf (a vector)."""
     tail = v.local((v.LANES,), "float32")
     for i in range(v.LANES):
         at = vocab - vocab % v.LANES + i
@@ -110,12 +112,12 @@ def _tail(buf: Expr, r: Expr, vocab: int) -> Expr:
 
 
 def greedy(job: Greedy, unit: Unit) -> Staged:
-    """See Greedy."""
+    """The launches of a Greedy job."""
     rows, vocab = opened_rows(job).rows, job.vocab
     args: Args = [
         ("logits", (MAX_ROWS, vocab), "float32"),
         ("sample_i32", (MAX_ROWS, COLUMNS), "int32"),
-        ("sampled", (rows,), "int32"),  # which says how many rows there are
+        ("sampled", (rows,), "int32"),  # its shape gives the number of rows
         ("tokens", (MAX_STEP,), "int32"),
     ]
 
@@ -132,9 +134,9 @@ def greedy(job: Greedy, unit: Unit) -> Staged:
 
 
 def logprobs(job: Logprobs, unit: Unit) -> Staged:
-    """See Logprobs: of the groups' largest the largest, 20 times.
+    """The launches of a Logprobs job: the largest of the groups' maxima, 20 times.
 
-    scratch: the logits; the groups' largest; the chunks' sums of exponentials.
+    scratch: the logits; the groups' maxima; the chunks' sums of exponentials.
     """
     rows, vocab = opened_rows(job).rows, job.vocab
     width = chunk(vocab) * CHUNKS
@@ -170,7 +172,9 @@ def logprobs(job: Logprobs, unit: Unit) -> Staged:
 
 
 def _tell(buf: dict[str, Expr], r: Expr, vocab: int, width: int) -> None:
-    """A row's log probabilities. What was told is -inf from then on."""
+    """Write a row's log probabilities. Each token that has been written is set to -inf in the
+    scratch copy.
+    """
     work, groups = buf["scratch:0"], buf["scratch:1"]
     total = v.scalar("float32")
     v.put1(total, [0], v.f32(0.0))
@@ -190,7 +194,7 @@ def _tell(buf: dict[str, Expr], r: Expr, vocab: int, width: int) -> None:
 
 
 def _largest(buf: Expr, r: Expr, first: Expr, count: int) -> tuple[Expr, Expr]:
-    """The largest finite of `count` values of a row, and where it is."""
+    """The largest finite value among `count` values of a row, and its index."""
     best = Best(first)
     with T.serial(0, count // v.LANES) as i:
         at = T.Bind(first + i * v.LANES)
@@ -201,7 +205,7 @@ def _largest(buf: Expr, r: Expr, first: Expr, count: int) -> tuple[Expr, Expr]:
 
 
 def _copy(logits: Expr, work: Expr, r: Expr, at: Expr, vocab: int) -> None:
-    """A vector of a row into scratch, whose end is filled with -inf."""
+    """Copy a vector of a row into scratch; past the vocabulary it is -inf."""
     full = vocab // v.LANES * v.LANES
     with T.If(at < full):
         with T.Then():

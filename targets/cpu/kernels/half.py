@@ -1,7 +1,7 @@
-"""Float16 in caches and weights, as numbers to compute with.
+"""Conversions of float16 in caches and weights to and from float32.
 
-Most units convert vectors of it. WebAssembly has no float16: LLVM would call a function for each number, so
-there the bits are moved by hand.
+Most units have instructions for them. WebAssembly has no float16: LLVM would call a function for each number,
+so there the bits are moved by hand.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.units import Unit
 
 Expr = Any
-LARGEST = 65504.0  # of float16
+LARGEST = 65504.0  # the largest float16
 EXPONENT = 112 << 23  # the difference of the two formats' exponents, in float32's bits
 
 
 def by_hand(unit: Unit, dtype: str) -> bool:
-    """Whether a cache of `dtype` is read and written as uint16."""
+    """Whether a cache of `dtype` is read and written as uint16, with conversions by hand."""
     return unit.architecture == "wasm32" and dtype == "float16"
 
 
 def load(unit: Unit, cache: Expr, dtype: str, index: Sequence[Any], n: int = v.LANES) -> Expr:
-    """Some values of a cache in float32; `cache` is of uint16 where that is done by hand."""
+    """Load n values of a cache as float32; `cache` is uint16 if conversions are by hand."""
     value = v.lanes(cache, index, n)
     return widen(unit, value, n) if dtype == "float16" else T.Bind(v.cast(value, f"float32x{n}"))
 
 
 def widen(unit: Unit, value: Expr, n: int = v.LANES, *, finite: bool = False) -> Expr:
-    """Float32 of float16, or of its bits: a magnitude's lie 13 places up, and a product puts its exponent
-    right, those below the normal numbers', too. What is no number stays none; infinity becomes that.
+    """Float32 of float16 values, or of their bits: the magnitude's bits move up 13 places, and a product
+    corrects the exponent, also for subnormal numbers.
 
-    `finite`: that there is nothing of the two, as in weights.
+    NaN stays NaN and infinity stays infinity. `finite`: the values include neither, as in weights.
     """
     if unit.architecture != "wasm32":
         return T.Bind(v.cast(value, f"float32x{n}"))
@@ -51,8 +51,8 @@ def widen(unit: Unit, value: Expr, n: int = v.LANES, *, finite: bool = False) ->
 
 
 def stored(unit: Unit, dtype: str, value: Expr) -> Expr:
-    """A float32 as a cache of `dtype` has it: float16 saturates, for an infinite key makes every score NaN; a
-    NaN stays one.
+    """A float32 as a cache of `dtype` stores it: float16 saturates, since an infinite key would make every
+    score NaN; NaN stays NaN.
     """
     if dtype != "float16":
         return tirx.Cast(dtype, value)
@@ -63,11 +63,11 @@ def stored(unit: Unit, dtype: str, value: Expr) -> Expr:
 
 
 def _narrow(value: Expr) -> Expr:
-    """Float16's bits of a number within its range, rounded to the nearest, even where two are as near."""
+    """Float16's bits of a number within its range, rounded to nearest, ties to even."""
     whole = T.Bind(v.bits(value, "int32"))
     size = T.Bind(whole & v.i32(0x7FFFFFFF))
     normal = (size - v.i32(EXPONENT) + v.i32(0xFFF) + ((size >> v.i32(13)) & v.i32(1))) >> v.i32(13)
-    # Below the normal numbers a half is added: its last bit is worth what that of such a number is.
+    # For subnormal results 0.5 is added: the sum's last bit has the value of the last bit of those.
     small = v.bits(v.bits(size, "float32") + v.f32(0.5), "int32") - v.i32(0x3F000000)
     number = T.Bind(tirx.Select(size < v.i32(113 << 23), small, normal))
     number = T.Bind(tirx.Select(size > v.i32(0x7F800000), v.i32(0x7E00), number))

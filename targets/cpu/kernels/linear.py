@@ -1,4 +1,6 @@
-"""Which kernel a linear job takes; the second launch of gated jobs whose width is no multiple of a block."""
+"""Chooses the kernel of a linear job, and adds a second launch to gated jobs whose width is not a multiple of
+a block.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ Expr = Any
 
 
 def linear(job: Linear, unit: Unit) -> Staged:
-    """See Linear."""
+    """The launches of a Linear job."""
     if (job.x_dtype, job.out_dtype) != ("float32", "float32"):
         raise BuildError(f"the cpu target has float32 activations only, not {job.x_dtype} to {job.out_dtype}")
     kernel = linear_quant.linear if job.matrix.quantized else linear_dense.linear
@@ -31,7 +33,7 @@ def linear(job: Linear, unit: Unit) -> Staged:
 
 
 def _gated_by_parts(job: Linear, unit: Unit, kernel: Callable[[Linear, Unit], Staged]) -> Staged:
-    """The plain matmul, then activation(gate) * up and what follows it in a launch of its own."""
+    """The plain matmul, then activation(gate) * up and the rest of the epilogue in a launch of their own."""
     plain = kernel(replace(job, gate=None, softcap=None, residual=False), unit)
     both, n = len(plain.scratch), job.columns
     stages = [

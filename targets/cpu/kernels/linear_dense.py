@@ -1,4 +1,4 @@
-"""Matmul over dense float32 or float16 weights, exact float32 arithmetic."""
+"""Matmul over dense float32 or float16 weights, in float32 arithmetic."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ Expr = Any
 
 
 def linear(job: Linear, unit: Unit) -> Staged:
-    """Normalise the rows of x into scratch where needed, then a parallel loop over blocks of 16 outputs."""
+    """The launch of a matmul: rows of x are normalized or gathered into scratch if the job needs it, then a
+    parallel loop computes blocks of 16 outputs.
+    """
     w_args = [(f"w{i}", part.shape, part.dtype) for i, part in enumerate(packing.parts(job.matrix))]
     staged_x = job.norm is not None or job.rows
     scratch = (((job.m, job.matrix.k), "float32"),) if staged_x else ()

@@ -1,10 +1,10 @@
-"""Matmul over affine weights of 2 to 8 bits: out = epilogue(x' · Wᵀ), one launch.
+"""Matmul over affine weights of 2 to 8 bits: out = epilogue(x' · Wᵀ), in one launch.
 
-Activations are quantised to 16 bits per group, in the same launch, and multiplied as integers (dot.py). Why
-not 8 bits, as is usual: the greedy text has to be that of float32 on the dequantized weights, and 8 bits move
-logits by percents. What 16 bits cost: little. At one row memory is the limit; for many rows there are twice
-as many products of bytes, or two vpmaddwd in place of a vpmaddubsw, a vpmaddwd with ones, and the handling of
-signs.
+Activations are quantized to 16 bits by groups in the same launch and multiplied as integers (dot.py). The
+usual 8 bits do not suffice: the greedy text must be that of float32 on the dequantized weights, and 8 bits
+change logits by percents. 16 bits cost little more. At one row memory is the limit; with many rows there are
+twice as many products of bytes, or two vpmaddwd in place of a vpmaddubsw, a vpmaddwd with ones, and the
+handling of signs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ Expr = Any
 
 
 def linear(job: Linear, unit: Unit) -> Staged:
-    """Quantise the rows of x (in the same launch), then a parallel loop over blocks of 16 outputs."""
+    """The launch of a matmul: the rows of x are quantized, then a parallel loop computes blocks of 16
+    outputs.
+    """
     matrix = job.matrix
     (part,) = packing.parts(matrix)
     dot = products(unit, matrix, *tile(unit, job.m, SUMS[unit.dot]))
@@ -49,10 +51,10 @@ def linear(job: Linear, unit: Unit) -> Staged:
 
 
 def _scratch(job: Linear, dot: Products) -> tuple[tuple[tuple[int, ...], str], ...]:
-    """The rows as integers, and what goes with each of their groups.
+    """Shapes and dtypes of the scratch: the rows as integers, and the scales and sums of their groups.
 
-    Rows of a tile are interleaved: one stream, whatever k is (rows 16 KiB apart would share a set of the L1
-    cache).
+    Rows of a tile are interleaved into one stream, whatever k is (rows 16 KiB apart would share a set of the
+    L1 cache).
     """
     matrix, rows = job.matrix, dot.rows
     return (
@@ -77,7 +79,7 @@ def _body(job: Linear, unit: Unit, dot: Products, buf: dict[str, Expr]) -> None:
 def _accumulate(
     matrix: Matrix, unit: Unit, dot: Products, buf: dict[str, Expr], block: Expr, t: Expr, acc: Expr
 ) -> None:
-    """acc[row] = x'[rows of tile t] · W[block]ᵀ, some columns of the block at a time."""
+    """acc[row] = x'[rows of tile t] · W[block]ᵀ, for some columns of the block at a time."""
     for r in range(dot.rows):
         v.put(acc, [r, 0], v.splat(0.0))
     columns = dot.pieces * unit.lanes
@@ -97,7 +99,7 @@ def _columns(
     column: Expr,
     acc: Expr,
 ) -> None:
-    """The columns of a block from `column` on.
+    """Compute the columns of a block from `column` on.
 
     Per group: an exact integer sum of 16-bit products, then scale·(Σ q x) + bias·(Σ x) in float32.
     """
@@ -123,7 +125,7 @@ def _columns(
 
 
 def _words(matrix: Matrix, unit: Unit, w: Expr, block: Expr, g: Expr, c: Expr, first: Expr) -> Words:
-    """The words of each plane that hold turn c of group g, of the columns from `first` on."""
+    """The words of each plane that hold turn c of group g, for the columns from `first` on."""
     words = []
     for plane, line in zip(packing.PLANES[matrix.bits], packing.first_lines(matrix), strict=False):
         count = max(1, turn(matrix) // (packing.QUAD * plane.quads))
@@ -140,7 +142,7 @@ def _words(matrix: Matrix, unit: Unit, w: Expr, block: Expr, g: Expr, c: Expr, f
 def affine(
     matrix: Matrix, unit: Unit, w: Expr, block: Expr, g: Expr, first: Expr, n: int
 ) -> tuple[Expr, Expr]:
-    """Scales and biases of a group, of n columns from `first` on."""
+    """Scales and biases of a group, for n columns from `first` on."""
     line = packing.first_lines(matrix)[-1]
     scale, bias = (
         T.Bind(v.bits(v.lanes(w, [block, g, line, half * 8 + first // 2], n // 2), f"float16x{n}"))

@@ -1,4 +1,4 @@
-"""RMS norm of rows, where no matmul follows it that could take it along."""
+"""RMS norm of rows, for norms that are not fused into a matmul."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Expr = Any
 
 
 def norm(job: Norm, unit: Unit) -> Staged:
-    """See Norm."""
+    """The launch of a Norm job."""
     job, width = opened(job), job.k // job.groups
     shapes = {"weight": (width,)}
     args = [(name, shapes.get(name, (job.m, job.k)), "float32") for name in (*job.inputs(), "out")]

@@ -1,4 +1,4 @@
-"""What attention and the append before it share: their arguments, and the cache as they see it."""
+"""The parts that attention and the append before it share: their arguments, and views of the cache."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Args = list[tuple[str, tuple[Any, ...], str]]
 
 
 def check(job: RopeAppend | Attend) -> None:
-    """Refuse shapes and dtypes that there is no kernel for."""
+    """BuildError for shapes and dtypes without a kernel."""
     if job.head_dim % 2:
         raise BuildError(f"the cpu target needs an even head_dim, this model has {job.head_dim}")
     if job.page_size % v.LANES:
@@ -33,9 +33,9 @@ def check(job: RopeAppend | Attend) -> None:
 
 
 def arguments(job: RopeAppend | Attend) -> tuple[Args, Expr]:
-    """Name, shape and dtype of each of the job's inputs and of `out`; and the number of pages, a symbol.
+    """Name, shape and dtype of each input of the job and of `out`; and the number of pages, a symbol.
 
-    Of a page of keys the positions are innermost, of a page of values they are not: a vector load then gives
+    In a page of keys the positions are innermost, in a page of values the components are: a vector load gives
     one component of 8 keys, and scores need no horizontal sums. The runtime copies whole pages; only its
     snapshots look inside (docs/artifact.md, `kv.L.k`).
     """
@@ -58,8 +58,10 @@ def arguments(job: RopeAppend | Attend) -> tuple[Args, Expr]:
 
 
 def caches(job: RopeAppend | Attend, unit: Unit, buf: dict[str, Expr], pages: Expr) -> dict[str, Expr]:
-    """The caches as kernels see them: `values` [pages, kv_heads, page_size, head_dim]; `keys` with positions
-    innermost, [pages, kv_heads, head_dim, page_size]. Of quantized ones each is a pair: Layout.views.
+    """Views of the caches: `values` [pages, kv_heads, page_size, head_dim]; `keys` with positions innermost,
+    [pages, kv_heads, head_dim, page_size].
+
+    For quantized caches each view is a pair: Layout.views.
     """
     if layout := Layout.of(job, unit):
         return {

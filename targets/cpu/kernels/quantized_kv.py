@@ -1,10 +1,11 @@
-"""A quantized cache on the CPU: rows to codes where they are appended, to vectors where attention loads.
+"""A quantized cache on the CPU: the append writes rows as codes, attention loads them as vectors.
 
-The words of a page's head (nearfar.format.kv) hold bytes of codes, then pairs of float16:
-- keys, positions innermost as in caches of floats: [bytes of a row, page_size], then [groups, 2, page_size];
-- values: [page_size, bytes of a row], then [page_size, groups, 2]; the pair is scale and offset.
-Of 4 bits a byte j of each 16 has component j of 32 in its low half, and component j + 16 in its high one, so
-that a load of sixteen bytes gives whole vectors of either.
+The words of a page's head (nearfar.format.kv) hold bytes of codes, then pairs of float16 (scale and offset):
+- keys, with positions innermost as in caches of floats: [bytes of a row, page_size], then [groups, 2,
+  page_size];
+- values: [page_size, bytes of a row], then [page_size, groups, 2].
+With 4 bits, byte j of each 16 has component j of 32 in its low half, and component j + 16 in its high one, so
+that a load of sixteen bytes gives whole vectors of either half.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from nearfar.targets.cpu.kernels.half import by_hand, stored, widen
 from nearfar.targets.cpu.units import Unit
 
 Expr = Any
-LINE = 64  # bytes that come from memory together
+LINE = 64  # bytes of a cache line
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where in a page's head things lie, for a job's cache."""
+    """The layout of one head's part of a page, for a job's cache."""
 
     unit: Unit
     head_dim: int
@@ -38,12 +39,12 @@ class Layout:
 
     @classmethod
     def of(cls, job: RopeAppend | Attend, unit: Unit) -> Layout | None:
-        """The layout of a job's cache, None where the cache holds floats."""
+        """The layout of a job's cache; None if the cache holds floats."""
         if job.kv_dtype not in BITS:
             return None
         bits = BITS[job.kv_dtype]
         group = group_size(job.head_dim, bits)
-        assert group is not None  # PlannedTarget.check has refused others
+        assert group is not None  # PlannedTarget.check has refused other shapes
         return cls(unit, job.head_dim, job.page_size, bits, group)
 
     @property
@@ -53,21 +54,23 @@ class Layout:
 
     @property
     def groups(self) -> int:
-        """Groups of a row."""
+        """The number of groups in a row."""
         return self.head_dim // self.group
 
     @property
     def bytes(self) -> int:
-        """Bytes of one head's part of a page: codes, and pairs of scale and bias."""
+        """Bytes of one head's part of a page: codes, and pairs of scale and offset."""
         return 4 * self.page_size * row_words(self.head_dim, f"int{self.bits}")
 
     @property
     def halves(self) -> int:
-        """Codes of a byte."""
+        """The number of codes in a byte."""
         return 8 // self.bits
 
     def views(self, data: Expr, pages: Expr, kv_heads: int) -> tuple[Expr, Expr]:
-        """A cache as bytes and as float16, of which those behind the codes are scales and offsets."""
+        """Two views of a cache: as bytes, for codes, and as float16, for the scales and offsets behind the
+        codes.
+        """
         half = "uint16" if by_hand(self.unit, "float16") else "float16"
         return (
             T.decl_buffer((pages, kv_heads, self.bytes), "uint8", data=data),
@@ -75,11 +78,11 @@ class Layout:
         )
 
     def key_pair(self, group: Expr, which: int, position: Expr) -> Expr:
-        """Where the scale (0) or offset (1) of a group of a key lies, in float16."""
+        """The index, in float16 values, of the scale (`which` 0) or offset (1) of a key's group."""
         return self.row * self.page_size // 2 + (group * 2 + which) * self.page_size + position
 
     def value_pair(self, position: Expr, group: Expr) -> Expr:
-        """Where scale and offset of a group of a value lie, in float16."""
+        """The index, in float16 values, of the scale of a value's group; the offset follows it."""
         return self.row * self.page_size // 2 + (position * self.groups + group) * 2
 
 
@@ -87,13 +90,15 @@ def key_vectors(
     layout: Layout, keys: tuple[Expr, Expr], at: list[tuple[Expr, Expr, int]],
     prefetch: Callable[[Expr], None], use: Callable[[Expr, list[Expr]], None],
 ) -> None:  # fmt: skip
-    """use(component, a vector for each of `at`) for all components of keys, sixteen positions a vector.
+    """Calls use(component, a vector for each of `at`) for all components of keys, sixteen positions in a
+    vector.
 
-    `at`: page, head, first position. `prefetch`: told bytes of a page's head, one of each line of it.
+    `at`: page, head, first position. `prefetch`: called with an offset in a page's head, in bytes, once for
+    each line.
     """
     codes, pairs = keys
     size, per_byte = layout.page_size, layout.halves
-    rows = layout.group // per_byte  # of bytes, of a group
+    rows = layout.group // per_byte  # rows of bytes in a group
     share = layout.bytes // layout.groups
     with T.serial(0, layout.groups) as g:
         for line in range(0, share, LINE):
@@ -109,14 +114,14 @@ def key_vectors(
             for half in range(per_byte):
                 own = [v.cast(_half(each, half, layout.bits), v.F32X16) for each in loaded]
                 vectors = [T.Bind(code * scales[i] + offsets[i]) for i, code in enumerate(own)]
-                # Groups of 4 bits are as long as UNIT: its bytes are those of the group.
+                # Groups of 4-bit codes have UNIT values, so the bytes of a UNIT are those of the group.
                 use(T.Bind(g * layout.group + half * (UNIT // 2) + r), vectors)
 
 
 def value_vector(
     layout: Layout, values: tuple[Expr, Expr], page: Expr, head: Expr, t: Expr, at: Expr
 ) -> Expr:
-    """Sixteen components, from `at` on, of the value at position t of a page."""
+    """Sixteen components, from `at` on, of the value at position t of a page, as float32."""
     codes, pairs = values
     pair = widen(layout.unit, v.lanes(pairs, [page, head, layout.value_pair(t, at // layout.group)], 2), 2)
     scale, offset = (tirx.Shuffle([pair], [which]) for which in range(2))
@@ -133,13 +138,14 @@ def put_row(
     layout: Layout, row: Expr, put_code: Callable[[Expr, Expr], None],
     put_pair: Callable[[Expr, int, Expr], None], weights: Callable[[Expr], Expr] | None = None,
 ) -> None:  # fmt: skip
-    """Quantize a row of float32 [head_dim]: put_code(byte of the row, it), put_pair(group, 0 or 1, scale or
-    offset in float16).
+    """Quantize a row of float32 [head_dim].
 
-    The offset is the group's least value, the scale the step to its largest in equal steps; codes are those
-    of the scale and offset as they are stored. What float16 does not hold saturates; a group with what is
-    no number has an offset that is none, and with it all that is read of it. `weights`: sixteen from a
-    component on, by which what the codes leave of the row then moves the offset (nearfar.format.kv.rounding).
+    Calls put_code(index of a byte in the row, the byte) and put_pair(group, 0 or 1, scale or offset in
+    float16). The offset is the group's least value, the scale the step to its largest in equal steps; codes
+    are computed from the scale and offset as they are stored. Values outside float16's range saturate. If a
+    group contains NaN, its offset is NaN, so every value read back from the group is NaN. `weights`: the
+    sixteen weights from a component on by which the rounding errors move the offset
+    (nearfar.format.kv.rounding).
     """
     levels, unit = float(2**layout.bits - 1), layout.unit
     half = "uint16" if by_hand(unit, "float16") else "float16"
@@ -167,7 +173,7 @@ def put_row(
         made, left = [], []
         for i in range(layout.group // v.LANES):
             code = (held[i] - v.splat(offset)) * v.splat(inverse) + v.splat(0.5)
-            # What is no number becomes 0: it is the second of the two.
+            # NaN becomes 0: the maximum returns its second operand.
             code = tirx.min(tirx.max(v.keep(code), v.splat(0.0)), v.splat(levels))
             whole = v.keep(v.cast(v.keep(code), v.I32X16), "int32x16")
             made.append(v.keep(v.cast(whole, "uint8x16"), "uint8x16"))
@@ -191,7 +197,7 @@ def put_row(
 
 
 def _half(codes: Expr, half: int, bits: int) -> Expr:
-    """The codes in a half of each byte."""
+    """The codes in the low (0) or high (1) half of each byte."""
     if bits == 8:
         return codes
     return codes >> v.isplat(4, "uint8") if half else codes & v.isplat(15, "uint8")

@@ -1,4 +1,4 @@
-"""Norms and rotation of queries and keys, append of keys and values to the paged cache."""
+"""Norms and rotation of queries and keys, and the append of keys and values to the paged cache."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Pair = tuple[Expr, Expr]
 
 
 def rope_append(job: RopeAppend, unit: Unit) -> Staged:
-    """See RopeAppend."""
+    """The launch of a RopeAppend job."""
     check(job)
     job = opened(job)
     args, pages = arguments(job)
@@ -68,14 +68,16 @@ def _row(job: RopeAppend, unit: Unit, buf: dict[str, Expr], m: Expr) -> None:
 
 @dataclass(frozen=True)
 class _Put:
-    """Where a row's components go: put(head, i, value) of each, end(head) when a head has all of them."""
+    """The destination of a row: put(head, i, value) takes each component, end(head) is called when a head is
+    complete.
+    """
 
     put: Callable[[Expr, Expr, Expr], None]
     end: Callable[[Expr], None] = lambda head: None
 
 
 def _into(job: RopeAppend, unit: Unit, buf: dict[str, Expr], page: Expr, offset: Expr) -> tuple[_Put, _Put]:
-    """The places of keys and values at a position of a page."""
+    """The destinations of keys and values at a position of a page."""
     layout = Layout.of(job, unit)
     if layout is None:
 
@@ -119,7 +121,7 @@ def _into(job: RopeAppend, unit: Unit, buf: dict[str, Expr], page: Expr, offset:
 
 
 def _q_factor(job: RopeAppend, position: Expr) -> Expr | None:
-    """1 + beta·ln(1 + ⌊position/original⌋)."""
+    """The factor of queries, 1 + beta·ln(1 + ⌊position/original⌋); None if the job has none."""
     if job.q_scale is None:
         return None
     beta, original = job.q_scale
@@ -131,8 +133,8 @@ def _turned(
     job: RopeAppend, buf: dict[str, Expr], m: Expr, position: Expr, norm: str, heads: int, first: Expr,
     put: Callable[[Expr, Expr, Expr], None], end: Callable[[Expr], None] = lambda head: None,
 ) -> None:  # fmt: skip
-    """Norm and rotation of heads first … first+heads of row m: each component to put(head, i, value), then
-    end(head).
+    """Norm and rotation of heads first … first+heads of row m: calls put(head, i, value) for each component,
+    then end(head).
     """
     x, d = buf["x"], job.head_dim
     at = T.Bind(tirx.max(position, 0))
@@ -153,7 +155,7 @@ def _turned(
         return a * cos - b * sin, b * cos + a * sin
 
     def normed(head: Expr, i: Expr) -> Pair:
-        """What the norm is taken of."""
+        """The pair of values that the norm reads."""
         return rotated(raw(head, i), i) if job.norm_after else raw(head, i)
 
     eps, of_head, of_all = job.norm_eps, (1, d // 2), (heads, d // 2)
@@ -175,7 +177,7 @@ def _turned(
 
 
 def _scale(eps: float, shape: tuple[int, int], values: Callable[[Expr, Expr], tuple[Expr, ...]]) -> Expr:
-    """1 / rms of the numbers that values(i, j) gives over a shape."""
+    """1 / rms of the numbers that values(i, j) gives for all i, j of a shape."""
     total = v.scalar("float32")
     count = 0
     v.put1(total, [0], v.f32(0.0))

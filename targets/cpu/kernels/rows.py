@@ -1,4 +1,4 @@
-"""What precedes a matmul: gather and normalise rows of x, quantise them to 16 bits."""
+"""The operations before a matmul: gather and normalize rows of x, quantize them to 16 bits."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ def norm_scale(x: Expr, row: Expr, k: int, eps: float, first: Expr = 0) -> Expr:
 
 
 def source_row(job: Linear, logit_rows: Expr, m: Expr) -> Expr:
-    """Row of x that becomes row m of the matmul."""
+    """The row of x that becomes row m of the matmul."""
     return T.Bind(logit_rows[m]) if job.rows else m
 
 
 def quantise_row(job: Linear, dot: Products, ins: dict[str, Expr], m: Expr, xq: Expr, xs: Expr) -> None:
-    """Row m of x' as integers of 16 bits, xq[m / rows, …], in the words that `dot` multiplies.
+    """Quantize row m of x' to integers of 16 bits, xq[m / rows, …], in the words that `dot` multiplies.
 
-    Each group has a scale and a sum, xs[m / rows, group, 2, m % rows]; where `dot` has an offset a third
-    number, the bits of the sum of its integers.
+    Each group has a scale and a sum, xs[m / rows, group, 2, m % rows]; if `dot` has an offset, a third number
+    holds the bits of the sum of the group's integers.
 
-    16 bits, not the usual 8: the error (2^-16 of a group's largest value) is then below that of float32 sums
-    over the row, so greedy text equals that of float32 on the dequantized weights. linear_quant says what it
-    costs.
+    16 bits instead of the usual 8 keep the error (2^-16 of a group's largest value) below that of float32
+    sums over the row, so that greedy text equals that of float32 on the dequantized weights. linear_quant
+    states the cost.
     """
     group, tile = job.matrix.group, dot.rows
     x, row = ins["x"], source_row(job, ins.get("logit_rows"), m)

@@ -1,7 +1,7 @@
 """The full sampler of docs/artifact.md: penalties, mask, temperature, top-k, top-p, min-p, Gumbel argmax.
 
-A row is cut into chunks, which tasks share out: one pass over the logits, one more that counts where top-k or
-top-p asks for it (thresholds.py), and one that draws, which computes no noise where none could win.
+Tasks share the chunks of a row: one pass over the logits, another that counts if top-k or top-p is on
+(thresholds.py), and one that draws, which skips the noise of tokens that cannot win.
 """
 
 from __future__ import annotations
@@ -33,14 +33,18 @@ from nearfar.targets.cpu.units import Unit
 
 Expr = Any
 NEG_INF = float("-inf")
-HIGHEST = 3.4028234663852886e38  # of float32
+HIGHEST = 3.4028234663852886e38  # the largest float32
 NOISE = 19.6
-"""More than what the largest noise and the smallest differ by: −log 2⁻²⁴ + log(−log 2⁻²⁵) = 19.49."""
+"""Upper bound of the difference between the largest and the smallest noise: −log 2⁻²⁴ + log(−log 2⁻²⁵) =
+19.49.
+"""
 
 
 def sample(job: Sample, unit: Unit) -> Staged:
-    """See Sample. scratch: l of each token; the chunks' best value, then its token; counts; listed values;
-    the least l that is kept; the largest.
+    """The launches of a Sample job.
+
+    scratch: l of each token; the chunks' best value, then its token; counts; listed values; the least l that
+    is kept; the largest l.
     """
     rows, vocab, slots = opened_rows(job).rows, job.vocab, job.slots
     width = chunk(vocab) * CHUNKS
@@ -94,7 +98,7 @@ def sample(job: Sample, unit: Unit) -> Staged:
 
 
 def _top(buf: dict[str, Expr], r: Expr) -> Expr:
-    """The largest l of a row: of the chunks' best, before anything was drawn."""
+    """The largest l of a row, from the chunks' best values before anything is drawn."""
     highest = v.scalar("float32")
     v.put1(highest, [0], v.f32(NEG_INF))
     with T.serial(0, CHUNKS) as c:
@@ -103,7 +107,7 @@ def _top(buf: dict[str, Expr], r: Expr) -> Expr:
 
 
 def _best(buf: dict[str, Expr], r: Expr) -> Expr:
-    """The token of the best chunk, the first on ties; −1 where no chunk has one."""
+    """The token of the best chunk, the first on ties; −1 if no chunk has one."""
     value, token = v.scalar("float32"), v.scalar("int32")
     v.put1(value, [0], v.f32(NEG_INF))
     v.put1(token, [0], v.i32(-1))
@@ -114,8 +118,8 @@ def _best(buf: dict[str, Expr], r: Expr) -> Expr:
 
 
 def _adjust(buf: dict[str, Expr], r: Expr, slot: Expr, c: Expr, vocab: int) -> None:
-    """Steps 1 to 5 of a chunk into scratch:0, and the best of it; what is not finite, and what lies beyond
-    the vocabulary, is -inf.
+    """Write steps 1 to 5 of a chunk to scratch:0, and the chunk's best value. Values that are not finite, or
+    past the vocabulary, become -inf.
     """
     repetition, presence, frequency = (T.Bind(buf["sample_f32"][r, i]) for i in (3, 4, 5))
     given = T.Bind(buf["sample_f32"][r, 0])
@@ -153,7 +157,7 @@ def _adjust(buf: dict[str, Expr], r: Expr, slot: Expr, c: Expr, vocab: int) -> N
         v.put(buf["scratch:0"], [r, at], adjusted(*loads, bit, v.splat, lambda base: f"{base}x{v.LANES}"))
 
     def part(at: int) -> None:
-        """The last, some of whose lanes are tokens."""
+        """Adjust the last vector, of which only some lanes are tokens."""
         for i in range(at, at + v.LANES):
             if i >= vocab:
                 v.put1(buf["scratch:0"], [r, i], v.f32(NEG_INF))
@@ -180,7 +184,7 @@ def _adjust(buf: dict[str, Expr], r: Expr, slot: Expr, c: Expr, vocab: int) -> N
 
 
 def _draw(buf: dict[str, Expr], r: Expr, c: Expr, vocab: int) -> None:
-    """Step 9 in a chunk: its best of l + noise over what is kept."""
+    """Step 9 for a chunk: its largest l + noise among the tokens that are kept."""
     least = T.Bind(buf["scratch:5"][r])
     top = T.Bind(buf["scratch:6"][r])
     bound = T.Bind(tirx.max(least, top - v.f32(NOISE)))
@@ -195,7 +199,7 @@ def _draw(buf: dict[str, Expr], r: Expr, c: Expr, vocab: int) -> None:
 
 
 def gumbel(params: Expr, r: Expr, start: Expr) -> Expr:
-    """−log(−log(u)) of tokens start … start+15, u from pcg4d(seed low, seed high, counter, token)."""
+    """−log(−log(u)) for tokens start … start+15, with u from pcg4d(seed low, seed high, counter, token)."""
 
     def word(value: Expr) -> Expr:
         return T.Bind(

@@ -1,8 +1,8 @@
-"""Top-k's and top-p's thresholds without a sort: count, then look closer where the threshold lies.
+"""The thresholds of top-k and top-p without a sort: count in bins, then look into the bin with the threshold.
 
-Tokens are counted by how far they lie below the largest, in bins; so are their masses exp(l − max). The bin
-in which a sum from above reaches what is wanted has the threshold; its tokens are listed, and the threshold
-is found among them, bit by bit.
+Tokens are counted in bins by their distance from the largest l, and so are their masses exp(l − max). The
+threshold is in the bin in which a sum from above reaches the wanted amount; the tokens of that bin are
+listed, and the threshold is found among them, bit by bit.
 """
 
 from __future__ import annotations
@@ -19,20 +19,22 @@ from nearfar.targets.cpu.kernels.greedy import CHUNKS
 Expr = Any
 BINS = 256
 FINE = 16.0
-"""Bins in a unit of l. The last bin has everything below: together less than 2⁻²² of the mass, each."""
+"""Bins in a unit of l. The last bin has all tokens below, each with less than 2⁻²² of the mass."""
 COPIES = 4
-"""Copies of the counts, for lanes in turn: many tokens in one bin would each wait for the one before."""
+"""Copies of the counts, which lanes use in turn: with one copy, tokens in the same bin would wait for each
+other.
+"""
 NEG_INF = float("-inf")
 
 
 def _bin(x: Expr, top: Expr) -> Expr:
-    """The bin of each lane; it never falls where x rises, and is one whatever x is: it is an index."""
+    """The bin of each lane. It is monotonic in x, and in range for every x, since it is an index."""
     below = tirx.min((v.splat(top) - x) * v.splat(FINE), v.splat(float(BINS - 1)))
     return T.Bind(v.cast(tirx.max(below, v.splat(0.0)), v.I32X16))
 
 
 def count(logit: Expr, counts: Expr, r: Expr, c: Expr, top: Expr, width: int) -> None:
-    """Count a chunk: `counts` [row, chunk] gets how many tokens each bin has, and their masses."""
+    """Count a chunk: `counts` [row, chunk] gets the number of tokens in each bin, and their masses."""
     copies = v.local((COPIES, BINS, 2), "float32")
     flat = T.decl_buffer((COPIES, 2 * BINS), "float32", data=copies.data, scope="local")
     with T.serial(0, COPIES) as copy, T.serial(0, 2 * BINS // v.LANES) as i:
@@ -72,7 +74,7 @@ def count(logit: Expr, counts: Expr, r: Expr, c: Expr, top: Expr, width: int) ->
 
 
 def limit(buf: dict[str, Expr], r: Expr, top: Expr, width: int) -> None:
-    """Steps 6 to 8: the least l that is kept of row r into scratch:5."""
+    """Steps 6 to 8: write the least l that row r keeps to scratch:5."""
     k, top_p, min_p = (
         T.Bind(buf["sample_i32"][r, 1]),
         T.Bind(buf["sample_f32"][r, 1]),
@@ -93,12 +95,12 @@ def limit(buf: dict[str, Expr], r: Expr, top: Expr, width: int) -> None:
         v.put1(least, [0], tirx.max(found[0], least[0]))
     with T.If(min_p > v.f32(0.0)), T.Then():
         v.put1(least, [0], tirx.max(least[0], top + tirx.log(min_p)))
-    # The largest is always kept.
+    # The largest l is always kept.
     v.put1(buf["scratch:5"], [r], tirx.min(least[0], top))
 
 
 def _add_up(counts: Expr, bins: Expr, r: Expr) -> None:
-    """The row's bins: those of its chunks, in order."""
+    """Add up a row's bins over its chunks, in order."""
     for which in range(2):
         with T.serial(0, BINS // v.LANES) as i:
             total = v.registers(1)
@@ -109,7 +111,7 @@ def _add_up(counts: Expr, bins: Expr, r: Expr) -> None:
 
 
 def _total(bins: Expr, kept: Expr) -> None:
-    """The mass of all tokens."""
+    """Store the mass of all tokens in `kept`."""
     v.put1(kept, [0], v.f32(0.0))
     with T.serial(0, BINS) as i:
         v.put1(kept, [0], kept[0] + bins[1, i])
@@ -119,8 +121,11 @@ def _find(
     buf: dict[str, Expr], r: Expr, top: Expr, width: int, bins: Expr, which: int, wanted: Expr, found: Expr,
     kept: Expr | None,
 ) -> None:  # fmt: skip
-    """The largest l from which on there are as many tokens (which 0), or as much mass (1), as wanted: into
-    `found`; -inf where there is not as much. `kept`: gets the mass from there on.
+    """Find the largest l such that the tokens at or above it reach `wanted` in number (which 0) or in mass
+    (which 1).
+
+    It goes into `found`, or -inf if all tokens together do not reach it. `kept`: gets the mass at or above
+    it.
     """
     at, above = v.scalar("int32"), v.local((2,), "float32")
     v.put1(at, [0], v.i32(BINS))
@@ -139,14 +144,16 @@ def _find(
             return T.Bind(above[one] + _sum_from(buf["scratch:4"], r, n, top, one, least))
 
         _bisect(found, lambda least: measure(which, least), lambda: wanted)
-        # Sums in two orders differ in their last bits: the bin has what is wanted, or it would not be it.
+        # Sums in two orders differ in their last bits, but the bin is known to reach the wanted amount.
         v.put1(found, [0], tirx.max(found[0], smallest))
         if kept is not None:
             v.put1(kept, [0], measure(1, T.Bind(found[0])))
 
 
 def _list(logit: Expr, listed: Expr, r: Expr, top: Expr, at: Expr, width: int) -> tuple[Expr, Expr]:
-    """The finite l of a bin, filled up to whole vectors with -inf; how many vectors, and the least l."""
+    """List the finite l of a bin, padded to whole vectors with -inf; returns the number of vectors, and the
+    least l.
+    """
     n, smallest = v.scalar("int32"), v.scalar("float32")
     v.put1(n, [0], v.i32(0))
     v.put1(smallest, [0], v.f32(float("inf")))
@@ -169,7 +176,7 @@ def _list(logit: Expr, listed: Expr, r: Expr, top: Expr, at: Expr, width: int) -
 
 
 def _sum_from(listed: Expr, r: Expr, n: Expr, top: Expr, which: int, least: Expr) -> Expr:
-    """How many of n vectors of listed values are at least `least`, or their mass."""
+    """The number of values in n listed vectors that are at least `least`, or their mass (which 1)."""
     total = v.registers(1)
     v.put1(total, [0], v.splat(0.0))
     with T.serial(0, n) as i:
@@ -182,7 +189,7 @@ def _sum_from(listed: Expr, r: Expr, n: Expr, top: Expr, which: int, least: Expr
 def _bisect(found: Expr, measure: Callable[[Expr], Expr], wanted: Callable[[], Expr]) -> None:
     """Store in `found` the largest float t with measure(t) ≥ wanted, or -inf.
 
-    Bit by bit over ordered integers.
+    The search is bit by bit, over integers in the order of the floats.
     """
     # int64 keys: TVM's simplifier negates the bounds of comparisons, which uint32 constants cannot stand
     # (0.27).
@@ -204,7 +211,7 @@ def _bisect(found: Expr, measure: Callable[[Expr], Expr], wanted: Callable[[], E
 
 
 def _from_key(key: Expr) -> Expr:
-    """The float whose bits, ordered as the numbers are, make the integer `key`."""
+    """The float for the integer `key`; keys are in the order of the floats."""
     sign = tirx.IntImm("int64", 0x80000000)
     ones = tirx.IntImm("int64", 0xFFFFFFFF)
     return T.Bind(v.bits(v.cast(tirx.Select(key >= sign, key - sign, ones - key), "uint32"), "float32"))

@@ -1,10 +1,10 @@
-"""A small vector vocabulary over TVM's IR builder: vectors of sixteen values, whatever a register holds.
+"""A small vector vocabulary over TVM's IR builder: vectors have sixteen values, whatever a register holds.
 
-LLVM splits them into the registers of the unit (targets/cpu/units.py): one, two or four. So sums over lanes
-have sixteen partial sums, added in one order, on every unit.
+LLVM splits them into the unit's registers (targets/cpu/units.py): one, two or four. So sums over lanes have
+sixteen partial sums, added in one order, on every unit.
 
 Kernels are written with the builder rather than as TVMScript because most of them are families (bits, group,
-rows, gated, …): Python loops unroll, Python ifs specialise, and what remains in the IR is straight vector
+rows, gated, …): Python loops unroll, Python ifs specialize, and what remains in the IR is straight vector
 code.
 """
 
@@ -22,7 +22,7 @@ ROWS = LANES  # output rows of a packed block: a vector of accumulators
 Expr = Any  # tirx expressions carry their operators at run time only
 
 MANY = 16
-"""Rows that are worth waking threads for."""
+"""Rows from which waking threads pays off."""
 
 I32X16, U32X16, F32X16 = "int32x16", "uint32x16", "float32x16"
 
@@ -40,16 +40,20 @@ def prim_func(
 
 
 def rows(m: Expr) -> Any:
-    """The loop over rows that take little each: side by side from 16 on; waking a thread takes time too."""
+    """A loop over rows that cost little each: parallel from 16 rows on, because waking a thread takes time
+    too.
+    """
     if isinstance(m, int):
         return parallel(m) if m >= MANY else T.serial(0, m)
     return parallel(m, tirx.Select(m < MANY, i32(1), m))
 
 
 def parallel(extent: Expr, told: Expr | None = None) -> Any:
-    """A loop whose turns are shared by the threads. The pool is told how many there are, so that each thread
-    has as many of them, side by side (runtime/pool.c); one turn wakes nobody, nor do those of which it is
-    `told` that they are one.
+    """A loop whose turns the threads share.
+
+    The pool gets the number of turns, so that each thread gets an equal number of neighbouring turns
+    (runtime/pool.c). One turn wakes no thread; `told` replaces the number, so that 1 keeps the loop in one
+    thread.
     """
     T.evaluate(tirx.call_extern("int32", "nf_extent", _int(extent if told is None else told)))
     return T.parallel(0, extent)
@@ -66,7 +70,7 @@ def put(buf: Expr, index: Sequence[Any], value: Expr, n: int = LANES) -> None:
 
 
 def prefetch(buf: Expr, index: Sequence[Any]) -> None:
-    """Ask for the line of an element, which will be read soon."""
+    """Prefetch the cache line of an element that will be read soon."""
     where = tirx.address_of(buf[tuple(index)])
     T.evaluate(tirx.call_llvm_intrin("void", "llvm.prefetch", where, i32(0), i32(3), i32(1)))
 
@@ -111,12 +115,12 @@ def i32(value: int) -> Expr:
 
 
 def splat(value: Any, n: int = LANES) -> Expr:
-    """All lanes hold `value` (a Python float means float32)."""
+    """A vector whose lanes all hold `value` (a Python float means float32)."""
     return tirx.Broadcast(f32(value) if isinstance(value, float) else value, n)
 
 
 def isplat(value: int, dtype: str = "int32", n: int = LANES) -> Expr:
-    """All lanes hold an integer constant."""
+    """A vector whose lanes all hold an integer constant."""
     return tirx.Broadcast(tirx.IntImm(dtype, value), n)
 
 
@@ -156,7 +160,7 @@ def halves(value: Expr, dtype: str) -> tuple[Expr, Expr]:
 
 
 def hreduce(value: Expr, op: Callable[[Expr, Expr], Expr], base: str = "float32", n: int = LANES) -> Expr:
-    """Reduce the lanes pairwise: a fixed order, hence the same result on every run."""
+    """Reduce the lanes pairwise, in a fixed order, so that every run has the same result."""
     while n > 2:
         n //= 2
         low, high = halves(value, f"{base}x{n}")
@@ -165,7 +169,9 @@ def hreduce(value: Expr, op: Callable[[Expr, Expr], Expr], base: str = "float32"
 
 
 def components(width: int, body: Callable[[Expr, int], None]) -> None:
-    """Call body(start, lanes) over `width` components: whole vectors, then parts of one for what is left."""
+    """Call body(start, lanes) over `width` components: whole vectors, then parts of a vector for the
+    remainder.
+    """
     with T.serial(0, width // LANES) as i:
         body(i * LANES, LANES)
     for start, n in rest(width):
@@ -173,7 +179,7 @@ def components(width: int, body: Callable[[Expr, int], None]) -> None:
 
 
 def rest(width: int) -> list[tuple[Expr, int]]:
-    """(start, lanes) of what whole vectors leave of an even width."""
+    """(start, lanes) of the parts that remain of an even width after whole vectors."""
     at, lanes = width - width % LANES, LANES // 2
     pieces: list[tuple[Expr, int]] = []
     while lanes >= 2:
@@ -195,7 +201,7 @@ def hmax(value: Expr) -> Expr:
 
 
 def exp(x: Expr) -> Expr:
-    """e^x on sixteen lanes, within 2 ulp: libm's expf is scalar and would cost 16 calls.
+    """e^x on sixteen lanes, with an error of at most 2 ulp; libm's expf is scalar and would take 16 calls.
 
     2^n · 2^f, f in [-0.5, 0.5], by a polynomial of degree 6 (Taylor coefficients of e^r, r = x − n·ln 2, |r|
     ≤ 0.347: error < 2e-8).
@@ -212,7 +218,8 @@ def exp(x: Expr) -> Expr:
 
 
 def keep(value: Expr, dtype: str = F32X16) -> Expr:
-    """A value in a register. TVM's passes inline bindings: chains of values used twice double at every link.
+    """Keep a value in a register: TVM's passes inline bindings, and a chain of values used twice doubles at
+    every link.
 
     (With plain bindings in `log` the sampler compiles in 2.5 s instead of 0.1 s.)
     """
@@ -222,7 +229,7 @@ def keep(value: Expr, dtype: str = F32X16) -> Expr:
 
 
 def log(x: Expr) -> Expr:
-    """Natural logarithm of sixteen positive normal numbers, within 2 ulp also close to 1, for Gumbel noise.
+    """Natural logarithm of sixteen positive normal numbers, within 2 ulp also near 1; used for Gumbel noise.
 
     x = 2^e · m, m in [√½, √2); log m by Cephes' minimax polynomial in m − 1, ln 2 in two parts.
     """

@@ -1,7 +1,7 @@
-/* Windows maps a stack page by page: code with a frame of more than one page first calls this, which the C
- * runtime has otherwise. It touches every page of the frame in turn, the nearest first, and changes no register
- * that the caller may use. x86_64: rax has the size in bytes; aarch64: x15 has it in 16 bytes, and x16 and x17
- * are for such calls. (LLVM: X86FrameLowering, AArch64FrameLowering.)
+/* Windows maps a stack page by page: code with a frame of more than one page first calls this, which a C
+ * runtime usually defines. It touches every page of the frame in turn, the nearest first, and changes no register
+ * that the caller may use. x86_64: rax has the size in bytes; aarch64: x15 has it in units of 16 bytes, and x16 and
+ * x17 are scratch registers. (LLVM: X86FrameLowering, AArch64FrameLowering.)
  */
 #if defined(__x86_64__)
 __asm__(

@@ -1,5 +1,6 @@
-/* What TVM's code calls through pointers. Each object that uses one has a null of this name, any one of which the
- * linker takes; it is set when a pool is made, because not every linker would let one here go before theirs.
+/* The functions that TVM's code calls through pointers. Each object that uses one defines a null pointer of this
+ * name, and the linker takes any of them. The pointers are set when a pool is made, because not every linker would
+ * prefer a definition here to theirs.
  */
 #include "runtime.h"
 

@@ -10,11 +10,11 @@
 #define NF_HOST_THREADS 1
 
 typedef _Atomic int32_t nf_lock;
-typedef _Atomic int32_t nf_signal; /* counts its wakings */
+typedef _Atomic int32_t nf_signal; /* counts its wake-ups */
 typedef int nf_process;
 typedef char nf_thread;
 
-/* Held for some instructions only, and by a page's main thread too, which may not wait: so it spins. */
+/* A spin lock: it is held for a few instructions only, also by a page's main thread, which may not wait. */
 static inline void nf_lock_init(nf_lock *lock) { *lock = 0; }
 static inline void nf_lock_destroy(nf_lock *lock) { (void)lock; }
 static inline void nf_lock_take(nf_lock *lock) {
@@ -44,11 +44,11 @@ static inline void nf_signal_all(nf_signal *signal) {
 
 static inline nf_process nf_process_id(void) { return 0; }
 
-/* wasm.c: some of the module's own memory. What lies beyond is the host's. */
+/* wasm.c: memory from the module's own part. The rest of the memory belongs to the host. */
 void *nf_memory_new(size_t bytes);
 void nf_memory_free(void *memory);
 
-/* For the thread that replays, which is no page's main thread, and while there are workers to wait for. */
+/* Called by the thread that replays, which is not a page's main thread, while it waits for workers. */
 static inline void nf_yield(void) {
 #if defined(__wasm_atomics__)
   static int32_t never = 0;
@@ -56,7 +56,7 @@ static inline void nf_yield(void) {
 #endif
 }
 
-/* One engine to a memory, and only its caller asks for it. */
+/* A memory has one engine, and only the engine's caller reads this. */
 static void *nf_own_value;
 static inline void *nf_own(void) { return nf_own_value; }
 static inline void nf_set_own(void *value) { nf_own_value = value; }

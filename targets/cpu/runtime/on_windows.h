@@ -1,5 +1,5 @@
-/* Windows 10 and later, without a C runtime: all that is called is kernel32's and ucrtbase's (link.py lists it), so no
- * library of a compiler needs to be there, and none is linked. No fork, so a process has one id for us.
+/* Windows 10 and later, without a C runtime: only functions of kernel32 and ucrtbase are called (link.py lists them),
+ * so no compiler's library is linked or needed. There is no fork, so a constant stands for the process's id.
  */
 #ifndef WIN32_LEAN_AND_MEAN
 #define WIN32_LEAN_AND_MEAN
@@ -53,7 +53,7 @@ static inline void nf_thread_join(nf_thread *thread) {
 
 static inline nf_process nf_process_id(void) { return 0; }
 
-/* The address that the heap gave stands before the one that we give. */
+/* The heap's own address is stored before the aligned one that is returned. */
 static inline void *nf_memory_new(size_t bytes) {
   char *given = HeapAlloc(GetProcessHeap(), 0, bytes + 128);
   if (given == NULL) return NULL;
@@ -65,7 +65,7 @@ static inline void nf_memory_free(void *memory) {
   if (memory != NULL) HeapFree(GetProcessHeap(), 0, ((void **)memory)[-1]);
 }
 
-extern DWORD nf_slot; /* windows.c: taken when the library is loaded */
+extern DWORD nf_slot; /* windows.c: allocated when the library is loaded */
 static inline void *nf_own(void) { return TlsGetValue(nf_slot); }
 static inline void nf_set_own(void *value) { TlsSetValue(nf_slot, value); }
 

@@ -1,14 +1,14 @@
-/* The system, one header each:
+/* Selects the header of the system. Each defines:
  *
  * nf_lock, nf_signal         mutual exclusion, and waiting under it
- * nf_thread                  a thread that runs `void work(void *)`; NF_HOST_THREADS where only the host can make one
+ * nf_thread                  a thread that runs `void work(void *)`; NF_HOST_THREADS if only the host can make one
  * nf_process, nf_process_id  tells a forked process from its parent
  * nf_memory_new/_free        memory at multiples of 64 bytes
  * nf_yield                   lets others run
- * nf_now                     nanoseconds, where NF_CLOCK says that there is a clock
- * nf_own, nf_set_own         a pointer that every thread has its own of; for pool.c alone
- * NF_EXPORT                  of what the library's user calls
- * NF_SHARED                  of a variable that objects of TVM's define too: any one of them is taken
+ * nf_now                     nanoseconds, if NF_CLOCK says that there is a clock
+ * nf_own, nf_set_own         a thread-local pointer, for pool.c only
+ * NF_EXPORT                  marks functions that users of the library call
+ * NF_SHARED                  marks variables that TVM's objects define too: the linker takes any of them
  */
 #ifndef NF_PLATFORM_H
 #define NF_PLATFORM_H

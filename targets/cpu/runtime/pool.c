@@ -3,10 +3,10 @@
  *
  * A step of a model is some two hundred launches of a few microseconds each, so a launch must not cost one
  * itself: workers that have just worked poll for the next launch, and only sleep when none comes. The caller
- * works too, and waits for tasks, not for workers: one that the system has not scheduled yet delays nothing.
+ * works too, and waits for tasks, not for workers: a worker that the system has not scheduled yet delays nothing.
  *
- * Each thread begins with a share of neighbouring tasks, so that it reads weights as one stream. Who has done his
- * share helps others, task by task from the end of theirs, while their own reading goes on from the front.
+ * Each thread begins with a share of neighbouring tasks, so that it reads weights as one stream. A thread that
+ * has finished its share takes tasks from the end of others' shares, while their owners go on from the front.
  */
 #include "runtime.h"
 
@@ -14,10 +14,10 @@ enum {
   NF_TASKS_PER_THREAD = 16,
   NF_MAX_TASKS = 1 << 15,
   NF_PATIENCE = 150000,       /* nanoseconds before a worker sleeps: longer than the host needs between two steps */
-  NF_PATIENCE_CROWDED = 5000, /* where threads outnumber cores, and another one waits for this core */
-  NF_POLL = 5,                /* nanoseconds that a poll takes, about, where there is no clock */
+  NF_PATIENCE_CROWDED = 5000, /* if threads outnumber cores, so that another one waits for this core */
+  NF_POLL = 5,                /* approximate nanoseconds of a poll, if there is no clock */
   NF_POLLS_A_PAUSE = 64,   /* a hypervisor takes pauses close together for a spin lock, and stops the processor */
-  NF_AHEAD_BYTES = 96 << 10, /* of the next weights a thread: they and what it works on fit a second-level cache */
+  NF_AHEAD_BYTES = 96 << 10, /* next weights read by each thread: they and its current data fit a second-level cache */
   NF_LINE = 64
 };
 
@@ -29,8 +29,8 @@ enum {
 #define nf_pause() ((void)0)
 #endif
 
-/* The pool of the replay that this thread is in is its own pointer: TVM's hook for parallel loops has no place for
- * it. */
+/* The pool of a thread's replay is a thread-local pointer, because TVM's hook for parallel loops has no parameter
+ * for it. */
 
 static inline uint64_t pack(uint32_t epoch, uint32_t end, uint32_t next) {
   return (uint64_t)epoch << 32 | (uint64_t)end << 16 | next;
@@ -39,7 +39,7 @@ static inline uint32_t end_of(uint64_t word) { return (uint32_t)(word >> 16) & 0
 static inline uint32_t next_of(uint64_t word) { return (uint32_t)word & 0xffff; }
 static inline int is_left(uint64_t word) { return next_of(word) < end_of(word); }
 
-/* The next task of a thread's own share; -1 where none is left. */
+/* The next task of a thread's own share; -1 if none is left. */
 static int take_first(nf_share *share) {
   /* Look before adding, so that `next` runs over by one at most: only the owner adds. */
   if (!is_left(atomic_load_explicit(&share->word, memory_order_acquire))) return -1;
@@ -47,7 +47,7 @@ static int take_first(nf_share *share) {
   return is_left(word) ? (int)next_of(word) : -1;
 }
 
-/* The last task of another's share; -1 where none is left. */
+/* The last task of another thread's share; -1 if none is left. */
 static int take_last(nf_share *share) {
   uint64_t word = atomic_load_explicit(&share->word, memory_order_acquire);
   while (is_left(word)) {
@@ -67,14 +67,14 @@ static void run_share(nf_pool *pool, nf_share *share, int (*take)(nf_share *)) {
   if (ran > 0) atomic_fetch_add_explicit(&pool->done, ran, memory_order_release);
 }
 
-/* All tasks that can be had: thread `self`'s own (0: the caller), then those of the threads after it. */
+/* Run all tasks that are left: thread `self`'s own (0: the caller), then those of the threads after it. */
 static void run_tasks(nf_pool *pool, int self) {
   int threads = pool->workers + 1;
   run_share(pool, &pool->shares[self], take_first);
   for (int i = 1; i < threads; i++) run_share(pool, &pool->shares[(self + i) % threads], take_last);
 }
 
-/* What a thread does while it waits: reads ahead into its cache, a line a poll. */
+/* The reading ahead of a waiting thread: each poll brings a line of weights into its cache. */
 typedef struct {
   uintptr_t weights;
   uintptr_t at, end;
@@ -94,7 +94,7 @@ static inline void read_ahead(nf_pool *pool, nf_reading *reading, int self) {
   }
 }
 
-/* What passes between two looks at the pool: gives 0 once the thread has waited for as long as it should. */
+/* Wait between two looks at the pool; 0 when the thread should sleep. */
 static inline int poll(nf_pool *pool, nf_reading *reading, int self, int64_t *polled, int64_t *since) {
   read_ahead(pool, reading, self);
   if (++*polled % NF_POLLS_A_PAUSE != 0) return 1;
@@ -138,7 +138,7 @@ static void wake_all(nf_pool *pool) {
   nf_lock_give(&pool->lock);
 }
 
-/* How many tasks an extent makes, none of them empty: task i of n takes ceil(extent / n) of it. */
+/* The number of tasks for an extent, none of them empty: task i of n takes ceil(extent / n) of it. */
 static int tasks_of(int extent, int threads) {
   int most = threads * NF_TASKS_PER_THREAD;
   if (extent <= 0) return most;
@@ -165,7 +165,7 @@ static void launch(nf_pool *pool, nf_lambda lambda, void *data, int tasks) {
 
 int nf_parallel_launch(nf_lambda lambda, void *data, int tasks) {
   nf_pool *pool = nf_own();
-  if (pool == NULL || pool->workers == 0 || pool->extent == 1) { /* one turn: nobody needs to wake for it */
+  if (pool == NULL || pool->workers == 0 || pool->extent == 1) { /* one turn: no worker needs to wake for it */
     if (pool != NULL) pool->extent = 0;
     nf_group group = {NULL, 1};
     return lambda(0, &group, data);
@@ -184,7 +184,7 @@ int nf_parallel_launch(nf_lambda lambda, void *data, int tasks) {
   return atomic_load(&pool->error) ? -1 : 0;
 }
 
-/* Kernels (vec.parallel) say how far the parallel loop goes that they come to next, so that shares are even. */
+/* Kernels (vec.parallel) state the extent of their next parallel loop, so that shares are even. */
 int32_t nf_extent(int32_t extent) {
   nf_pool *pool = nf_own();
   if (pool != NULL) pool->extent = extent;
@@ -199,7 +199,7 @@ static void prepare(nf_pool *pool) {
   pool->workers = 0;
 }
 
-/* fork() copies the memory of a pool but not its threads, and its locks as they happened to be. */
+/* After fork() a pool has its memory, with locks in any state, but no threads: it goes on without workers. */
 static void leave_parent(nf_pool *pool) {
   if (pool->process != nf_process_id()) prepare(pool);
 }
@@ -221,19 +221,19 @@ static void start_workers(nf_pool *pool, int count) {
 #if defined(__wasm_atomics__)
   pool->workers = count - 1 < NF_MAX_THREADS ? count - 1 : NF_MAX_THREADS;
 #else
-  (void)pool, (void)count; /* one thread: there is no memory that others could share */
+  (void)pool, (void)count; /* one thread: no memory could be shared with others */
 #endif
 }
 
-/* A worker's whole life, on a thread that the host has made: returns when the pool ends. */
+/* The work of a worker on a thread that the host has made; returns when the pool ends. */
 NF_EXPORT void nf_pool_work(nf_pool *pool) {
   int self = atomic_fetch_add(&pool->inside, 1) + 1;
   if (self <= pool->workers) work(pool, self);
   atomic_fetch_sub(&pool->inside, 1);
 }
 
-/* For a worker that trapped, and cannot say so itself: the replay that waits for it fails. The pool can only be
- * freed then. */
+/* Report for a worker that it has trapped: the replay that waits for it fails. After that the pool can only be
+ * freed. */
 NF_EXPORT void nf_pool_fail(nf_pool *pool) {
   atomic_store(&pool->error, 1);
   atomic_store(&pool->stop, 1);
@@ -247,7 +247,7 @@ static void join_workers(nf_pool *pool) {
 
 #else
 
-/* What a thread is given: which one of its pool it is. */
+/* The function of a worker's thread: it takes the next index in its pool. */
 static void work_as_one(void *given) {
   nf_pool *pool = given;
   work(pool, atomic_fetch_add(&pool->inside, 1) + 1);
@@ -268,8 +268,8 @@ static void join_workers(nf_pool *pool) {
 
 #endif
 
-/* A pool of `count` threads, the caller's included (fewer if the system refuses more), on so many `cores` (0: not
- * known); NULL where there is no memory for it. */
+/* Make a pool of `count` threads, the caller's included (fewer if the system refuses more), on `cores` cores (0:
+ * unknown); NULL if there is no memory for it. */
 NF_EXPORT nf_pool *nf_pool_new(int count, int cores) {
   nf_pool *pool = nf_memory_new(sizeof(nf_pool));
   if (pool == NULL) return NULL;
@@ -281,7 +281,7 @@ NF_EXPORT nf_pool *nf_pool_new(int count, int cores) {
   return pool;
 }
 
-/* How many threads it has in this process, the caller's included. */
+/* The number of the pool's threads in this process, the caller's included. */
 NF_EXPORT int nf_pool_threads(nf_pool *pool) {
   leave_parent(pool);
   return pool->workers + 1;

@@ -1,7 +1,7 @@
-/* Plans: launches, one after the other, on the threads of a pool. */
+/* Replays plans: runs their launches one after the other on the threads of a pool. */
 #include "runtime.h"
 
-/* Which weights come next is known before they are needed: threads that wait for others read them ahead. */
+/* Announce the weights of the next launch that has some, so that waiting threads read them ahead. */
 static int32_t announce(nf_pool *pool, const nf_launch *launches, int32_t n, int32_t from) {
   int32_t next = from;
   while (next < n && launches[next].bytes == 0) next++;
@@ -15,7 +15,7 @@ static int32_t announce(nf_pool *pool, const nf_launch *launches, int32_t n, int
 #define nf_now() 0
 #endif
 
-/* Both replays below: `times` is a constant NULL in one of them, so that its code knows nothing of clocks. */
+/* The body of both replays below; nf_replay passes a constant NULL as `times`, so that it has no code for clocks. */
 static inline __attribute__((always_inline)) int32_t run_plan(nf_pool *pool, const nf_launch *launches,
                                                               int32_t n, int64_t *times) {
   int32_t failed = -1, announced = 0;
@@ -32,7 +32,7 @@ static inline __attribute__((always_inline)) int32_t run_plan(nf_pool *pool, con
   return failed;
 }
 
-/* Bytes of an nf_launch, for whoever writes them: a library without this constant is older than its last fields. */
+/* Bytes of an nf_launch, for hosts that write them: a library without this constant is older than its last fields. */
 NF_EXPORT const int32_t nf_launch_bytes = sizeof(nf_launch);
 
 /* Run a plan on the threads of a pool. Returns -1, or the index of the launch that failed (its error is set in
@@ -42,7 +42,7 @@ NF_EXPORT int32_t nf_replay(nf_pool *pool, const nf_launch *launches, int32_t n)
 }
 
 #if defined(NF_CLOCK)
-/* The same, with the time before each launch and after the last one: `times` has room for n + 1. */
+/* Run a plan, and store the time before each launch and after the last one: `times` has room for n + 1. */
 NF_EXPORT int32_t nf_profile(nf_pool *pool, const nf_launch *launches, int32_t n, int64_t *times) {
   return run_plan(pool, launches, n, times);
 }

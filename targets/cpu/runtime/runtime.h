@@ -1,5 +1,5 @@
-/* What a CPU artifact's library has beside its kernels: a pool of threads and the replayer of plans. C11, no
- * dependency but one header of the system (platform.h).
+/* The runtime in a CPU artifact's library, in addition to the kernels: a pool of threads and the replay of plans.
+ * It is C11, and its only dependency is one header for each system (platform.h).
  */
 #ifndef NF_RUNTIME_H
 #define NF_RUNTIME_H
@@ -20,34 +20,34 @@ typedef int (*nf_lambda)(int task, nf_group *group, void *data);
 
 enum { NF_MAX_THREADS = 256 };
 
-/* The tasks of one thread that nobody has taken: epoch:32 | end:16 | next:16. Its owner takes from the front,
- * others from the end. */
+/* The tasks of one thread that are not taken yet: epoch:32 | end:16 | next:16. The owner takes them from the
+ * front, other threads from the end. */
 typedef struct {
   _Alignas(64) _Atomic uint64_t word;
 } nf_share;
 
 typedef struct {
-  /* What the workers see of a launch. It ends when all its tasks are done, so lambda, data and tasks cannot
-   * change under a thread that has taken a task. */
+  /* The launch, as workers see it. It ends when all its tasks are done, so lambda, data and tasks cannot change
+   * while a thread runs a task. */
   _Alignas(64) atomic_uint epoch;
   _Alignas(64) atomic_int done;
   _Alignas(64) nf_lambda lambda;
   void *data;
   int tasks;
   atomic_int error;
-  /* Weights of a launch to come, which waiting threads bring into their caches: a hint, torn or stale at worst. */
+  /* Weights of a later launch, which waiting threads load into their caches: a hint, which may be torn or stale. */
   _Alignas(64) atomic_uintptr_t ahead;
   atomic_size_t ahead_bytes;
   _Alignas(64) atomic_int sleepers;
   atomic_int stop;
-  atomic_int inside; /* workers that have come and not gone, where the host makes the threads */
-  nf_lock lock;      /* of `wake` */
+  atomic_int inside; /* workers that have come and not gone, if the host makes the threads */
+  nf_lock lock;      /* guards `wake` */
   nf_signal wake;
-  nf_lock owner;      /* one replay at a time, and no end during it */
-  nf_process process; /* the one that the workers live in */
-  int extent;         /* of the parallel loop that comes next; 0 where it is not known */
+  nf_lock owner;      /* held by a replay, so that there is one at a time, and the pool cannot end during it */
+  nf_process process; /* the process that the workers belong to */
+  int extent;         /* turns of the next parallel loop; 0 if unknown */
   int patience;       /* nanoseconds that a worker polls before it sleeps */
-  int workers;        /* beside the calling thread */
+  int workers;        /* threads, without the calling one */
   nf_thread threads[NF_MAX_THREADS];
   nf_share shares[NF_MAX_THREADS + 1]; /* the caller's first */
 } nf_pool;
@@ -58,12 +58,12 @@ typedef struct {
   uint32_t zero;
   union {
     void *pointer;
-    uint64_t bits; /* 64 bits also where a pointer has 32 */
+    uint64_t bits; /* 64 bits even if a pointer has 32 */
   } value;
 } nf_any;
 _Static_assert(sizeof(nf_any) == 16, "kernels take arguments of 16 bytes");
 
-/* A kernel with its arguments; `weights`: the largest matrix among them, `bytes` 0 where there is none. */
+/* A kernel with its arguments; `weights`: the largest matrix among them; `bytes` is 0 if there is none. */
 typedef struct {
   int (*function)(void *self, const nf_any *args, int32_t count, nf_any *result);
   const nf_any *args;
@@ -80,7 +80,7 @@ void nf_leave(nf_pool *pool);
 /* Runs a parallel loop on the threads of the pool that this thread is in. */
 int nf_parallel_launch(nf_lambda lambda, void *data, int num_task);
 
-/* hooks.c: lets TVM's code find the above, and memory. */
+/* hooks.c: sets TVM's hooks for parallel loops and memory. */
 void nf_set_hooks(void);
 
 #endif

@@ -1,20 +1,20 @@
-/* What a module has instead of a libc: some memory, and the errors of kernels. */
+/* Replaces a libc in a module: an allocator over a fixed arena, and the errors of kernels. */
 #include "runtime.h"
 
-/* Blocks lie behind each other in the arena; a header of a line goes before each. */
+/* Blocks follow one another in the arena; each has a header of a cache line before it. */
 typedef struct nf_block {
   size_t bytes;
-  struct nf_block *next; /* of those that are free */
+  struct nf_block *next; /* the next free block */
 } nf_block;
 
-enum { NF_HEADER = 64, NF_ARENA = 256 << 10 }; /* a pool, and the larger local buffers of the kernels at work */
+enum { NF_HEADER = 64, NF_ARENA = 256 << 10 }; /* for a pool, and for larger local buffers of running kernels */
 
 static _Alignas(64) unsigned char arena[NF_ARENA];
 static nf_lock guard;
 static nf_block *unused;
 static size_t used;
 
-/* A free block that is not more than twice too large. */
+/* A free block that is at most twice as large as needed. */
 static nf_block *reuse(size_t bytes) {
   for (nf_block **at = &unused; *at != NULL; at = &(*at)->next) {
     nf_block *block = *at;
@@ -34,7 +34,7 @@ static nf_block *extend(size_t bytes) {
   return block;
 }
 
-/* Memory at a multiple of 64 bytes; NULL where there is no more. */
+/* Memory at a multiple of 64 bytes; NULL if the arena is full. */
 void *nf_memory_new(size_t bytes) {
   if (bytes > NF_ARENA) return NULL;
   bytes = (bytes + 63) & ~(size_t)63;
@@ -56,10 +56,10 @@ void nf_memory_free(void *memory) {
 
 static char message[512];
 
-/* The kernel's refusal, as text that ends with a zero; empty where there was none. */
+/* The error of the kernel that failed, as text that ends with a zero; empty if there was none. */
 NF_EXPORT const char *nf_error(void) { return message; }
 
-/* tvm-ffi's function of this name, which kernels call. */
+/* Replaces tvm-ffi's function of this name, which kernels call. */
 void TVMFFIErrorSetRaisedFromCStrParts(const char *kind, const char **parts, int32_t count) {
   size_t at = 0;
   (void)kind;

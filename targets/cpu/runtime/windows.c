@@ -1,9 +1,9 @@
-/* What a library has instead of a C runtime's start. */
+/* Replaces a C runtime's startup code. */
 #include "runtime.h"
 
 DWORD nf_slot = TLS_OUT_OF_INDEXES;
 
-/* The entry point (link.py names it): once when the library is loaded, once when it goes. */
+/* The entry point (link.py names it): called once when the library is loaded, and once when it is unloaded. */
 BOOL WINAPI DllMain(HINSTANCE library, DWORD reason, LPVOID reserved) {
   (void)library, (void)reserved;
   if (reason == DLL_PROCESS_ATTACH) nf_slot = TlsAlloc();
@@ -11,5 +11,5 @@ BOOL WINAPI DllMain(HINSTANCE library, DWORD reason, LPVOID reserved) {
   return nf_slot != TLS_OUT_OF_INDEXES;
 }
 
-/* Code for floating point refers to it; the C runtime has it otherwise. */
+/* Floating-point code refers to this symbol, which a C runtime usually defines. */
 int _fltused = 0;

@@ -25,19 +25,19 @@ from .trace import Trace
 from .walk import Walk
 
 CONTEXT = 1024
-"""Positions that the last row sees, its own included, where nothing else is said."""
+"""Positions that the last row sees by default, its own included."""
 CACHES = ("k_cache", "v_cache")
 INPUTS = ("x", "partial")
-"""Rows that a matrix is multiplied with: as they are, or attention in parts."""
+"""Names of the rows that a matrix multiplies: rows as they are, or attention in parts."""
 
-BYTES = 4  # of a word
+BYTES = 4  # in a word
 
 _known: dict[tuple[object, ...], Figures] = {}
-"""Programs of one build share many kernels."""
+"""Figures computed so far: programs of one build share many kernels."""
 
 
 def figures_of(func: tirx.PrimFunc, context: int = CONTEXT) -> Figures:
-    """The figures of a kernel as `Kernels.stages` gives it, its last row at position context - 1."""
+    """The figures of a kernel from `Kernels.stages`, with its last row at position context - 1."""
     names = tuple(str(param.name) for param in func.params)
     key = structural_hash(func), names, context
     if key not in _known:
@@ -56,7 +56,9 @@ def _streamed(names: tuple[str, ...]) -> frozenset[str]:
 
 
 def _host_writes(func: tirx.PrimFunc, context: int) -> Mapping[str, Array]:
-    """Rows of one sequence, the last at context - 1; pages lie in order."""
+    """Contents of the host's buffers for rows of one sequence, the last at position context - 1, with pages
+    in order.
+    """
     shapes = {str(param.name): [_extent(extent) for extent in param.ty.shape] for param in func.params}
     rows = next((shapes[name][0] for name in ("q", *INPUTS) if name in shapes), 1)
     positions = np.minimum(np.arange(MAX_STEP) + max(context - rows, 0), max(context, rows) - 1)
@@ -108,8 +110,10 @@ def _figures(trace: Trace, streamed: frozenset[str], context: int, live: int) ->
 
 
 def _product(trace: Trace, streamed: frozenset[str]) -> tuple[int, int, int] | None:
-    """M, n, k of a matrix's product with rows: x is [.., k], bytes of whole tiles of k in words, or parts
-    [m, heads, .., k / heads + TAIL]; the matrix's first part [.., n].
+    """The sizes m, n, k of a product; None for other kernels.
+
+    x is [.., k], bytes of whole tiles of k in words, or parts [m, heads, .., k / heads + TAIL]; the matrix's
+    first part is [.., n].
     """
     parameters = trace.parameters
     x = next((parameters[name] for name in INPUTS if name in parameters), None)
@@ -123,7 +127,7 @@ def _product(trace: Trace, streamed: frozenset[str]) -> tuple[int, int, int] | N
 
 
 def _cache_reads(trace: Trace, fetched: float, context: int) -> float:
-    """How often causal rows, the last one at context - 1, read the cache positions that they see."""
+    """How often the launch reads each cache position that causal rows, the last one at context - 1, see."""
     cache, rows = trace.parameters["k_cache"], trace.parameters["q"].shape[0]
     position = 2 * int(np.prod(cache.shape[1:])) * cache.kind.size / PAGE_SIZE
     seen = sum(max(context, rows) - row for row in range(rows))

@@ -1,4 +1,4 @@
-"""What a launch loads of one buffer, added up load by load from the addresses of its threads."""
+"""The loads of one buffer by a launch, added up load by load from the addresses of its threads."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from .lanes import Array, Lanes
 LINE = 128
 """Bytes of a cache line."""
 LOCKSTEP = 32
-"""Threads side by side whose loads a GPU joins."""
+"""Neighbouring threads whose loads a GPU joins."""
 
 
 @dataclass
 class Reads:
     """Loads of a buffer by the whole launch.
 
-    `loads`: instructions, of one thread each; `loaded`: their bytes; `fetched`: bytes of different addresses,
-    counted once for each load of a workgroup (what its threads load together is fetched once). `used`,
-    `touched`: the same bytes for each 32 threads side by side, and the bytes of the 128-byte lines that they
-    lie in.
+    `loads`: load instructions, counted for each thread; `loaded`: their bytes; `fetched`: bytes of different
+    addresses, counted once for each load of a workgroup (bytes that its threads load together are fetched
+    once). `used`, `touched`: bytes of different addresses for each 32 neighbouring threads, and the bytes of
+    the 128-byte lines that contain them.
     """
 
     loads: float = 0.0
@@ -32,12 +32,12 @@ class Reads:
     touched: float = 0.0
 
     def add(self, lanes: Lanes, index: Array, size: int) -> float:
-        """A load of `size` bytes at index·size; gives the share of it that no neighbour loads too."""
+        """Add a load of `size` bytes at index·size; returns the share of it that no neighbour loads too."""
         count = lanes.total()
         if not count:
             return 0.0
         at, active = lanes.first_active(index)
-        weight = lanes.workgroups()  # what each workgroup that is looked at stands for
+        weight = lanes.workgroups()  # the number of workgroups that each stands for
         threads = float((weight * active.sum(-1)).sum())
         together = float((weight * _different(at, active)).sum()) / threads
         groups = -(-at.shape[1] // LOCKSTEP)
@@ -54,7 +54,7 @@ class Reads:
 
 
 def _different(values: Array, active: npt.NDArray[np.bool_]) -> Array:
-    """How many different values the active ones along the last axis have."""
+    """The number of different active values along the last axis."""
     none = values.max(initial=0) + 1
     ordered = np.sort(np.where(active, values, none), axis=-1)
     changes = (np.diff(ordered, axis=-1) != 0).sum(-1)

@@ -1,9 +1,9 @@
-"""Registers that a thread's variables hold at once: liveness over a lowered kernel, where loops of known
+"""Registers that a thread's variables need at once: liveness over a lowered kernel, in which loops of known
 length are unrolled and subexpressions have names.
 
-Elements of an array at known indices are variables of their own (a register for 4 bytes, float16 of a vector
-in pairs); an array with an index that is not known is held as a whole, from its first use to its last.
-Temporaries within an expression do not count, nor what a compiler moves ahead of its use.
+Elements of an array at known indices are variables of their own (a register for each 4 bytes; float16 of a
+vector in pairs). An array with an unknown index is held as a whole, from its first use to its last.
+Temporaries within an expression do not count, nor does anything that a compiler moves ahead of its use.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _LISTS = frozenset({"args", "indices", "vectors"})
 
 @dataclass
 class _Statement:
-    """What a statement reads and what it makes, of a loop the variable that counts its turns; a loop or
-    condition has statements of its own, after what it reads.
+    """The variables that a statement reads and writes; for a loop, the variable of its turns. Loops and
+    conditions contain further statements, which run after their own reads.
     """
 
     reads: set[int] = field(default_factory=set)
@@ -43,8 +43,8 @@ def registers(func: tirx.PrimFunc) -> int:
 
 
 class _Liveness:
-    """From the last statement backward. `size`: registers of each variable; `whole`: a store to these leaves
-    other elements live.
+    """Liveness from the last statement backward. `size`: registers of each variable; `whole`: variables of
+    whole arrays, of which a store leaves other elements live.
     """
 
     def __init__(self, size: list[float], whole: set[int]) -> None:
@@ -52,12 +52,12 @@ class _Liveness:
         self._most = 0.0
 
     def most(self, program: list[_Statement]) -> float:
-        """The largest pressure."""
+        """The most registers that are live at once."""
         self._before(program, set())
         return self._most
 
     def _before(self, statements: list[_Statement], after: set[int]) -> set[int]:
-        """What is live before statements, of what is live after them."""
+        """The variables that are live before statements, from those live after them."""
         live = set(after)
         held = sum(self._size[variable] for variable in live)
         for statement in reversed(statements):
@@ -78,7 +78,9 @@ class _Liveness:
         return live
 
     def _around(self, statement: _Statement, after: set[int]) -> set[int]:
-        """Before a loop or a condition. What a turn wants of the turn before is live all around the loop."""
+        """The variables that are live before a loop or a condition. Those that a turn needs from the turn
+        before are live all around the loop.
+        """
         if not statement.loops:
             return set().union(*(self._before(way, after) for way in statement.ways))
         live = after | statement.reads
@@ -100,7 +102,7 @@ class _Reading:
         self._arrays: dict[Any, tuple[int, float, int]] = {}
 
     def block(self, node: Any) -> list[_Statement]:
-        """Statements below a node."""
+        """The statements below a node."""
         kind = type(node).__name__
         if kind == "SeqStmt":
             self._allocations(node)
@@ -130,7 +132,7 @@ class _Reading:
         return len(self.size) - 1
 
     def _allocations(self, node: Any) -> None:
-        """The thread's own arrays: registers of the whole, and of an element."""
+        """Record a thread's own arrays: registers of the whole array, and of an element."""
         for child in node.seq:
             if type(child).__name__ == "AllocBuffer" and str(child.buffer.scope()) == "local":
                 count = math.prod(int(extent) for extent in child.buffer.shape)
@@ -138,7 +140,7 @@ class _Reading:
                 self._arrays[child.buffer] = (len(self._arrays), each, self._new(each * count))
 
     def _element(self, buffer: Any, index: Any) -> int | None:
-        """The variable that an access names; None where the memory is not the thread's own."""
+        """The variable that an access names; None if the memory is not the thread's own."""
         found = self._arrays.get(buffer)
         if found is None:
             return None

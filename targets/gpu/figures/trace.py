@@ -1,4 +1,4 @@
-"""What a walk over a kernel knows of its buffers, and what it finds out of a launch."""
+"""The buffers of a kernel, and the results of a walk over a launch."""
 
 from __future__ import annotations
 
@@ -28,39 +28,39 @@ class Kind:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size of a value in bytes."""
         return self.bits * self.lanes // 8
 
     @property
     def cost(self) -> float:
-        """Operations of one on such values: GPUs compute two float16 of a vector at once."""
+        """The cost of an operation on such values: GPUs compute two float16 of a vector at once."""
         return self.lanes / 2 if self.bits == 16 and self.lanes > 1 else float(self.lanes)
 
 
 @dataclass(frozen=True)
 class Memory:
-    """A buffer: a parameter's, or one of the kernel's own."""
+    """A buffer: a parameter, or an array of the kernel."""
 
     name: str
     scope: str
     kind: Kind
     shape: tuple[int, ...]
-    """0: the runtime chooses."""
+    """The extents; 0 if the runtime chooses one."""
 
     @property
     def elements(self) -> int:
-        """0 where the runtime chooses the shape."""
+        """The number of elements; 0 if the runtime chooses the shape."""
         return math.prod(self.shape)
 
     @property
     def size(self) -> int:
-        """Bytes; 0 where the runtime chooses the shape."""
+        """The size in bytes; 0 if the runtime chooses the shape."""
         return self.elements * self.kind.size
 
 
 @dataclass
 class Trace:
-    """What a launch does."""
+    """The counts of a launch."""
 
     grid: tuple[int, int, int] = (1, 1, 1)
     workgroup: tuple[int, int, int] = (1, 1, 1)
@@ -72,11 +72,11 @@ class Trace:
     operations: float = 0.0
     barriers: float = 0.0
     in_flight: float = 0.0
-    """Bytes of the streamed buffers, of all threads, in the stretch that has the most."""
+    """Bytes of streamed buffers that all threads load in the stretch with the most."""
     loads_ahead: float = 0.0
-    """Loads of the streamed buffers in that stretch, of the thread that has the most."""
+    """Loads of streamed buffers in that stretch, by the thread with the most."""
     steps: float = 0.0
-    """Stretches with loads of the streamed buffers, one after another in a thread."""
+    """Stretches with loads of streamed buffers that a thread runs one after another."""
     loaded_by_one: float = 0.0
     """Bytes of the streamed buffers that the busiest thread loads."""
 
@@ -95,5 +95,5 @@ def shape_of(buffer: Any) -> tuple[int, ...]:
 
 
 def parameter_of(parameter: Any) -> Memory:
-    """What a kernel is given."""
+    """A kernel's parameter as memory."""
     return Memory(str(parameter.name), "global", kind_of(parameter.ty), shape_of(parameter.ty))

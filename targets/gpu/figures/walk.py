@@ -1,9 +1,10 @@
-"""Runs a lowered kernel without a GPU: integers for all threads at once, of the rest only what it costs.
+"""Runs a lowered kernel without a GPU: it computes integers for all threads at once, and counts the cost of
+everything else.
 
-Indices, loop bounds and conditions are integers, and are computed for every thread that is looked at
-(lanes.py); what is loaded from weights, activations and caches is data, whose values nobody needs here: None.
-Each loop body is walked once, its iterations being an axis. A while loop counts as one turn, and a condition
-on data as true on both sides, but for what kernels say is SELDOM so.
+Indices, loop bounds and conditions are integers, computed for every sampled thread (lanes.py). Values loaded
+from weights, activations and caches are data, which the figures do not need: None. Each loop body is walked
+once, with its iterations as an axis. A while loop counts as one turn. A condition on data counts as true on
+both sides, unless the kernel marks it SELDOM.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from .reads import Reads
 from .trace import Kind, Memory, Trace, kind_of, parameter_of, shape_of
 
 Value = int | Array | None
-"""The value of an integer or a truth; None: data, or not known."""
+"""The value of an integer or a boolean; None: data, or unknown."""
 
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "Add": operator.add, "Sub": operator.sub, "Mul": operator.mul, "Div": operator.floordiv,
@@ -39,7 +40,7 @@ _BINARY_CALLS = {
     "shift_left": "LShift", "shift_right": "RShift",
 }  # fmt: skip
 _EMPTY = -1
-"""In workgroup memory where nothing was stored."""
+"""The value of workgroup memory to which nothing was stored."""
 _FREE = (
     "reinterpret", "likely", "tvm_thread_invariant", "large_uint_imm", "workgroup_uniform", "address_of",
 )  # fmt: skip
@@ -48,16 +49,17 @@ _FREE = (
 
 @dataclass
 class Stretch:
-    """Between two waits (a barrier, a loop's border): what threads load of the streamed buffers."""
+    """The loads of streamed buffers between two waits (a barrier, a loop's border)."""
 
     loads: float | np.ndarray[Any, np.dtype[np.float64]] = 0.0
     loaded: float | np.ndarray[Any, np.dtype[np.float64]] = 0.0
 
 
 class Walk:
-    """One walk over a kernel. `streamed`: parameters whose loads are followed; `contents`: of integer
-    parameters, what the host writes there; 0 where there is nothing. `probing`: all workgroups, but of each
-    only the first thread.
+    """One walk over a kernel.
+
+    `streamed`: parameters whose loads are followed. `contents`: the values that the host writes to integer
+    parameters, 0 by default. `probing`: walk all workgroups, but only the first thread of each.
     """
 
     def __init__(
@@ -110,7 +112,9 @@ class Walk:
         return trace
 
     def _looked_at(self) -> Lanes:
-        """Where the host's integers decide what a workgroup does, the first thread of each tells."""
+        """The sampled workgroups. If the host's integers decide how much a workgroup does, a walk over first
+        threads finds that out.
+        """
         grid, threads = self.trace.grid, math.prod(self.trace.workgroup)
         if self._probing:
             return Lanes(all_workgroups(grid), 1)
@@ -125,7 +129,7 @@ class Walk:
 
     def _statement(self, node: Any) -> None:
         made = self._by_class.get(type(node).__name__)
-        if made is not None:  # what is not there has no figure: assertions, returns
+        if made is not None:  # assertions and returns have no figure
             made(node)
 
     def _each(self, node: Any) -> None:
@@ -147,7 +151,7 @@ class Walk:
         return {"x": flat % x, "y": flat // x % y, "z": flat // (x * y)}[axis]
 
     def _declare(self, node: Any) -> None:
-        """Another name of a parameter's or of an own buffer, maybe of other vectors."""
+        """Declare another name for a buffer, possibly with other vectors."""
         data = node.data if not hasattr(node.data, "args") else node.data.args[0]
         below = self._memory[data]
         kind, shape = kind_of(node.buffer), shape_of(node.buffer)
@@ -182,7 +186,9 @@ class Walk:
         self._locals[place] = value
 
     def _store_shared(self, buffer: Any, memory: Memory, index: Value, value: Value) -> None:
-        """Kept as an array whose last axis, the threads', is the memory's elements."""
+        """Store to workgroup memory, kept as an array whose last axis (that of the threads) is the memory's
+        elements.
+        """
         shape = self._lanes.shape
         before = self._shared.get(buffer)
         if before is None:
@@ -212,11 +218,11 @@ class Walk:
                 if any_active:
                     self._statement(node.body)
                     self._wait()
-        for kept in (self._locals, self._variables):  # what the last turn left
+        for kept in (self._locals, self._variables):  # values of the last turn
             for key, value in kept.items():
                 if isinstance(value, np.ndarray) and value.ndim > outside:
                     kept[key] = value[-1]
-        for buffer, turns in self._shared.items():  # turns may fill parts of it
+        for buffer, turns in self._shared.items():  # each turn may fill a part of it
             if turns.ndim > outside:
                 self._shared[buffer] = _filled(before.get(buffer, np.array(_EMPTY)), turns)
 
@@ -248,7 +254,7 @@ class Walk:
             self._value(node.value)
 
     def _wait(self) -> None:
-        """The end of a stretch."""
+        """End a stretch, and add up its loads."""
         stretch, lanes = self._stretch, self._lanes
         if np.any(stretch.loads):
             whole = np.broadcast_to(stretch.loaded, lanes.shape)
@@ -267,7 +273,7 @@ class Walk:
         return None if made is None else made(expr)
 
     def _data(self, expr: Any, operations: float = 1.0) -> None:
-        """Data comes of an operation."""
+        """Count an operation on data."""
         self.trace.operations += operations * Kind.of(expr).cost * self._lanes.total()
 
     def _binary(self, expr: Any) -> Value:
@@ -330,7 +336,7 @@ class Walk:
             shape = self._lanes.shape
             at = np.broadcast_to(
                 np.clip(np.asarray(index), 0, memory.elements - 1), shape
-            )  # inactive threads may be out
+            )  # inactive threads may be out of range
             found = np.take_along_axis(np.broadcast_to(held, (*shape[:-1], held.shape[-1])), at, axis=-1)
             return np.maximum(found, 0)
         return self._locals.get((expr.source, index)) if isinstance(index, int) else None
@@ -386,7 +392,7 @@ class Walk:
 
 
 def _filled(before: Array, turns: Array) -> Array:
-    """Workgroup memory after a loop: of an element what the last turn that changed it wrote."""
+    """Workgroup memory after a loop: for each element, the value from the last turn that changed it."""
     after = before
     for turn in turns:
         after = np.where(turn != before, turn, after)
@@ -403,12 +409,12 @@ def _not(value: Value) -> Value:
 
 
 def _mask(value: Value) -> Mask:
-    """A condition on data holds for all."""
+    """The mask of a condition; a condition on data holds for all points."""
     return None if value is None else np.asarray(value, np.bool_)
 
 
 def _name(expr: Any) -> str | None:
-    """What a call calls."""
+    """The name of the function that a call calls; None for other nodes."""
     if type(expr).__name__ != "Call":
         return None
     name = str(expr.op.name).split(".")[-1]
@@ -416,7 +422,7 @@ def _name(expr: Any) -> str | None:
 
 
 def _extents(body: Any) -> dict[str, int]:
-    """Extents of workgroups and threads; 1 where there are none."""
+    """The extents of workgroups and threads; 1 for axes that are not used."""
     extents = dict.fromkeys((f"{kind}.{axis}" for kind in ("blockIdx", "threadIdx") for axis in "xyz"), 1)
     pending = [body]
     while pending:

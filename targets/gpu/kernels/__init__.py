@@ -1,1 +1,1 @@
-"""The GPU kernels, one file a job."""
+"""The GPU kernels, one file for each job."""

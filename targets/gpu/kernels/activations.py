@@ -1,7 +1,8 @@
-"""Activations and the soft cap on float32, of exp alone.
+"""Activations and the soft cap on float32, made of exp alone.
 
-WGSL has no erf, and some drivers' tanh of a large number is NaN. A NaN stays one: it shows that something
-went wrong before. Each uses its argument more than once: it should be a local.
+WGSL has no erf, and some drivers' tanh of a large number is NaN. NaN stays NaN, because it shows that
+something went wrong before. Each function uses its argument more than once, so the argument should be a
+local.
 """
 
 # mypy: ignore-errors
@@ -15,7 +16,7 @@ from tvm.script import tirx as T
 from nearfar.kernels.jobs import Activation
 
 NEAR = 0.25
-TAYLOR = (62 / 2835, -17 / 315, 2 / 15, -1 / 3, 1.0)  # of tanh(x)/x in x², from the highest power
+TAYLOR = (62 / 2835, -17 / 315, 2 / 15, -1 / 3, 1.0)  # tanh(x)/x in x², from the highest power
 # erfc(z) = exp(-z²)·(a1·t + … + a5·t⁵) with t = 1/(1 + p·z), z ≥ 0, within 1.5e-7: Abramowitz & Stegun,
 # 7.1.26.
 ERFC_P = 0.3275911
@@ -23,7 +24,7 @@ ERFC = (1.061405429, -1.453152027, 1.421413741, -0.284496736, 0.254829592, 0.0) 
 
 
 def polynomial(value, factors: tuple[float, ...]):
-    """By Horner's rule, the factor of the highest power first."""
+    """A polynomial by Horner's rule; the highest power's factor comes first."""
     total = T.float32(factors[0])
     for factor in factors[1:]:
         total = total * value + T.float32(factor)
@@ -31,14 +32,14 @@ def polynomial(value, factors: tuple[float, ...]):
 
 
 def tanh(value):
-    """1 - 2/(1 + exp(2x)), and near 0, where that loses digits, the Taylor series; relative error 1e-6."""
+    """1 - 2/(1 + exp(2x)), or, near 0, where that loses digits, the Taylor series; relative error 1e-6."""
     steep = T.float32(1) - T.float32(2) / (T.float32(1) + T.exp(value * T.float32(2)))
     square = value * value
     return T.Select(square < T.float32(NEAR**2), value * polynomial(square, TAYLOR), steep)
 
 
 def capped(value, cap: float | None):
-    """c·tanh(value/c); without a cap the value."""
+    """c·tanh(value/c); without a cap the value itself."""
     return value if cap is None else tanh(value * T.float32(1 / cap)) * T.float32(cap)
 
 
@@ -61,7 +62,7 @@ def gelu_erf(value):
 
 
 def relu2(value):
-    """max(x, 0)² as ¼·(x + |x|)², in which a NaN stays."""
+    """max(x, 0)² as ¼·(x + |x|)², which keeps NaN."""
     double = value + T.max(value, -value)
     return T.float32(0.25) * double * double
 

@@ -1,4 +1,4 @@
-"""What the GPU kernels share: weight decoding, parameter selection, sizes."""
+"""Helpers that the GPU kernels share: decoding of weights, selection of parameters, sizes."""
 
 # mypy: ignore-errors
 # TVMScript: what looks like Python is parsed, and nested ifs separate build time from run time.
@@ -17,9 +17,9 @@ LOWEST = -3.4028234663852886e38
 HIGHEST = -LOWEST
 MOST_F16 = 65504.0
 SIZE_F32, INFINITE_F32 = 0x7FFFFFFF, 0x7F800000
-"""Bits of a float32 without its sign, and what they are of an infinity: above are NaNs."""
+"""A mask for a float32's bits without its sign, and the bits of infinity; larger ones are NaN."""
 LEADING_F16 = 0xFFFFE000
-"""Bits of a float32 that a float16 has, too."""
+"""A mask for the bits of a float32 that a float16 has too."""
 
 
 def ceil_div(a: int, b: int) -> int:
@@ -43,17 +43,18 @@ def f32(value):
 
 
 def exactly(value: float):
-    """A float32 by its bits: TVM writes seven digits into WGSL, which make 2^-126 a number that GPUs take for
-    0.
+    """A float32 given by its bits: TVM writes seven digits into WGSL, with which 2^-126 becomes a number that
+    GPUs take for 0.
     """
     return T.reinterpret("float32", T.uint32(int(np.float32(value).view(np.uint32))))
 
 
 def stored(value, dtype: str):
-    """A float32 as the dtype of a buffer; float16 saturates.
+    """A float32 as a buffer with dtype `dtype` stores it; float16 saturates.
 
-    An infinity would make NaN of all that is computed from it. A NaN stays: its bits say so, for a comparison
-    may become a minimum (NVIDIA's compiler does that), and that of a NaN and a number is the number.
+    An infinity would turn every result computed from it into NaN. NaN stays NaN, tested by its bits: a
+    comparison may become a minimum (NVIDIA's compiler does that), and the minimum of NaN and a number is the
+    number.
     """
     if dtype != "float16":
         return T.Cast(dtype, value)
@@ -62,14 +63,14 @@ def stored(value, dtype: str):
 
 
 def saturated(value):
-    """A number within what float16 holds; what becomes of a NaN is the device's affair."""
+    """A number clamped to float16's range; devices differ in the result for NaN."""
     return T.max(T.min(value, T.float32(MOST_F16)), T.float32(-MOST_F16))
 
 
 def leading(value, dtype: str):
-    """The leading digits of a float32, as many as the dtype of a buffer has: `stored` loses nothing of them.
+    """The leading digits of a float32, as many as `dtype` has, so that `stored` loses nothing.
 
-    By bits: float16 and back is nothing to a compiler that cares for numbers only (NVIDIA's).
+    It masks bits: compilers that only care for numbers (NVIDIA's) drop a conversion to float16 and back.
     """
     if dtype != "float16":
         return value
@@ -77,7 +78,7 @@ def leading(value, dtype: str):
 
 
 def select(func: tirx.PrimFunc, names: list[str], symbol: str) -> tirx.PrimFunc:
-    """The function with the parameters named only: TVMScript signatures are fixed, jobs' are not."""
+    """A function with only the named parameters: TVMScript's signatures are fixed, and jobs differ."""
     by_name = {param.name: param for param in func.params}
     made = tirx.PrimFunc([by_name[name] for name in names], func.body, func.ret_type, func.attrs)
     return finish(made, symbol)

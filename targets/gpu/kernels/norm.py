@@ -1,4 +1,4 @@
-"""RMS norm of rows, or of equal stretches of rows, as a kernel of its own: a workgroup a stretch."""
+"""RMS norm of rows, or of equal parts of rows, as a kernel of its own, with a workgroup for each part."""
 
 # mypy: ignore-errors
 # TVMScript: what looks like Python is parsed, and nested ifs separate build time from run time.
@@ -18,7 +18,7 @@ def threads_for(width: int) -> int:
 
 
 def norm(job: Norm) -> Staged:
-    """One launch."""
+    """The launch of a Norm job."""
     m, k, width = job.m, job.k, job.k // job.groups
     threads = threads_for(width)
     turns, ragged = ceil_div(width, threads), width % threads != 0

@@ -3,7 +3,7 @@
 /** The first word of a manifest. */
 export const FORMAT = "nearfar-artifact";
 
-/** The format of what a server may answer for the manifest.json that a folder of several targets lacks. */
+/** The `format` of a listing that a server may send if a folder of several targets has no manifest.json. */
 export const LISTING = "nearfar-targets";
 
 /** The version of the format; a reader reads no other. */
@@ -18,52 +18,52 @@ export const MAX_STEP = 256;
 /** Rows of logits, and sequences in flight (slots). */
 export const MAX_ROWS = 16;
 
-/** Rows in, of the buckets that a build makes of `step`. */
+/** Rows of the buckets that a build makes for `step`. */
 export const STEP_BUCKETS = [1, 4, 16, 64, 256] as const;
 
-/** Rows, of the buckets that a build makes of `greedy`, `sample` and `logprobs`. */
+/** Rows of the buckets that a build makes for `greedy`, `sample` and `logprobs`. */
 export const ROW_BUCKETS = [1, 4, 16] as const;
 
-/** The likeliest tokens that `logprobs` tells of a row. */
+/** The number of likeliest tokens that `logprobs` gives for a row. */
 export const TOP_LOGPROBS = 20;
 
-/** Tokens a page of the cache. */
+/** Tokens in a page of the cache. */
 export const PAGE_SIZE = 16;
 
-/** wasm: bytes at the beginning of a memory that are the module's: its stack and static data. */
+/** wasm: bytes at the beginning of the memory that belong to the module: its stack and static data. */
 export const WASM_RESERVED = 2097152;
 
-/** wasm: bytes of the stack that the host gives each further thread. */
+/** wasm: bytes of the stack that the host gives to each further thread. */
 export const WASM_STACK = 262144;
 
 /**
- * Roles of messages that every chat template takes; others (ipython, document) are for templates that name
- * them.
+ * Roles of messages that every chat template accepts; other roles (ipython, document) need a template that
+ * names them.
  */
 export const ROLES = ["system", "developer", "user", "assistant", "tool"] as const;
 
-/** Answers to one prompt, `n`: OpenAI's bound, and far more than a device's slots run at once. */
+/** The most answers to one prompt (`n`): OpenAI's limit, and far more than a device's slots run at once. */
 export const MAX_CHOICES = 128;
 
-/** Tools of a request, and calls of a message. */
+/** The most tools of a request, and the most calls of a message. */
 export const MAX_TOOLS = 128;
 
-/** Texts of a request for embeddings: OpenAI's bound. LangChain sends 1,000. */
+/** The most texts of a request for embeddings: OpenAI's limit. LangChain sends 1,000. */
 export const MAX_INPUTS = 2048;
 
-/** Strings that end an answer. */
+/** The most strings that end an answer. */
 export const MAX_STOPS = 16;
 
-/** Variables for the chat template. */
+/** The most variables for the chat template. */
 export const MAX_VARIABLES = 16;
 
-/** Values of a variable that is a list. */
+/** The most values of a variable that is a list. */
 export const MAX_LISTED = 256;
 
-/** Kinds of GPUs that programs are shaped for; `software` is a processor that plays one. */
+/** Kinds of GPUs that programs are shaped for; `software` is a software GPU. */
 export const DEVICE_CLASSES = ["software", "mobile", "integrated", "discrete"] as const;
 
-/** The first that an adapter meets counts; the last one takes whoever is unknown. */
+/** The first rule that an adapter matches counts; the last rule matches every adapter. */
 export const RULES = [
   { deviceClass: "software", kinds: ["cpu"], vendors: [], words: [] },
   { deviceClass: "software", kinds: [], vendors: [], words: ["swiftshader", "llvmpipe", "lavapipe"] },
@@ -82,7 +82,10 @@ export const RULES = [
   { deviceClass: "integrated", kinds: [], vendors: [], words: [] },
 ] as const;
 
-/** Whose programs suit a device of a class, the best first: its own, its neighbour's, the others'. */
+/**
+ * For a device's class, the classes in the order in which their programs suit it: its own, its neighbour's,
+ * the others.
+ */
 export const NEARNESS = {
   software: ["software", "mobile", "integrated", "discrete"],
   mobile: ["mobile", "integrated", "discrete", "software"],
@@ -105,13 +108,16 @@ export const DTYPE_BYTES = {
   uint8: 1,
 } as const;
 
-/** Bits of a code, of the caches that are quantized. */
+/** Bits of a code, by the dtype of a quantized cache. */
 export const KV_BITS = {
   int8: 8,
   int4: 4,
 } as const;
 
-/** Values that share a scale: the first that divides a head. 4 bits need the smaller groups. */
+/**
+ * Sizes of groups that share a scale, by dtype: the first that divides head_dim is used. 4 bits need the
+ * smaller groups.
+ */
 export const KV_GROUPS = {
   int8: [64, 32],
   int4: [32],
@@ -120,7 +126,7 @@ export const KV_GROUPS = {
 /** Columns of `sample_f32` and `sample_i32`. */
 export const SAMPLE_COLUMNS = 8;
 
-/** Columns of `sample_f32`. What is not named is 0. */
+/** Columns of `sample_f32`. Columns without a name are 0. */
 export const SAMPLE_F32 = {
   temperature: 0,
   topP: 1,
@@ -130,7 +136,7 @@ export const SAMPLE_F32 = {
   frequencyPenalty: 5,
 } as const;
 
-/** Columns of `sample_i32`. What is not named is 0. */
+/** Columns of `sample_i32`. Columns without a name are 0. */
 export const SAMPLE_I32 = {
   slot: 0,
   topK: 1,
@@ -140,7 +146,7 @@ export const SAMPLE_I32 = {
   feed: 5,
 } as const;
 
-/** Bit of `counts` that marks a token of the prompt; the bits below count it in the answer. */
+/** The bit of `counts` that marks tokens of the prompt; the bits below count the token in the answer. */
 export const PROMPT_FLAG = 16777216;
 
 /** Every buffer that plans name; what is in words depends on the model. */
@@ -166,7 +172,7 @@ export const BUFFERS = {
   "kv.<c>.v": { dtype: "kv", shape: ["pages.<g>", "kv_heads", "page_size", "head_dim"] },
 } as const;
 
-/** What artifacts have that give logits, and no others. */
+/** The buffers that only artifacts with logits have. */
 export const OF_LOGITS = [
   "logits",
   "sample_f32",
@@ -202,7 +208,9 @@ export type BufferName =
   | `kv.${number}.k`
   | `kv.${number}.v`;
 
-/** What a runtime needs to know of the model, and its special tokens. What it computes stands in `step`. */
+/**
+ * The facts about a model that a runtime needs, and its special tokens. `step` says what the model computes.
+ */
 export interface ModelRecord {
   readonly name: string;
   readonly architecture: string;
@@ -219,19 +227,19 @@ export interface CacheRecord {
   readonly slots: number;
 }
 
-/** Caches whose layers look equally far back; each group has pages and a page table of its own. */
+/** Caches of layers that look equally far back. Each group has pages and a page table of its own. */
 export interface GroupRecord {
   readonly window?: number | null;
 }
 
-/** The paged keys and values of a layer, and of those that read them too. */
+/** The paged keys and values of a layer, which other layers may read too. */
 export interface KvCacheRecord {
   readonly kv_heads: number;
   readonly head_dim: number;
   readonly group: number;
 }
 
-/** LongRoPE: the frequencies of engines whose context is at most `context`, instead of the others. */
+/** LongRoPE's short set: the frequencies of engines whose context is at most `context`. */
 export interface ShortRopeRecord {
   readonly inv_freq: string | readonly number[];
   readonly context: number;
@@ -268,14 +276,14 @@ export interface StoredMatrixRecord {
   readonly step?: number | null;
 }
 
-/** What was done to the weights: in short, how, and matrix by matrix (they need not be alike). */
+/** How the weights were quantized: a summary, the method, and the facts of each matrix, which can differ. */
 export interface QuantizationRecord {
   readonly scheme: string;
   readonly method?: string;
   readonly matrices?: readonly StoredMatrixRecord[];
 }
 
-/** A file of the artifact, with what it must contain. */
+/** A file of the artifact, with its size and SHA-256. */
 export interface FileRecord {
   readonly file: string;
   readonly bytes: number;
@@ -292,8 +300,8 @@ export interface TensorRecord {
 }
 
 /**
- * The weight stream, cut into shards; or safetensors files, whose own headers describe the tensors; or data
- * of an ONNX graph, which describes them.
+ * The weights: a stream cut into shards; or safetensors files, whose headers describe the tensors; or data of
+ * an ONNX graph, which describes them.
  */
 export interface WeightsRecord {
   readonly bytes: number;
@@ -310,10 +318,7 @@ export interface BufferRecord {
   readonly shape: readonly (number | string)[];
 }
 
-/**
- * What a device must have to run a program; `arch` and `system`: the processor's architecture and the
- * operating system that its library is for (cpu).
- */
+/** The features and limits that a device must have to run a program. */
 export interface RequiresRecord {
   readonly features: readonly string[];
   readonly limits?: Readonly<Record<string, number>>;
@@ -341,8 +346,8 @@ export interface KernelRecord {
 }
 
 /**
- * One bucket of a function: `size` rows in, `rows` rows of logits. Without a plan on mlx, which builds
- * graphs.
+ * One bucket of a function: `size` rows in, `rows` rows of logits. On mlx, which builds graphs, it has no
+ * plan.
  */
 export interface FunctionRecord {
   readonly size: number;
@@ -352,8 +357,8 @@ export interface FunctionRecord {
 }
 
 /**
- * Kernels and plans. `activations`: dtype of what passes between kernels, but for the residual stream
- * (float32). `device_class`: the kind of GPU that its kernels are shaped for; None on other devices.
+ * Kernels and plans. `activations`: dtype of the values between kernels, except the residual stream, which is
+ * float32.
  */
 export interface ProgramRecord {
   readonly name: string;
@@ -374,7 +379,7 @@ export interface TokenizerFilesRecord {
   readonly files: readonly FileRecord[];
 }
 
-/** Small files of the artifact once more, in one (format/packs.py): of `program`, or of the tokenizer. */
+/** A bundle file: several small files of `program`, or of the tokenizer, in one (format/packs.py). */
 export interface PackRecord {
   readonly file: string;
   readonly bytes: number;
@@ -389,7 +394,7 @@ export interface MarksRecord {
   readonly after?: string;
 }
 
-/** A call that is its name and then its arguments: `before` + name + `after` + arguments. */
+/** A call written as its name and then its arguments: `before` + name + `after` + arguments. */
 export interface NamedRecord {
   readonly before?: string;
   readonly after?: string;
@@ -412,7 +417,7 @@ export interface SpellingRecord {
   readonly words?: readonly string[];
 }
 
-/** How calls are written: sections between `begin` and `end`, each with a call or a list of them. */
+/** How calls are written: sections between `begin` and `end`, each with a call or a list of calls. */
 export interface CallFormatRecord {
   readonly begin?: string;
   readonly end?: string;
@@ -438,7 +443,8 @@ export interface AnswerFormatRecord {
 }
 
 /**
- * What the manifest's `sampling` says; None: nothing. Names, ranges and meanings are those of SamplingParams.
+ * The content of the manifest's `sampling`; None: it states nothing. Names, ranges and meanings are those of
+ * SamplingParams.
  */
 export interface SamplingDefaultsRecord {
   readonly temperature?: number | null;
@@ -448,7 +454,7 @@ export interface SamplingDefaultsRecord {
   readonly repetition_penalty?: number | null;
 }
 
-/** Everything in manifest.json. */
+/** The content of manifest.json. */
 export interface ManifestRecord {
   readonly format: string;
   readonly version: number;
@@ -480,7 +486,7 @@ export interface LaunchRecord {
   readonly grid?: readonly number[];
 }
 
-/** A straight line of kernel launches. */
+/** A linear sequence of kernel launches. */
 export interface PlanRecord {
   readonly function: string;
   readonly size: number;

@@ -1,6 +1,6 @@
 // Written by `python -m nearfar.format.generate` from nearfar.format.keywords: change it there.
 
-/** Keywords that forbid nothing, or (nullable) only allow more than is written. */
+/** Keywords that forbid nothing, or (nullable) only allow more than the schema says. */
 export const ANNOTATIONS = [
   "title",
   "description",
@@ -21,7 +21,7 @@ export const ANNOTATIONS = [
   "xml",
 ] as const;
 
-/** Keywords that speak of every type. */
+/** Keywords that apply to every type. */
 export const STRUCTURE = [
   "type",
   "enum",
@@ -34,12 +34,12 @@ export const STRUCTURE = [
   "definitions",
 ] as const;
 
-/** Keywords that name schemas for other schemas to refer to. */
+/** Keywords whose value names schemas that other schemas can reference. */
 export const DEFINITIONS = ["$defs", "definitions"] as const;
 
 /**
- * Keywords that are kept to, by the type that they speak of. All others but ANNOTATIONS and STRUCTURE are
- * not.
+ * Enforced keywords, by the type that they apply to. Unknown ones (neither here nor in STRUCTURE or
+ * ANNOTATIONS) are rejected in strict schemas, and ignored in others.
  */
 export const OF_TYPE = {
   string: ["minLength", "maxLength", "pattern", "format"],
@@ -65,11 +65,14 @@ export const OF_TYPE = {
   ],
 } as const;
 
-/** What `type` can say. */
+/** The values that `type` can have. */
 export const TYPES = ["string", "number", "integer", "object", "array", "boolean", "null"] as const;
 
-/** Pairs of schemas: their number grows with the square of a oneOf, and again with every level below. */
+/**
+ * The most pairs of schemas to compare: their number grows with the square of a oneOf, and again with every
+ * level below.
+ */
 export const MOST_COMPARED = 20000;
 
-/** The most steps of a reference through other references. */
+/** The most steps from a reference through further references. */
 export const MOST_STEPS = 64;

@@ -1,1 +1,1 @@
-"""What lies between a projection and attention: norms of heads, rotation, append to the cache."""
+"""Kernels between a projection and attention: norms of heads, rotation, append to the cache."""

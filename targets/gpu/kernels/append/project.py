@@ -1,10 +1,10 @@
-"""The projections to q, k and v of few rows, with all that follows until attention: bias, norms of heads,
+"""The projections to q, k and v for few rows, fused with everything up to attention: bias, norms of heads,
 rotation, and the append of k and v to the paged cache.
 
-A lane owns whole pairs (i, i + head_dim/2) of a head: a vector of each half. Where heads are normed a
-workgroup has the whole of one, and its lanes' sums of squares meet in workgroup memory; else it has as many
-lanes as read whole lines. What a row needs besides comes from `rows` (jobs.Rows), small vectors from one
-tensor: with those a kernel has the eight buffers that every device allows.
+A lane owns whole pairs (i, i + head_dim/2) of a head: a vector of each half. If heads are normed, a workgroup
+has a whole head, and its lanes add their sums of squares in workgroup memory; otherwise it has as many lanes
+as read whole lines. Facts about rows come from `rows` (jobs.Rows), and small vectors from one tensor: so the
+kernel has the eight buffers that every device allows.
 """
 
 # mypy: ignore-errors
@@ -40,13 +40,15 @@ from nearfar.targets.gpu.kernels.script.vectors import (
 from nearfar.targets.gpu.packing import parts
 
 PAIRS = 2 * WIDTH
-"""Numbers of a head that a lane has: two vectors."""
+"""Values of a head that a lane has: two vectors."""
 MAX_THREADS = 256
 """The most threads of a workgroup that every device allows."""
 
 
 def projects(job: Project, tuning: Tuning) -> bool:
-    """Whether there is a kernel for the job. Norms over all heads would need the sums of all workgroups."""
+    """Whether the target has a kernel for the job. Norms over all heads would need the sums of all
+    workgroups, so there is none for them.
+    """
     paged = job.paged
     return (
         tuning.device is not SOFTWARE
@@ -59,15 +61,15 @@ def projects(job: Project, tuning: Tuning) -> bool:
 
 
 def project(job: Project, tuning: Tuning) -> Staged:
-    """One launch."""
+    """The launch of a Project job."""
     names = (*job.inputs(len(parts(job.linear.matrix))), "out")
     return Staged((Stage(of_numbers(select(_kernel(job, tuning), list(names), "project")), names),))
 
 
 @dataclass(frozen=True)
 class Heads:
-    """How workgroups share out heads: each half of a head is `half` vectors, a workgroup has `lanes` of
-    them. `quantized`: what is appended becomes codes.
+    """How workgroups divide heads: each half of a head is `half` vectors, and a workgroup has `lanes` of
+    them. `quantized`: appended rows become codes.
     """
 
     half: int
@@ -89,7 +91,7 @@ class Heads:
         return bx // (self.half // self.lanes)
 
     def lane(self, bx, tx):
-        """The vector of a half that a lane has."""
+        """The index of a lane's vector within a half."""
         return bx % (self.half // self.lanes) * self.lanes + tx
 
     def columns(self, heads: int) -> Columns:
@@ -102,7 +104,9 @@ class Heads:
 
 
 def _deeper(tuning: Tuning) -> Tuning:
-    """Twice the lanes along k, as there are half as many along the columns, within a workgroup's threads."""
+    """A tuning with twice the lanes along k, since there are half as many along the columns, within a
+    workgroup's threads.
+    """
     device = tuning.device
     return replace(tuning, device=replace(device, k_lanes=min(2 * device.k_lanes, MAX_THREADS // LANES)))
 
@@ -132,7 +136,7 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
                 T.buffer_store(pair, added, [r * 2 + side])
 
     def rotate(pair, r, turned, rows, row, bx, tx):
-        """Q and k by the row's position."""
+        """Rotate heads of q and k by the row's position."""
         if not paged.rope:
             return
         with T.If(heads.head(bx) < paged.heads + kv), T.Then():
@@ -143,7 +147,7 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
             T.buffer_store(pair, pair[r * 2 + side] * factors[side], [r * 2 + side])
 
     def norm(pair, r, rstd, squares, vectors, row, bx, tx):
-        """By the squares of all lanes of a head."""
+        """Norm a head, from the squares of all its lanes."""
         head = heads.head(bx)
         T.buffer_store(rstd, squares[row * lanes], [0])
         for lane in range(1, lanes):
@@ -160,7 +164,7 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
                 multiply(pair, r, [spread(T.rsqrt(mean + T.float32(paged.v_norm_eps)))] * 2)
 
     def put(pair, r, buffer, dtype, *places):
-        """Both vectors, the second half a head behind the first."""
+        """Store both vectors; the second is half a head behind the first."""
         for side in range(2):
             made = joined([stored(at(pair[r * 2 + side], place), dtype) for place in range(WIDTH)])
             T.buffer_store(buffer, made, [*places[:-1], places[-1] + side * half])
@@ -171,7 +175,9 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
         put(pair, r, out, paged.dtype, row, columns.place(bx, tx, 0))
 
     def append(to, rows, k_cache, v_cache, row, bx):
-        """`to(cache, page, head, offset)` for the cache of a head of k or v, where the row has a place."""
+        """Call `to(cache, page, head, offset)` for the cache of a head of k or v, if the row has a place in
+        it.
+        """
         head, place = heads.head(bx), at(rows[row, 0], PLACE)
         page, offset = place // paged.page_size, place % paged.page_size
         with T.If(place >= 0), T.Then(), T.If(head < paged.heads + kv):
@@ -181,7 +187,7 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
                 to(v_cache, page, head - paged.heads - kv, offset)
 
     def store(pair, r, rows, k_cache, v_cache, out, row, bx, tx):
-        """Heads of q to `out`, rows of padding too; those of k and v to the cache."""
+        """Store heads of q to `out`, also for padding rows, and heads of k and v to the cache."""
         if not paged.append:
             store_q(pair, r, rows, out, row, bx, tx)
             return
@@ -197,7 +203,9 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
                     append(to, rows, k_cache, v_cache, row, bx)
 
     def measure(pair, r, codes, vectors, row, bx, tx):
-        """What lanes must know of each other's vectors of k and v before these become codes."""
+        """Measure the vectors of k and v, for lanes that need to know each other's values before they become
+        codes.
+        """
         head = heads.head(bx)
         if paged.rounds:
             with T.If((head >= paged.heads) & (head < paged.heads + kv)), T.Then():
@@ -209,7 +217,7 @@ def _kernel(job: Project, tuning: Tuning) -> tirx.PrimFunc:
                 quantizer.measure(codes, row, side * half + tx, pair, r * 2 + side)
 
     def rounding(head, side, tx):
-        """Where of a key's constants those of a lane stand."""
+        """The index of a lane's vector in the constants of a key."""
         return ((head - paged.heads) * 2 + side) * half + tx
 
     def encode(pair, r, codes, weights, vectors, row, bx, tx):

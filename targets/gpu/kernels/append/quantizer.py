@@ -1,13 +1,14 @@
-"""Rows of keys and values to codes, where they are appended to a quantized cache (cached.py has the layout).
+"""Quantizes rows of keys and values when they are appended to a quantized cache (layout: cached.py).
 
-Each lane has two vectors of four components. It tells the others the least and the largest of each in
-workgroup memory; after a barrier it finds scale and offset of their groups by itself, and the codes. Every
-word is written by one lane: of 8 bits by the one with its vector, of 4 bits, after another barrier, by the
-one with the first of its two; scale and offset by the one with the group's first vector. Of 4 bits what the
-codes leave of keys, weighted, moves the offset before it is written (nearfar.format.kv.rounding).
+Each lane has two vectors of four components. It writes the least and the largest component of each to
+workgroup memory; after a barrier it computes the scale and offset of their groups by itself, and the codes.
+Every word is written by one lane: with 8 bits by the lane with its vector, with 4 bits, after another
+barrier, by the lane with the first of its two vectors; scale and offset by the lane with the group's first
+vector. With 4 bits, the weighted rounding errors of keys move the offset before it is written
+(nearfar.format.kv.rounding).
 
-Scale and offset are rounded to float16 by bits, to nearest: how `pack2x16float` rounds is left to the device.
-Codes are those of the scale and offset as they are stored (docs/decisions/0024).
+Scale and offset are rounded to float16 by bits, to nearest, because devices may round `pack2x16float`
+differently. Codes are computed from the scale and offset as they are stored (docs/decisions/0024).
 """
 
 # mypy: ignore-errors
@@ -35,16 +36,16 @@ from nearfar.targets.gpu.kernels.script.vectors import WIDTH, at, joined
 SIDES = 2
 """Vectors of a head that a lane has."""
 NONE = 2 * MOST_F16
-"""The largest of a vector with what is no number: min and max of a GPU may lose that."""
+"""The largest component of a vector with NaN, since min and max of a GPU may lose NaN."""
 _NAN_F16 = 0x7E00
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What the quantizer keeps while it works.
+    """The quantizer's working memory.
 
     The workgroup keeps, for each vector of a head, its least and largest component and, with 4 bits, the
-    codes and what rounding leaves. A lane keeps the group's offset, largest component and inverse scale, then
+    codes and the rounding errors. A lane keeps the group's offset, largest component and inverse scale, then
     a sum; scale and offset as bits; and for its vectors the words with scale and offset, then the words with
     codes.
     """
@@ -60,8 +61,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class Quantizer:
-    """Writes the statements for heads of `rows` rows of a workgroup, whose lanes have all vectors of them,
-    each two of `own` rows: vectors[i] is of side i % SIDES of the lane's row i / SIDES.
+    """Writes a kernel's statements for heads of `rows` rows of a workgroup.
+
+    The workgroup's lanes have all vectors of the heads, each lane two vectors of `own` rows: vectors[i] is of
+    side i % SIDES of the lane's row i / SIDES.
     """
 
     layout: Quantized
@@ -70,21 +73,21 @@ class Quantizer:
 
     @property
     def count(self) -> int:
-        """Vectors of a head."""
+        """The number of vectors in a head."""
         return self.layout.head_dim // WIDTH
 
     @property
     def joins(self) -> bool:
-        """Whether two vectors share a word of codes: `join` follows `write`, after a barrier."""
+        """Whether two vectors share a word of codes, so that a barrier is needed before `write`."""
         return self.layout.bits < BYTE
 
     @property
     def shared_bytes(self) -> int:
-        """Workgroup memory that it takes."""
+        """Bytes of workgroup memory that the quantizer needs."""
         return 4 * self.rows * self.count * (2 + 2 * self.joins)
 
     def memory(self) -> Memory:
-        """Declare what a lane and its workgroup hold."""
+        """Declare the memory of a lane and its workgroup."""
         held = self.rows * self.count
         return Memory(
             shared_array("low", held, "float32"),
@@ -97,20 +100,24 @@ class Quantizer:
         )
 
     def measure(self, held: Memory, row, d, vectors, i) -> None:
-        """Vector `d` of a row, which is vectors[i], saturates, and its ends are told; a barrier follows."""
+        """Saturate vector `d` of a row, vectors[i], and write its least and largest component to workgroup
+        memory; a barrier must follow.
+        """
         sizes = [T.reinterpret("uint32", at(vectors[i], e)) & T.uint32(SIZE_F32) for e in range(WIDTH)]
         none = _folded(T.max, sizes) > T.uint32(INFINITE_F32)
         T.buffer_store(held.ends, T.Select(none, T.float32(NONE), T.float32(LOWEST)), [0])
         T.buffer_store(vectors, joined([saturated(at(vectors[i], e)) for e in range(WIDTH)]), [i])
         numbers = [at(vectors[i], e) for e in range(WIDTH)]
         T.buffer_store(held.low, _folded(T.min, numbers), [row * self.count + d])
-        # Chosen, not a maximum of both: that of something and a NaN is the device's affair.
+        # A select, not a maximum: devices differ in the maximum of a number and NaN.
         most = T.Select(held.ends[0] > T.float32(0), T.float32(NONE), _folded(T.max, numbers))
         T.buffer_store(held.high, most, [row * self.count + d])
 
     def encode(self, held: Memory, row, d, vectors, i, weights) -> None:
-        """Vector `d` of a row, which is vectors[i], as words for `write`; of 4 bits codes to the others, and
-        the sum of what they leave by `weights`, a vector.
+        """Compute the words of vector `d` of a row, vectors[i], for `write`.
+
+        With 4 bits, share its codes with the other lanes, and the sum of its rounding errors times `weights`,
+        a vector.
         """
         layout, ends, pair = self.layout, held.ends, held.pair
         T.buffer_store(ends, T.float32(HIGHEST), [0])
@@ -145,9 +152,11 @@ class Quantizer:
             T.buffer_store(held.left, ends[3], [own])
 
     def write(self, held: Memory, row, d, i, cache, page, head, offset) -> None:
-        """Scale and offset of the group of vector `d`, which is vectors[i], to a position of the cache, and
-        the codes: of 8 bits those of the vector; of 4, after a barrier, those of two by the lane with the
-        first.
+        """Write scale and offset of the group of vector `d`, vectors[i], and its codes to a position of the
+        cache.
+
+        With 8 bits the codes are those of the vector; with 4, after a barrier, the lane with the first of two
+        vectors writes both.
         """
         layout = self.layout
         with T.If(d % layout.vectors == 0), T.Then():
@@ -165,7 +174,7 @@ class Quantizer:
             T.buffer_store(cache, word, [page, head, *layout.index(layout.code_place(offset, d))])
 
     def _move(self, held: Memory, row, d, i) -> None:
-        """The offset of the group that begins with vector `d` by what its codes leave; none stays none."""
+        """Move the offset of the group that begins with vector `d` by its rounding errors; NaN stays NaN."""
         bits, ends = T.Bind(held.words[i]), held.ends
         T.buffer_store(ends, half_of(bits, high=True), [0])
         with T.serial(self.layout.vectors) as e:
@@ -177,12 +186,12 @@ class Quantizer:
 
 
 def narrowed(value):
-    """The bits of the nearest float16, as uint32, of a number within its range."""
+    """The bits, as uint32, of the float16 nearest to a number within float16's range."""
     whole = T.reinterpret("int32", value)
     size = whole & T.int32(SIZE_F32)
     last = T.shift_right(size, T.int32(13)) & T.int32(1)
     normal = T.shift_right(size - T.int32(112 << 23) + T.int32(0xFFF) + last, T.int32(13))
-    # Below the normal numbers a half is added: its last bit is worth what that of such a number is.
+    # For subnormal results 0.5 is added: the last bit of the sum is worth a subnormal float16's last bit.
     half = T.reinterpret("float32", size) + T.float32(0.5)
     small = T.reinterpret("int32", half) - T.int32(0x3F000000)
     number = T.Select(size < T.int32(113 << 23), small, normal)
@@ -190,7 +199,7 @@ def narrowed(value):
 
 
 def _code(steps, levels: int):
-    """The code of so many steps and a half; of what is no number any: its group is none anyway."""
+    """The code for a number of steps plus a half; any code for NaN, whose group is NaN anyway."""
     return T.Cast("uint32", T.min(T.max(steps, T.float32(0)), T.float32(levels)))
 
 

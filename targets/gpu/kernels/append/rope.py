@@ -1,4 +1,4 @@
-"""Norms and rotation of q and k by position; k and v go to the paged cache."""
+"""Norms and rotation of q and k by position, and the append of k and v to the paged cache."""
 
 # mypy: ignore-errors
 # TVMScript: what looks like Python is parsed, and nested ifs separate build time from run time.
@@ -25,16 +25,17 @@ THREADS = 64
 
 
 def check_rope(job: RopeAppend) -> None:
-    """BuildError for queries that are scaled from a part of a position on."""
+    """BuildError for queries whose scaling starts at a fraction of a position."""
     if job.q_scale is not None and job.q_scale[1] != int(job.q_scale[1]):
         original = job.q_scale[1]
         raise BuildError(f"q_scale: {original} positions are no whole number, which the GPU targets need")
 
 
 def rope_append(job: RopeAppend) -> Staged:
-    """One launch; one more before it where something is normed, and one more where there are codes.
+    """The launches of a RopeAppend job: one, with another before it for norms, and another for a quantized
+    cache.
 
-    Together they have more than the eight buffers of a kernel. What is between them is float32 in f16
+    Together they have more than the eight buffers of a kernel. Values between them are float32, in f16
     programs too.
     """
     normed = job.norm_eps is not None or job.v_norm_eps is not None
@@ -71,7 +72,9 @@ def rope_append(job: RopeAppend) -> Staged:
 
 
 def _appended(job: RopeAppend, x_dtype: str, rotated: bool) -> tirx.PrimFunc:
-    """A thread a pair (i, i + head_dim/2) of a row's head; heads in the order q, k, v."""
+    """The kernel with a thread for each pair (i, i + head_dim/2) of a row's head; heads are in the order q,
+    k, v.
+    """
     m, heads, kv, half = job.m, job.heads, job.kv_heads, job.head_dim // 2
     all_heads = job.x_heads
     turning = heads + kv if job.append else heads  # heads that are rotated
@@ -146,30 +149,31 @@ def _appended(job: RopeAppend, x_dtype: str, rotated: bool) -> tirx.PrimFunc:
 
 
 def _normed(job: RopeAppend, rotated: bool) -> tirx.PrimFunc:
-    """A workgroup a stretch that is normed by itself: a head, or with `norm_all` all heads of q or of k.
+    """The kernel with a workgroup for each part that is normed separately: a head, or with `norm_all` all
+    heads of q or of k.
 
-    What is not normed is copied. `rotated`: q and k are rotated before they are normed. A thread has pairs
-    (i, i + head_dim/2).
+    Other heads are copied. `rotated`: q and k are rotated before they are normed. A thread has pairs (i, i +
+    head_dim/2).
     """
     m, heads, kv, half = job.m, job.heads, job.kv_heads, job.head_dim // 2
     all_heads, keys = job.x_heads, job.kv_heads * job.append
     normed = job.norm_eps is not None
     whole = normed and job.norm_all
-    q_parts, k_parts = (1, int(job.append)) if whole else (heads, keys)  # stretches; of v each head is one
-    q_length, k_length = (heads, kv) if whole else (1, 1)  # heads of a stretch
+    q_parts, k_parts = (1, int(job.append)) if whole else (heads, keys)  # parts; each head of v is one
+    q_length, k_length = (heads, kv) if whole else (1, 1)  # heads of a part
     longest = max(q_length, k_length) * half
     threads = min(threads_for(longest * 2), longest)
     turns = ceil_div(longest, threads)
 
     def mean(total, bx):
-        """The mean of squares of a stretch of q or k, from their sum."""
+        """The mean of squares of a part of q or k, from their sum."""
         if not whole:
             return total * T.float32(0.5 / half)
         q_factor, k_factor = T.float32(0.5 / half / heads), T.float32(0.5 / half / kv)
         return total * T.Select(bx < 1, q_factor, k_factor)
 
     def one_of(bx, q_value, k_value, v_value):
-        """By the kind of the stretch."""
+        """The value for the kind of a workgroup's part: q, k or v."""
         return T.Select(bx < q_parts, q_value, T.Select(bx < q_parts + k_parts, k_value, v_value))
 
     def first_head(bx):
@@ -231,7 +235,7 @@ def _normed(job: RopeAppend, rotated: bool) -> tirx.PrimFunc:
                         if at[2] < at[1]:
                             value[2] = value[1]
                             value[3] = value[1]
-                            at[3] = at[2] // half * half * 2 + at[2] % half  # in the stretch
+                            at[3] = at[2] // half * half * 2 + at[2] % half  # index in the part
                             if normed:
                                 if bx < q_parts:
                                     value[2] = value[1] * q_norm[at[3]]

@@ -26,13 +26,13 @@ THREADS = 64
 
 
 def described(job: RopeAppend, rotated: bool) -> Rows:
-    """What the kernel is told of the step's rows."""
+    """The Rows job whose output the kernel reads."""
     return Rows.of(replace(job, rope=rotated))
 
 
 def appended(job: RopeAppend, x_dtype: str, rotated: bool) -> tirx.PrimFunc:
-    """See rope._appended; heads in the order q, k, v. `rows`: what Rows makes of the step's rows, since a
-    kernel has eight buffers.
+    """The kernel; see rope._appended; heads are in the order q, k, v. `rows`: the output of Rows, since a
+    kernel has only eight buffers.
     """
     m, heads, kv = job.m, job.heads, job.kv_heads
     layout, half, all_heads = Quantized.of(job), job.head_dim // (2 * WIDTH), job.x_heads
@@ -53,7 +53,7 @@ def appended(job: RopeAppend, x_dtype: str, rotated: bool) -> tirx.PrimFunc:
             T.buffer_store(out, made, [row, (bx * 2 + side) * half + tx])
 
     def center(pair, weights, rounding, head, tx):
-        """A key without its constant; the weights of what its codes will leave."""
+        """Subtract a key's constant, and load the weights of its rounding errors."""
         for side in range(2):
             place = (head * 2 + side) * half + tx
             T.buffer_store(pair, pair[side] - rounding[place], [side])

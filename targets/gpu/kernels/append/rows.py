@@ -1,4 +1,6 @@
-"""What the projections to q, k and v know of a step's rows, once a step: see jobs.Rows."""
+"""The kernel that computes, once a step, the facts about rows that the projections to q, k and v need: see
+jobs.Rows.
+"""
 
 # mypy: ignore-errors
 # TVMScript: what looks like Python is parsed, and nested ifs separate build time from run time.
@@ -17,12 +19,15 @@ from nearfar.targets.gpu.kernels.script.vectors import WIDTH, at, spread
 
 THREADS = 64
 PLACE, FACTOR = 0, 1
-"""Where in a row they stand; the others of Rows.FACTS are zeros, so that what follows is whole vectors."""
+"""Indices of these facts in a row; the others of Rows.FACTS are zeros, so that the cosines begin at a whole
+vector.
+"""
 
 
 def turn(pair, r, turned, rows, row, lane, half: int) -> None:
-    """pair[2r] and pair[2r + 1], vector `lane` of each half of a head of `half` vectors a half, by the row's
-    position; `turned`: two vectors to work in.
+    """Rotate pair[2r] and pair[2r + 1], vector `lane` of each half of a head, by the row's position.
+
+    A half has `half` vectors; `turned`: two vectors to work in.
     """
     place = Rows.FACTS // WIDTH + lane
     cos, sin = (T.reinterpret("float32x4", rows[row, place + side * half]) for side in range(2))
@@ -38,7 +43,7 @@ def factor(rows, row):
 
 
 def rows(job: Rows) -> Staged:
-    """One launch, a thread a number."""
+    """The launch of a Rows job, with a thread for each number."""
     names = (*job.inputs(), "out")
     return Staged((Stage(select(_facts(job), list(names), "rows"), names),))
 

@@ -1,10 +1,10 @@
-"""Keys and values as kernels for GPUs load them from the cache: floats, or codes that become floats there.
+"""Loads keys and values from the cache in GPU kernels: floats, or codes that become floats.
 
 The words of a page's head of a quantized cache (nearfar.format.kv) are codes [page_size, words of a row],
-then pairs [page_size, groups], scale in the low half and offset in the high one: the layout of the cpu's
-values, for keys too. A byte holds a component; of 4 bits byte j of each 16 holds component j of 32 in its low
-half, and j + 16 in its high one. So four neighbouring components are four neighbouring bytes of one word, or
-a half of each, and every word belongs to one group.
+then pairs [page_size, groups], scale in the low half and offset in the high one: the layout of the cpu
+target's values, for keys too. With 8 bits a byte holds a component; with 4 bits, byte j of each 16 holds
+component j of 32 in its low half, and j + 16 in its high one. So four neighbouring components are four
+neighbouring bytes of one word, or a half of each, and every word belongs to one group.
 """
 
 # mypy: ignore-errors
@@ -26,13 +26,13 @@ from nearfar.targets.gpu.kernels.script.vectors import WIDTH, joined, number_of,
 BYTE = 8
 NIBBLES = 0x0F0F0F0F
 SUBNORMAL = 2.0**-24
-"""What the last bit of a float16 below the normal numbers is worth."""
+"""The value of the last bit of a subnormal float16."""
 _F16_EXPONENT, _F16_MANTISSA, _F16_SIGN = 0x7C00, 0x3FF, 0x8000
 
 
 @dataclass(frozen=True)
 class Quantized:
-    """Where in a page's head the words of a row lie."""
+    """The places of a row's words in a page's head."""
 
     head_dim: int
     page_size: int
@@ -41,32 +41,32 @@ class Quantized:
 
     @staticmethod
     def of(job: Paged) -> Quantized | None:
-        """How a job's cache is quantized, None where the cache holds floats."""
+        """The layout of a job's quantized cache; None if the cache holds floats."""
         if job.kv_dtype not in BITS:
             return None
         bits = BITS[job.kv_dtype]
         group = group_size(job.head_dim, bits)
-        assert group is not None  # PlannedTarget.check has refused others
+        assert group is not None  # PlannedTarget.check has refused other shapes
         return Quantized(job.head_dim, job.page_size, bits, group)
 
     @property
     def row(self) -> int:
-        """Words of a row's codes."""
+        """The number of words of a row's codes."""
         return self.head_dim * self.bits // 32
 
     @property
     def vectors(self) -> int:
-        """Vectors of four components of a group."""
+        """The number of vectors of four components in a group."""
         return self.group // WIDTH
 
     @property
     def words(self) -> int:
-        """Words of a row, its pairs of scale and bias included."""
+        """The number of words of a row, with its pairs of scale and offset."""
         return row_words(self.head_dim, f"int{self.bits}")
 
     @property
     def apart(self) -> int:
-        """Vectors from one of a word to the other, of 4 bits."""
+        """The distance between the two vectors of a word of 4-bit codes, in vectors."""
         return UNIT // WIDTH // 2
 
     def is_low(self, d):
@@ -91,13 +91,13 @@ class Quantized:
         return T.shift_right(word, shift) & T.uint32(NIBBLES)
 
     def index(self, place):
-        """The last two of a cache's indices for a word of a page's head."""
+        """The last two indices of a cache for a word of a page's head."""
         return place // self.words, place % self.words
 
 
 @dataclass(frozen=True)
 class Cached:
-    """The keys or values of a job's cache; `head`: the vectors that its kernel has of a head."""
+    """The keys or values of a job's cache; `head`: the vectors into which the kernel divides a head."""
 
     job: Paged
     head: Head
@@ -114,13 +114,13 @@ class Cached:
         return self.head.dtype(self.job.kv_dtype) if self.quantized is None else "uint32"
 
     def extents(self, pages):
-        """Shape of the buffer of so many pages."""
+        """The shape of a buffer of `pages` pages."""
         last = self.head.count if self.quantized is None else self.quantized.words
         return pages, self.job.kv_heads, self.job.page_size, last
 
     def memory(self):
-        """Declare what a lane holds of a vector while it is loaded. Locals, as TVM puts a bound expression
-        wherever it is used.
+        """Declare a lane's locals for loading a vector. They are locals because TVM copies a bound expression
+        to every use.
         """
         if self.quantized is None:
             return None
@@ -131,7 +131,7 @@ class Cached:
         )
 
     def load(self, held, cache, page, head, offset, d):
-        """Vector `d` of a position in float32 (statements, where it is quantized)."""
+        """Vector `d` of a position in float32; writes statements if the cache is quantized."""
         layout = self.quantized
         if layout is None:
             return self.head.f32(cache[page, head, offset, d])
@@ -142,7 +142,7 @@ class Cached:
         return held.vector[0]
 
     def number(self, held, cache, page, head, offset, component):
-        """One component of a position in float32 (statements, where it is quantized)."""
+        """One component of a position in float32; writes statements if the cache is quantized."""
         if self.quantized is None:
             return f32(cache[page, head, offset, component])
         self._bring(held, cache, page, head, offset, component // WIDTH)
@@ -150,7 +150,7 @@ class Cached:
         return f32(T.shift_right(held.words[0], shift) & T.uint32(0xFF)) * held.unit[0] + held.unit[1]
 
     def _bring(self, held, cache, page, head, offset, d) -> None:
-        """Components of vector `d`, a byte each, and its group's scale and offset."""
+        """Load the components of vector `d`, a byte each, and its group's scale and offset."""
         layout = self.quantized
         word, pair = layout.code_place(offset, d), layout.pair_place(offset, d)
         T.buffer_store(held.words, layout.four(cache[page, head, *layout.index(word)], d), [0])
@@ -161,7 +161,9 @@ class Cached:
 
 @dataclass(frozen=True)
 class Loaded:
-    """Four components' word and that of their group's scale and offset; these as numbers; the vector."""
+    """Locals for loading: the words of four components and of their group's scale and offset; these as
+    numbers; the vector.
+    """
 
     words: Any
     unit: Any
@@ -169,8 +171,10 @@ class Loaded:
 
 
 def half_of(word, *, high: bool):
-    """The float16 in a half of a word as float32, those below the normal numbers too, which a GPU may take
-    for zeros: in a group of small values scale and offset can both be such.
+    """The float16 in a half of a word as float32.
+
+    Subnormal numbers are converted exactly: a GPU may take them for zeros, and in a group of small values
+    both scale and offset can be subnormal.
     """
     bits = T.shift_right(word, T.uint32(16)) if high else word
     mantissa = f32(bits & T.uint32(_F16_MANTISSA)) * exactly(SUBNORMAL)

@@ -1,4 +1,4 @@
-"""Paged attention, by class of device."""
+"""Chooses the kernel of paged attention by the class of device."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from nearfar.targets.gpu.kernels.script.vectors import WIDTH, fits
 
 
 def attention(job: Attend, tuning: Tuning) -> Staged:
-    """The launches of a job. As many rows as there may be sequences may each be of another one: of those,
-    the positions are shared out; of more, the rows that share positions are put together.
+    """The launches of an Attend job.
+
+    Up to MAX_ROWS rows may each belong to another sequence: workgroups share their positions. With more rows,
+    rows that share positions are computed together.
     """
     if tuning.device is SOFTWARE:
         staged: Staged = software.attention(job)
@@ -28,11 +30,11 @@ def attention(job: Attend, tuning: Tuning) -> Staged:
 
 
 def split(job: Attend, linear: Linear, tuning: Tuning) -> Split | None:
-    """The parts that are left to the matmul behind attention; None: attention puts them together itself.
+    """The parts that attention leaves to the matmul behind it; None: attention joins them itself.
 
-    Every workgroup of the matmul reads all parts, so what a launch less saves is paid with reading them
-    again. Both are absolute: a launch costs a small model as much as a large one, so the bytes that may be
-    read again are a constant of the class (classes.read_again; docs/decisions/0016).
+    Every workgroup of the matmul reads all parts, so the launch saved is paid for by reading them again. Both
+    costs are absolute: a launch costs a small model as much as a large one, so the bytes that may be read
+    again are a constant of the class (classes.read_again; docs/decisions/0016).
     """
     device = tuning.device
     if device is SOFTWARE or job.m > VECTOR_ROWS or not fits(linear) or Head.of(job).width != WIDTH:

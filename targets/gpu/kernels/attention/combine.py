@@ -1,7 +1,7 @@
-"""Attention's parts (jobs.Split) put together: as a launch of its own, or at the beginning of a matmul.
+"""Joins attention's parts (jobs.Split), in a launch of its own or at the beginning of a matmul.
 
-A part counts as the exponential of the logarithm that stands behind its values. Which parts a row has is
-computed from its position: the others are not read.
+A part's weight is the exponential of the logarithm behind its values. The number of a row's parts is computed
+from its position; the others are not read.
 """
 
 # mypy: ignore-errors
@@ -27,12 +27,12 @@ AHEAD = 16  # parts whose values a thread of a matmul loads at a time
 
 
 def span_of(split: Split, position):
-    """Blocks of a part, at least one; `position`: of the row."""
+    """The number of blocks in a part, at least one; `position`: the row's."""
     return T.max((_blocks(split, position) + (split.count - 1)) // split.count, 1)
 
 
 def used(split: Split, position):
-    """Parts that a row has: none in padding."""
+    """The number of parts of a row; 0 for padding."""
     span = span_of(split, position)
     return (_blocks(split, position) + span - 1) // span
 
@@ -43,8 +43,10 @@ def _blocks(split: Split, position):
 
 
 def combine(job: Attend, split: Split, threads: int, counted: bool = False) -> tirx.PrimFunc:
-    """A launch of its own: a workgroup a head and row, stripes of its threads along the parts. `counted`: how
-    many a row has stands behind the values of the first, in the third place.
+    """The kernel of a launch of its own: a workgroup for each head and row, with stripes of its threads along
+    the parts.
+
+    `counted`: the number of a row's parts is behind the values of the first part, in the third place.
     """
     m, heads, dim, count = job.m, job.heads, job.head_dim, split.count
     head_of = Head.of(job)
@@ -104,7 +106,7 @@ def combine(job: Attend, split: Split, threads: int, counted: bool = False) -> t
                                     head_of.add(acc, i * width, value, tmp[2])
                         for i in T.unroll(cells):
                             if cells == 1 or i * threads + tx < vectors:
-                                for e in T.unroll(width):  # dimensions of a vector apart: it spares the banks
+                                for e in T.unroll(width):  # apart, against bank conflicts
                                     pool[
                                         tx // vectors * dim
                                         + e * vectors
@@ -124,7 +126,7 @@ def combine(job: Attend, split: Split, threads: int, counted: bool = False) -> t
 
 
 def tail(head: Head, partial, row, of, part, place: int):
-    """One of the numbers behind a part's values."""
+    """The number at `place` behind a part's values."""
     found = partial[row, of, part, head.count + place // head.width]
     return f32(head.part(found, place % head.width))
 
@@ -153,7 +155,7 @@ class Gathered:
         return IRBuilder.name("gathered", T.alloc_shared(shape, f"{job.x_dtype}x{WIDTH}"))
 
     def gather(self, x, partial, positions, sinks, lane, threads: int) -> None:
-        """Combine all rows; `lane`: of the thread among all of the workgroup's. Ends with a barrier."""
+        """Combine all rows; `lane`: the thread's index in the workgroup. Ends with a barrier."""
         job, split, heads, across = self.job, self.job.split, self.job.split_heads, self.job.matrix.k // WIDTH
         vectors, count = across // heads, split.count
         told = IRBuilder.name("told", T.alloc_shared((job.m * heads * count,), "float32"))
@@ -197,7 +199,7 @@ class Gathered:
         T.evaluate(T.tvm_storage_sync("shared"))
 
     def rows(self, x):
-        """How `Sums.add` reads them: four inputs of row i as float32."""
+        """The function by which `Sums.add` reads the rows: four inputs of row i as float32."""
         across = self.job.matrix.k // WIDTH
         return lambda i, vector: f32x4(x[i * across + vector])
 
@@ -207,10 +209,10 @@ class Gathered:
 
 
 def row_bytes(job: Linear) -> int:
-    """Bytes of all rows of a job as the job reads them, which is also the size of one part."""
+    """Bytes of all rows of a job in the job's dtype, which is also the size of one part."""
     return job.m * job.matrix.k * (4 if job.x_dtype == "float32" else 2)
 
 
 def gathered_bytes(job: Linear, split: Split, heads: int) -> int:
-    """Bytes of workgroup memory in which a matmul combines its rows."""
+    """Bytes of workgroup memory in which a matmul joins its rows."""
     return row_bytes(job) + 4 * job.m * heads * split.count

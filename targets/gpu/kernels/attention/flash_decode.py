@@ -1,14 +1,15 @@
-"""Attention of few rows: the positions that a row sees are shared out in blocks among workgroups.
+"""Attention for few rows: workgroups divide the positions that a row sees into runs of blocks.
 
-A row's workgroups are as many as the longest sequence needs, at most `workgroups` in all; they take equal
-runs of blocks of what is there now, and those beyond it leave at once: lengths are read from read-only
-buffers at uniform indices, so this is uniform, as WGSL demands of what barriers stand in. A second launch
-weighs the parts that exist, again by the length, or the matmul behind it does (combine.py; Dao et al.,
+A row gets as many workgroups as the longest sequence needs, at most `workgroups` in all; they take equal runs
+of the blocks that exist now, and workgroups beyond the sequence return at once. Lengths are read from
+read-only buffers at uniform indices, so control flow is uniform, as WGSL demands around barriers. A second
+launch weighs the parts that exist, again by the length, or the matmul behind it does (combine.py; Dao et al.,
 "Flash-Decoding for long-context inference", 2023).
 
 A workgroup has the query heads that share one kv head, so a key or value loaded serves them all. Scores: a
-few lanes side by side read a key as vectors, so that they read whole lines; their sums meet in workgroup
-memory. Values: lanes lie along the head, stripes of them along the positions, and are summed at the end.
+few neighbouring lanes read a key as vectors, so that they read whole lines; their sums meet in workgroup
+memory. Values: lanes are spread along the head, stripes of them along the positions, and are summed at the
+end.
 """
 
 # mypy: ignore-errors
@@ -37,23 +38,24 @@ from nearfar.targets.gpu.kernels.script.text import prim_func
 from nearfar.targets.gpu.kernels.script.vectors import of_numbers
 
 MAX_THREADS = 128  # a block of 64 positions is not enough work for more
-MAX_HEADS = 8  # query heads a workgroup
+MAX_HEADS = 8  # query heads of a workgroup
 MAX_SUMS = 32  # sums of values that a thread keeps
-LANES = 8  # that read a key side by side: a line of 128 bytes of float32
-CELL = 8  # scores of which one thread finds the maximum
-WORKGROUPS = 1024  # of all rows, heads and parts: enough for the largest device
-MIN_PARTS, MAX_PARTS = 16, 128  # of a row; a block is a part where there are not more of them
-MAX_FEW = 32  # of a row, where a matmul puts them together
+LANES = 8  # neighbours that read a key: a line of 128 bytes of float32
+CELL = 8  # scores whose maximum one thread finds
+WORKGROUPS = 1024  # for all rows, heads and parts: enough for the largest device
+MIN_PARTS, MAX_PARTS = 16, 128  # parts of a row; each block is one if there are not more
+MAX_FEW = 32  # the most parts of a row if a matmul joins them
 NAMES = ("q", "k_cache", "v_cache", "positions", "slots", "page_table")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """How a workgroup is laid out.
+    """The layout of a workgroup.
 
-    `heads` query heads; scores of `turn` positions are summed at a time from the sums of `lanes` lanes a
-    position; values: `stripes` of lanes, a lane has `cells` vectors of each head. `ahead`: loads of a key, or
-    twice as many of all, that the code has side by side. `together`: heads whose values are summed at a time.
+    It has `heads` query heads. Scores of `turn` positions are summed at a time, from the sums of `lanes`
+    lanes for each position. Values: `stripes` of lanes; a lane has `cells` vectors of each head. `ahead`:
+    loads of a key that the code issues together, or twice as many for all keys. `together`: heads whose
+    values are summed at a time.
     """
 
     threads: int
@@ -67,26 +69,28 @@ class Shape:
 
     @property
     def pool(self) -> int:
-        """Floats in which lanes' and stripes' sums meet; a gap after each position's spares the banks."""
+        """Floats of workgroup memory in which lanes' and stripes' sums meet; a gap after each position avoids
+        bank conflicts.
+        """
         return self.turn * self.heads * (self.lanes + 1)
 
     def together(self, dim: int) -> int:
-        """Heads whose values fit the pool."""
+        """The number of heads whose values fit the pool."""
         fit = max(self.pool // (self.stripes * dim), 1)
         return next(size for size in range(min(fit, self.heads), 0, -1) if self.heads % size == 0)
 
     def pool_of(self, dim: int) -> int:
-        """Floats of the pool with room for one head's values at least."""
+        """Floats of the pool, with room for at least one head's values."""
         return max(self.pool, self.stripes * self.together(dim) * dim)
 
     def shared_bytes(self, dim: int) -> int:
-        """Workgroup memory: q, pool, weights, cells, maxima and factors, stripes' sums, places."""
+        """Bytes of workgroup memory: q, pool, weights, cells, maxima and factors, stripes' sums, places."""
         each = dim + self.block + self.block // CELL + 2 + self.stripes
         return 4 * (self.heads * each + self.pool_of(dim) + self.block)
 
 
 def shape_of(job: Attend, device: DeviceClass) -> Shape:
-    """The most heads together that registers and workgroup memory hold, then the fewest turns."""
+    """The layout with the most heads that registers and workgroup memory hold, then with the fewest turns."""
     head = Head.of(job)
     threads, block = min(device.threads, MAX_THREADS), device.positions
     cells, stripes = ceil_div(head.count, threads), max(threads // head.count, 1)
@@ -101,7 +105,7 @@ def shape_of(job: Attend, device: DeviceClass) -> Shape:
 
 
 def split_of(job: Attend, device: DeviceClass) -> Split:
-    """Parts of a row's positions at most: blocks, or as many as keep the grid and the scratch small."""
+    """The most parts of a row's positions: blocks, or fewer to keep the grid and the scratch small."""
     shape = shape_of(job, device)
     rows = job.m * job.heads // shape.heads
     most = max(MIN_PARTS, min(MAX_PARTS, WORKGROUPS // rows))
@@ -109,8 +113,8 @@ def split_of(job: Attend, device: DeviceClass) -> Split:
 
 
 def few_parts(job: Attend, device: DeviceClass) -> Split:
-    """As few parts as have half of the bytes under way that the class wants: each is read by every workgroup
-    of the matmul that puts them together.
+    """The fewest parts with half of the bytes in flight that the class requires: each workgroup of the matmul
+    that joins the parts reads all of them.
     """
     shape = shape_of(job, device)
     part = job.m * job.heads // shape.heads * shape.block * row_bytes(job.head_dim, job.kv_dtype)
@@ -120,7 +124,7 @@ def few_parts(job: Attend, device: DeviceClass) -> Split:
 
 
 def attention(job: Attend, device: DeviceClass) -> Staged:
-    """Two launches: the parts, and their weighted sum; the first only where the job leaves them."""
+    """The launches: the parts, and their weighted sum; only the first if the job leaves the parts."""
     shape = shape_of(job, device)
     split = job.split or split_of(job, device)
     made = of_numbers(select(_split(job, shape, split), [*NAMES, "partial"], "attention_split"))
@@ -135,9 +139,10 @@ def attention(job: Attend, device: DeviceClass) -> Staged:
 
 
 def _split(job: Attend, shape: Shape, split: Split) -> tirx.PrimFunc:
-    """One row over one part: its heads, as jobs.Split says.
+    """The kernel for one row and one part of its positions, for some heads, with output as in jobs.Split.
 
-    In workgroup memory a head's values lie as its vectors' first dimensions, then the second, ….
+    In workgroup memory a head's values are ordered by dimension within a vector: all vectors' first
+    dimensions, then all second ones, ….
     """
     parts = split.count
     m, heads, kv, dim, page = job.m, job.heads, job.kv_heads, job.head_dim, job.page_size

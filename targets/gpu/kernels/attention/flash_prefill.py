@@ -1,17 +1,17 @@
-"""Attention of many rows: a workgroup has a tile of rows, and reads each key and value once for all of them.
+"""Attention for many rows: a workgroup has a tile of rows, and reads each key and value once for all of them.
 
 A tile is rows of one sequence at neighbouring positions, as a step has them: it begins where the sequence
-changes, and at every multiple of the tile's height. There is a workgroup a row, and those whose row begins no
-tile leave at once: rows are found in read-only buffers at uniform indices, so this is uniform, as WGSL
-demands of what barriers stand in. So any mix of sequences and padding is right, and one that prefills is
-read once a tile.
+changes, and at every multiple of the tile's height. There is a workgroup for each row, and those whose row
+begins no tile return at once. Rows are found in read-only buffers at uniform indices, so control flow is
+uniform, as WGSL demands around barriers. So any mix of sequences and padding gives right results, and a
+sequence in prefill is read once for each tile.
 
-Where tiles are fewer than the class wants workgroups, a tile's positions are shared out among several, as in
-flash_decode.py: the fewer rows a tile has, the more. Each leaves its part behind (jobs.Split, with the number
-of parts in the third place behind the values of the first), and a second launch puts them together.
+If there are fewer tiles than the class requires workgroups, several workgroups divide a tile's positions, as
+in flash_decode.py: the fewer rows a tile has, the more. Each writes its part (jobs.Split, with the number of
+parts in the third place behind the values of the first), and a second launch joins them.
 
 The vectors of a tile are its rows times the query heads of a workgroup. Keys, then values, of some positions
-are staged in workgroup memory a slice of the head at a time; a thread computes scores of a few vectors and a
+are staged in workgroup memory, a slice of the head at a time; a thread computes scores of a few vectors and a
 few keys, and sums values of the same vectors in registers (Dao, "FlashAttention-2", 2023).
 """
 
@@ -38,7 +38,7 @@ from nearfar.targets.gpu.kernels.script.vectors import of_numbers
 
 
 def attention(job: Attend, device: DeviceClass) -> Staged:
-    """One launch, or two."""
+    """The launches of an Attend job: one, or two if tiles are split into parts."""
     tile = tile_of(job, device)
     split = Split(most_parts(job, tile), LEAST, job.window, job.sinks)
     names = (*job.inputs(), "out")
@@ -57,7 +57,7 @@ def attention(job: Attend, device: DeviceClass) -> Staged:
 
 
 def _attend(job: Attend, tile: Tile, split: Split) -> tirx.PrimFunc:
-    """The tile that begins with one row, if one does: over all positions, or over one part of them."""
+    """The kernel for the tile that begins with a row, if one does, over all positions or one part of them."""
     m, heads, kv, dim, page = job.m, job.heads, job.kv_heads, job.head_dim, job.page_size
     head_of = Head.of(job)
     cached = Cached.of(job, head_of)
@@ -72,7 +72,7 @@ def _attend(job: Attend, tile: Tile, split: Split) -> tirx.PrimFunc:
     parts, sinks_here = split.count, job.sinks and split.count == 1
 
     def row_of(mine, i):
-        """Row of a tile that vector `i` of a thread has; written so that its vectors share the arithmetic."""
+        """The tile's row of a thread's vector `i`, written so that its vectors share the arithmetic."""
         if own % group == 0:
             return mine * (own // group) + i // group
         return mine // (group // own) if group % own == 0 else (mine * own + i) // group
@@ -84,7 +84,7 @@ def _attend(job: Attend, tile: Tile, split: Split) -> tirx.PrimFunc:
         return mine % (group // own) * own + i if group % own == 0 else (mine * own + i) % group
 
     def wanted(q, by, first_head, mine, i, s, d):
-        """Vector `d` of a slice of the query that vector `i` of a thread is."""
+        """Vector `d` of a slice of the query that is a thread's vector `i`."""
         row = T.min(by + row_of(mine, i), m - 1)
         return head_of.f32(q[row, (first_head + head_in(mine, i)) * count + s * piece + d])
 
@@ -196,7 +196,7 @@ def _attend(job: Attend, tile: Tile, split: Split) -> tirx.PrimFunc:
                                             )
                                 T.tvm_storage_sync("shared")
                                 for d in T.serial(piece):
-                                    # Of queries and keys the fewer are held.
+                                    # The fewer of queries and keys are kept in registers.
                                     for i in T.unroll(own):
                                         if own <= own_keys:
                                             head_of.put(
@@ -221,7 +221,7 @@ def _attend(job: Attend, tile: Tile, split: Split) -> tirx.PrimFunc:
                                 T.tvm_storage_sync("shared")
                             for i in T.unroll(own):
                                 tmp[0] = T.float32(LOWEST)
-                                at[0] = position + row_of(mine, i)  # of the vector's row
+                                at[0] = position + row_of(mine, i)  # the position of the vector's row
                                 for j in T.unroll(own_keys):
                                     tmp[1] = score[i * own_keys + j] * T.float32(job.scale)
                                     if job.softcap is not None:
@@ -286,7 +286,7 @@ def _attend(job: Attend, tile: Tile, split: Split) -> tirx.PrimFunc:
                             tmp[0] = T.float32(0)
                             for e in T.serial(lanes):  # unrolled, its addresses would be kept from above
                                 tmp[0] = tmp[0] + told[(mine * own + i) * lanes + e]
-                            # A row may see nothing of a part.
+                            # A row may see no position of a part.
                             tmp[1] = T.Select(tmp[0] == T.float32(0), T.float32(0), T.float32(1) / tmp[0])
                             at[0] = by + row_of(mine, i)
                             at[1] = first_head + head_in(mine, i)

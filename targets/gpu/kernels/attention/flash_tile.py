@@ -1,4 +1,4 @@
-"""How attention of many rows lies over workgroups: the tile of flash_prefill.py, and its parts."""
+"""The tiles of attention for many rows (flash_prefill.py), and their parts."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from nearfar.targets.gpu.kernels.common import ceil_div
 MAX_THREADS = 256
 MAX_HEADS = 8  # query heads a workgroup
 MIN_QUERIES, MIN_KEYS = 8, 8
-KEYS = (4, 2, 1)  # of a thread
+KEYS = (4, 2, 1)  # the possible numbers of keys of a thread
 SLICE = 64  # dimensions staged at a time, at most
 LEAST, MAX_PARTS = 128, 16  # positions of a part, at least; parts of a tile
-FEW_TILES, FEWER_ROWS = 4, 4  # in a step of so few tiles, tiles of few rows have so many times the parts
+FEW_TILES, FEWER_ROWS = 4, 4  # in a step of at most 4 tiles, tiles of few rows have 4 times the parts
 
 
 @dataclass(frozen=True)
 class Tile:
-    """`queries` rows of `heads` heads by `keys` positions; a thread has `own_keys` of the keys, and the head
-    is staged `slice` vectors at a time.
+    """`queries` rows of `heads` heads by `keys` positions.
+
+    A thread has `own_keys` of the keys, and the head is staged `slice` vectors at a time.
     """
 
     threads: int
@@ -32,7 +33,7 @@ class Tile:
     own_keys: int
     slice: int
     parts: int = 1
-    """Into how many parts the positions that a full tile sees are split at most."""
+    """The most parts into which the positions that a full tile sees are split."""
 
     @property
     def vectors(self) -> int:
@@ -41,31 +42,33 @@ class Tile:
 
     @property
     def lanes(self) -> int:
-        """Threads that have the same vectors."""
+        """The number of threads that have the same vectors."""
         return self.keys // self.own_keys
 
     @property
     def groups(self) -> int:
-        """How many groups of threads there are; the threads of a group have the same vectors."""
+        """The number of groups of threads; the threads of a group have the same vectors."""
         return self.threads // self.lanes
 
     def columns(self, head: Head) -> int:
-        """Vectors of a head whose values a thread sums."""
+        """The number of a head's vectors whose values a thread sums."""
         return head.count // self.slice * ceil_div(self.slice, self.lanes)
 
     def sums(self, head: Head) -> int:
-        """Values that a thread sums."""
+        """The number of values that a thread sums."""
         return self.vectors // self.groups * self.columns(head) * head.width
 
     def shared_bytes(self, head: Head) -> int:
-        """Workgroup memory: the stage, weights, and what lanes of the same vectors tell each other."""
+        """Bytes of workgroup memory: the stage, weights, and values that lanes of the same vectors
+        exchange.
+        """
         stage = self.keys * (self.slice + 1) * head.width
         return 4 * (stage + self.vectors * (self.keys + 1 + self.lanes))
 
 
 def tile_of(job: Attend, device: DeviceClass) -> Tile:
-    """The most query vectors; then the most rows, keys, and dimensions staged; as many parts as give the
-    launch the threads that its class wants.
+    """The tile with the most query vectors, then the most rows, keys and staged dimensions, in as many parts
+    as give the launch the threads that its class requires.
     """
     head, threads = Head.of(job), min(2 * device.threads, MAX_THREADS)
     queries = [size for size in (64, 32, 16, 8) if MIN_QUERIES <= size <= device.queries]
@@ -90,6 +93,6 @@ def _fits(tile: Tile, head: Head, device: DeviceClass, memory: int) -> bool:
 
 
 def most_parts(job: Attend, tile: Tile) -> int:
-    """The most parts of a tile with few rows, as in a step that continues a prompt beside a decode."""
+    """The most parts of a tile with few rows, as in a step that continues a prompt and also decodes."""
     more = FEWER_ROWS if job.m <= FEW_TILES * tile.queries else 1
     return min(tile.parts * more, MAX_PARTS, ceil_div(seen(job), LEAST))

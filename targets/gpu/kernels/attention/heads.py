@@ -1,4 +1,6 @@
-"""What the attention kernels for GPUs share: heads as vectors of four dimensions, where they are whole."""
+"""Helpers of the GPUs' attention kernels: heads as vectors of four dimensions, if the head length
+allows it.
+"""
 
 # mypy: ignore-errors
 # TVMScript: what looks like Python is parsed, and nested ifs separate build time from run time.
@@ -15,14 +17,14 @@ from nearfar.targets.gpu.kernels.script.vectors import WIDTH, at, joined
 
 @dataclass(frozen=True)
 class Head:
-    """A head as `count` vectors of `width` dimensions: 4, or 1 where the head is no multiple of it."""
+    """A head as `count` vectors of `width` dimensions: 4, or 1 if the head length is not a multiple of 4."""
 
     width: int
     count: int
 
     @staticmethod
     def of(job: Attend) -> Head:
-        """How a job's heads are read: in vectors, or number by number where vectors do not divide them."""
+        """How a job's heads are read: in vectors, or number by number if vectors do not divide them."""
         width = 1 if job.head_dim % WIDTH else WIDTH
         return Head(width, job.head_dim // width)
 
@@ -35,21 +37,23 @@ class Head:
         return T.Cast(self.dtype("float32"), vector)
 
     def scaled(self, vector, by: float):
-        """Times a number."""
+        """A vector times a number."""
         factor = T.float32(by)
         return vector * (factor if self.width == 1 else T.Broadcast(factor, self.width))
 
     def part(self, vector, place: int):
-        """One dimension."""
+        """One dimension of a vector."""
         return vector if self.width == 1 else at(vector, place)
 
     def stored(self, places, first, dtype: str):
-        """What `put` wrote, or other float32 of a local array, as a vector of a buffer of this dtype."""
+        """Float32 values of a local array (as `put` writes them) as a vector of a buffer with dtype
+        `dtype`.
+        """
         made = [stored(places[first + place], dtype) for place in range(self.width)]
         return made[0] if self.width == 1 else joined(made)
 
     def dot(self, a, b):
-        """Sum of the products."""
+        """The dot product of two vectors."""
         total = self.part(a, 0) * self.part(b, 0)
         for place in range(1, self.width):
             total = total + self.part(a, place) * self.part(b, place)
@@ -61,7 +65,7 @@ class Head:
             T.buffer_store(places, self.part(vector, place), [first + place])
 
     def dot_of(self, total, places, first, vector):
-        """Total and the products of a vector with what `put` wrote."""
+        """`total` plus the products of a vector with values that `put` wrote."""
         for place in range(self.width):
             total = total + places[first + place] * self.part(vector, place)
         return total
@@ -73,17 +77,17 @@ class Head:
 
 
 def begin(job: Attend, length):
-    """The first position that a row sees, whose `length` is its position and 1 (0: padding)."""
+    """The first position that a row sees; `length`: the row's position plus 1 (0: padding)."""
     return T.int32(0) if job.window is None else T.max(length - job.window, 0)
 
 
 def seen(job: Attend) -> int:
-    """Positions that a row may see at most."""
+    """The most positions that a row may see."""
     context = job.pages_per_slot * job.page_size
     return context if job.window is None else min(context, job.window)
 
 
 def heads_together(job: Attend, most: int) -> list[int]:
-    """Numbers of query heads that a workgroup may take of those that share a kv head, the most first."""
+    """The possible numbers of query heads in a workgroup, all with the same kv head, the largest first."""
     shared = job.heads // job.kv_heads
     return [size for size in range(min(most, shared), 0, -1) if shared % size == 0]

@@ -1,4 +1,4 @@
-"""Every matmul of the model: a matvec for few rows, a tiled matmul for many."""
+"""Chooses the kernel of every matmul: a matvec for few rows, a tiled matmul for many."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ MATVEC_ROWS = 7  # a tile of the matmul has 16 rows; up to half of it, the matve
 
 
 def linear(job: Linear, tuning: Tuning) -> Staged:
-    """The launch of a job, two where its rows are rounded (those that logits are made of never are). Rows or
-    columns that are no whole vectors take the software kernels.
+    """The launches of a job: one, or two if its rows are rounded (rows for logits never are).
+
+    Rows or columns that are not whole vectors take the software kernels.
     """
     made_of = products(job, tuning)
     if _plain(job, tuning):
@@ -33,7 +34,7 @@ def linear(job: Linear, tuning: Tuning) -> Staged:
 
 
 def products(job: Linear, tuning: Tuning) -> Products:
-    """The program's products where the job allows them, else those of floats."""
+    """The program's kind of products if the job allows it, else "float"."""
     if _plain(job, tuning):
         return "float"
     able = {
@@ -45,5 +46,5 @@ def products(job: Linear, tuning: Tuning) -> Products:
 
 
 def _plain(job: Linear, tuning: Tuning) -> bool:
-    """Whether the software kernels take it."""
+    """Whether the software kernels take the job."""
     return tuning.device is SOFTWARE or not fits(job)

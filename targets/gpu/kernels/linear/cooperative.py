@@ -1,16 +1,16 @@
 """Matrix times many rows (prefill) by cooperative matrices: a subgroup multiplies tiles of 16 by 16.
 
-A workgroup has 64 rows by 64 columns. Of 32 inputs at a time its threads bring the rows and the dequantized
-weights into workgroup memory as float16; then each subgroup adds products of tiles to sums of its own, in
-float32, which no lane sees as numbers before they are written to workgroup memory at the end. As many sums
-are declared as the widest subgroup has; those beyond the last tile are passed over, by whole subgroups.
-Threads lie along x alone: Vulkan wants it, lest a subgroup is not whole.
+A workgroup has 64 rows by 64 columns. For 32 inputs at a time its threads bring the rows and the dequantized
+weights into workgroup memory as float16; then each subgroup adds products of tiles to its own sums, in
+float32, which lanes can read only after they are written to workgroup memory at the end. Enough sums are
+declared for the widest subgroup; whole subgroups skip those beyond the last tile. Threads are along x only:
+Vulkan requires it for full subgroups.
 
-Rows with a norm are read twice: first for the sum of squares, so that what is rounded to float16 is of unit
-size (beyond 65,504 it saturates, as all that is stored as float16 does).
+Rows with a norm are read twice: first for the sum of squares, so that values rounded to float16 are of unit
+size (beyond 65,504 they saturate, like all values stored as float16).
 
-Only Vulkan has these (targets/vulkan/cooperative.py); where a device has tiles of this size,
-docs/decisions/0018.
+Only Vulkan has cooperative matrices (targets/vulkan/cooperative.py); docs/decisions/0018 says which devices
+have tiles of this size.
 """
 
 # mypy: ignore-errors
@@ -45,25 +45,25 @@ from nearfar.targets.gpu.kernels.script.vectors import (
 ROWS, COLUMNS, TILE_K = 64, 64, 32
 THREADS = 256
 LEAST_ROWS = ROWS // 2
-SIZE = 16  # of a tile: what NVIDIA's and AMD's cards have
-WIDEST = 128  # lanes of a subgroup: more no device has
+SIZE = 16  # rows and columns of a tile on NVIDIA's and AMD's cards
+WIDEST = 128  # lanes of a subgroup: no device has more
 ACROSS_K = TILE_K // WIDTH
 WIDE = COLUMNS // WIDTH
 FILLS = ROWS * ACROSS_K // THREADS  # vectors of rows that a thread brings
 MADE = TILE_K * WIDE // THREADS  # inputs whose weights of four columns a thread makes
 X_STRIDE, W_STRIDE, SUM_STRIDE = ACROSS_K + 2, WIDE + 2, WIDE + 1
-"""Vectors from a row to the next: some more, against conflicts of banks; 16 bytes' multiples."""
+"""Distances between rows, in vectors: multiples of 16 bytes, padded against bank conflicts."""
 
 
 def cooperates(job: Linear) -> bool:
-    """Whether there is such a product: rows of float16, or such that a norm makes small."""
+    """Whether cooperative matrices can do the job: its rows must be float16, or made small by a norm."""
     small = job.norm is not None or job.x_dtype == "float16"
     plain = not job.rows and job.split is None
     return job.m >= LEAST_ROWS and small and plain and job.matrix.k % MADE == 0
 
 
 def matmul(job: Linear, size: int = SIZE, widest: int = WIDEST) -> tirx.PrimFunc:
-    """One launch for many rows; rows and columns are whole vectors (vectors.fits). `size`: of a tile."""
+    """The launch for many rows; rows and columns are whole vectors (vectors.fits). `size`: of a tile."""
     m, k, matrix, each = job.m, job.matrix.k, job.matrix, sides(job)
     has_norm, eps = job.norm is not None, job.norm or 0.0
     lanes = WIDE // each
@@ -74,12 +74,12 @@ def matmul(job: Linear, size: int = SIZE, widest: int = WIDEST) -> tirx.PrimFunc
     (words_shape, word_dtype), (scales_shape, scale_dtype) = word_buffer(matrix), scale_buffer(matrix)
     beside = COLUMNS // size  # tiles side by side
     sums = ROWS // size * beside
-    most = ceil_div(sums * widest, THREADS)  # of a subgroup
+    most = ceil_div(sums * widest, THREADS)  # the most sums of a subgroup
 
     # These write statements into the kernel below, unrolled.
 
     def load_tile(word, scale, xs, w0, w1, x, row, tile, column, first, thread):
-        """What the thread brings of a tile, into registers; beyond k the last that there is."""
+        """Load a thread's share of a tile into registers; past k the last inputs are loaded again."""
         start = tile * TILE_K + first
         start = T.min(start, k - MADE) if ragged_k else start
         slices.bring(word, scale, w0, w1, start, column)
@@ -93,7 +93,7 @@ def matmul(job: Linear, size: int = SIZE, widest: int = WIDEST) -> tirx.PrimFunc
         return or_zero(index * WIDTH < k, f32x4(x[row, T.min(index, k // WIDTH - 1)]))
 
     def store_tile(wt, xt, word, scale, xs, rstd, norm, tile, first, thread):
-        """The weights made, the rows normalized, into workgroup memory."""
+        """Write a thread's weights and normalized rows to workgroup memory."""
         for e in range(MADE):
             value = slices.scaled(word, scale, first, e)
             T.buffer_store(wt, T.Cast("float16x4", value), [(first + e) * W_STRIDE + thread % WIDE])
@@ -110,7 +110,7 @@ def matmul(job: Linear, size: int = SIZE, widest: int = WIDEST) -> tirx.PrimFunc
             T.buffer_store(xt, value, [place])
 
     def add_products(xt, wt, number, which):
-        """A tile of the rows by a tile of the weights, for all inputs that are there."""
+        """Multiply a tile of the rows by a tile of the weights, for all inputs in workgroup memory."""
         for step in range(TILE_K // size):
             a = xt[which // beside * (size * X_STRIDE) + step * (size // WIDTH)]
             b = wt[which % beside * (size // WIDTH) + step * size * W_STRIDE]

@@ -1,4 +1,4 @@
-"""Rows of the embedding matrix, dequantized."""
+"""Looks up and dequantizes rows of the embedding matrix."""
 
 # mypy: ignore-errors
 # TVMScript: what looks like Python is parsed, and nested ifs separate build time from run time.
@@ -26,10 +26,11 @@ THREADS = 64
 
 
 def embed(job: Embed) -> Staged:
-    """A thread a unit: 16, 8 or 4 inputs of one row. Padding rows may hold any token id, so it is clamped.
+    """The launch of an Embed job, with a thread for each unit: 16, 8 or 4 inputs of one row. Padding rows may
+    hold any token id, so ids are clamped.
 
-    Of a piece only those threads do something whose token it has. It is a launch of its own, since a matrix
-    may have more pieces than a launch can bind.
+    For a piece of a matrix, only threads whose token is in it write. Each piece has a launch of its own,
+    since a matrix may have more pieces than a launch can bind.
     """
     m, matrix = job.m, job.matrix
     units = Units.of(matrix)

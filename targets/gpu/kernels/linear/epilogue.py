@@ -1,4 +1,6 @@
-"""What follows the sums of a matmul, on vectors of four columns: bias, gate, softcap, residual, the store."""
+"""The operations after the sums of a matmul, on vectors of four columns: bias, gate, softcap, residual,
+store.
+"""
 
 # mypy: ignore-errors
 # TVMScript: what is written here are statements of the kernel that is being parsed.
@@ -15,7 +17,7 @@ VALUES = 2 * WIDTH  # numbers of the local array that `epilogue` works in
 
 
 def sides(job: Linear) -> int:
-    """Columns of the matrix for one of the output: of a gated pair a gate row and an up row."""
+    """The number of matrix columns for one output column: a gated pair has a gate row and an up row."""
     return 2 if job.gate else 1
 
 
@@ -43,8 +45,9 @@ def epilogue(job: Linear, value, sums: list, bias, residual, out, row, column) -
 
 
 def finish(job: Linear, value, place: int, up, residual) -> None:
-    """Gate, softcap and residual of one number, value[place]; `up`, `residual`: what it is multiplied by and
-    added to, which are looked at where the job has them.
+    """Apply gate, softcap and residual to value[place].
+
+    `up`, `residual`: the factor and the addend, used only if the job has them.
     """
     made = value[place]
     if job.gate is not None:

@@ -16,7 +16,9 @@ THREADS = 64
 
 
 def glu(job: Linear) -> tirx.PrimFunc:
-    """A thread a column of a row: what of the job comes after its products, from both float32 [m, 2n]."""
+    """The kernel with a thread for each column of a row: the operations after the products, from both in
+    float32 [m, 2n].
+    """
     m, n = job.m, job.columns
     total = m * n
 

@@ -1,16 +1,16 @@
-"""The inner loop of sums.py in float16, two products an instruction, for codes that lie whole in a word.
+"""The inner loop of sums.py in float16, two products in an instruction, for codes that are whole in a word.
 
-A pair of codes half a word apart becomes a pair of float16 without a conversion: under the exponent of 1024
-eight bits of each half are whole numbers; masked where it stands, a code is its number times 2^place,
-exactly, and the input is divided by that. The middle of the codes is taken away with the 1024: sums of
-numbers around zero are half as large, and so is their rounding.
+A pair of codes half a word apart becomes a pair of float16 without a conversion: with the exponent of 1024,
+eight bits of each half are an integer. A code that is masked at its place is its value times 2^place,
+exactly, and the input is divided by 2^place. The middle of the codes is subtracted together with the 1024:
+sums of numbers around zero are half as large, and so are their rounding errors.
 
-No input up to 10^18 overflows, and no small one is lost. A block of 16 inputs is brought to length LENGTH
-before it becomes float16, and its sum is brought back in float32: by Cauchy-Schwarz no part of a sum of codes
-up to c from zero times inputs is larger than c·√16·LENGTH, 32,768 with codes of 8 bits; an input that becomes
-subnormal is less than 2^-14 of its block's length. (Beyond 10^18 squares are infinite, and the sum is NaN.)
-A block's sum is that of two chains of eight products; with normal inputs, outliers among them or not, an
-output is off by 6·10^-4 of the largest, and by no more than 10^-3.
+No input up to 10^18 overflows, and no small one is lost. A block of 16 inputs is scaled to length LENGTH
+before it becomes float16, and its sum is scaled back in float32. By Cauchy-Schwarz, no partial sum of
+products of inputs with codes up to c from zero is larger than c·√16·LENGTH, 32,768 with codes of 8 bits; an
+input that becomes subnormal is less than 2^-14 of its block's length. (Beyond 10^18 squares are infinite, and
+the sum is NaN.) A block's sum is the sum of two chains of eight products. With normal inputs, with or without
+outliers, an output is off by 6·10^-4 of the largest, and by at most 10^-3.
 """
 
 # mypy: ignore-errors
@@ -36,7 +36,7 @@ from nearfar.targets.gpu.kernels.script.vectors import (
 
 BLOCK = 16
 LENGTH = 64.0
-TINY = 1e-30  # squares of a block that count as none
+TINY = 1e-30  # squares of a block that count as 0
 FIELD = 8  # bits of a half that are lifted at a time: the mantissa has 10
 HALF = 16  # bits
 BOTH = 0x10001  # times the bits of a half: in both halves of a word
@@ -50,7 +50,7 @@ def in_pairs(matrix: Matrix) -> bool:
 
 
 class Halves(Products):
-    """See the module, and Products for the interface."""
+    """Products in pairs of float16; the module's docstring explains them, and Products has the interface."""
 
     def __init__(self, m: int, sides: int, units: int, matrix: Matrix) -> None:
         super().__init__(m, sides, units, matrix)
@@ -64,7 +64,7 @@ class Halves(Products):
         self.pairs = self.block * self.apart
 
     def declare(self) -> None:
-        """The lane's arrays."""
+        """Declare the lane's arrays."""
         self.ys = local_array("ys", self.block * self.vectors, F32X4)
         self.added = local_array("added", 1, F32X4)
         self.size = local_array("size", 1, "float32")
@@ -77,7 +77,7 @@ class Halves(Products):
         self.chain = local_array("chain", self.m * self.sides * 2, F16X4)
 
     def chunk(self, sums: ChunkSums, inputs: Inputs, word, start: int, first) -> None:
-        """As of Products, block by block."""
+        """Compute a chunk block by block; see Products."""
         clear(sums.dot, self.m * self.sides)
         for i in range(self.m):
             T.buffer_store(sums.xsum, T.float32(0), [i])
@@ -94,7 +94,7 @@ class Halves(Products):
                     self._bring_back(sums, i, side)
 
     def _bring(self, sums: ChunkSums, inputs: Inputs, i: int, first) -> None:
-        """A block of row i as pairs of float16, and the length that it had in units of LENGTH."""
+        """Load a block of row i as pairs of float16, and keep its length in units of LENGTH."""
         ys, size, added, count = self.ys, self.size, self.added, self.block * self.vectors
         if inputs.norm is not None:
             clear(added, 1)
@@ -128,7 +128,7 @@ class Halves(Products):
         return joined([size * T.float32(0.5 ** (e % self.nested * self.matrix.bits)) for e in range(WIDTH)])
 
     def _add(self, word, side: int, unit: int, field: int) -> None:
-        """Products of the codes in one of the two fields of each half of a word."""
+        """Add the products of the codes in one of the two fields of each half of a word."""
         low = T.shift_right(word, _bits(FIELD)) if field else word
         # The sign bit comes inverted, see packing.SIGN_BIT.
         exponent = _EXPONENT * BOTH ^ (field << HALF + FIELD - 1)
@@ -146,19 +146,19 @@ class Halves(Products):
                     T.buffer_store(self.chain, made, [place])
 
     def _make(self, e: int) -> None:
-        """Code `e` of the field less the centre, times 2^place."""
+        """Make code `e` of the field, minus the centre, times 2^place."""
         place = e * self.matrix.bits
         if self.nested > 1:
             kept = _EXPONENT | (1 << self.matrix.bits) - 1 << place
             T.buffer_store(self.code, self.field[0] & _bits(BOTH * kept), [0])
         code = self.code if self.nested > 1 else self.field
         offset = T.Broadcast(T.float16(float(LIFTED + (self.centre << place))), WIDTH)
-        for c in range(2):  # columns 2c and 2c + 1: of each the pair of float16 that its word is
+        for c in range(2):  # columns 2c and 2c + 1: the pair of float16 in each column's word
             pairs = T.reinterpret(F16X4, T.Shuffle([code[0]], [2 * c, 2 * c + 1]))
             T.buffer_store(self.weights, pairs - offset, [c])
 
     def _bring_back(self, sums: ChunkSums, i: int, side: int) -> None:
-        """A block's sum, of both codes of the pairs, at its length."""
+        """Add a block's sum, over both codes of the pairs and at the block's length, to the chunk's."""
         place = i * self.sides + side
         chains = [self.chain[place * 2], self.chain[place * 2 + 1]]
         both = T.Shuffle(chains, [0, 2, 4, 6]) + T.Shuffle(chains, [1, 3, 5, 7])

@@ -1,4 +1,4 @@
-"""What the kernels that read a matrix know of it: parameters, a thread's columns, words, codes."""
+"""Helpers of the kernels that read a matrix: parameters, a thread's columns, words, codes."""
 
 # mypy: ignore-errors
 # TVMScript: what looks like Python is parsed, and nested ifs separate build time from run time.
@@ -22,7 +22,9 @@ def params(job: Linear | Embed) -> list[str]:
 
 
 def lanes_for(outputs: int, each: int) -> int:
-    """Threads along the output, of `each` columns: as wide as wastes under a tenth of the last workgroup."""
+    """The number of threads along the output, of `each` columns: the most that waste less than a tenth of the
+    last workgroup.
+    """
     for lanes in (32, 16):
         if -(-outputs // (lanes * each)) * lanes * each <= outputs * 1.1:
             return lanes
@@ -30,12 +32,14 @@ def lanes_for(outputs: int, each: int) -> int:
 
 
 def neighbours(job: Linear, outputs: int, wanted: bool) -> int:
-    """Columns side by side of a thread: 4 where wanted and matrix and the thread's share allow, else 1."""
+    """The number of neighbouring columns of a thread: 4 if `wanted` and possible, else 1."""
     return 4 if wanted and outputs % 4 == 0 and job.columns % 4 == 0 else 1
 
 
 def column_of(bx, tx, output, lanes: int, outputs: int, beside: int):
-    """Column of a thread's output: neighbouring threads have neighbours, `beside` of a thread together."""
+    """The column of a thread's output: neighbouring threads have neighbouring columns, a thread has `beside`
+    in a row.
+    """
     return bx * (lanes * outputs) + output // beside * (lanes * beside) + tx * beside + output % beside
 
 
@@ -62,10 +66,10 @@ def scale_shape(matrix: Matrix) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Units:
-    """A column as `count` units of `inputs` inputs in `words` words each: mostly the inputs of one word.
+    """A column as `count` units of `inputs` inputs in `words` words each; usually a unit is one word.
 
-    `placed`: codes of one plane, which are used where they stand in their word (placed_code). `planes`: else,
-    see packing.
+    `placed`: codes have one plane and are used at their place in the word (placed_code). `planes`: the bits
+    of two planes otherwise (packing.py).
     """
 
     inputs: int
@@ -85,7 +89,9 @@ class Units:
         return Units(SPLIT_UNIT, words, matrix.k // SPLIT_UNIT, placed=False, planes=planes)
 
     def load(self, w0, unit, word, column):
-        """Word `word` of a unit of a column. Two units share a word of one-bit codes: it is shifted down."""
+        """Load word `word` of a unit of a column. Two units share a word of one-bit codes: it is shifted
+        down.
+        """
         if not self.planes:
             return w0[unit + word, column]
         low, high = self.planes
@@ -98,7 +104,7 @@ class Units:
         return T.if_then_else(word < lower, w0[unit * lower + word, column], upper, dtype=w0.dtype)
 
     def code(self, word, first, e):
-        """Code `e` of a unit of two planes, whose words begin at word[first], as float32."""
+        """Code `e` of a unit with two planes, whose words begin at word[first], as float32."""
         low, high = self.planes
         each = 32 // low
         lower = T.shift_right(word[first + e // each], T.Cast("uint32", e % each * low)) & T.uint32(
@@ -127,10 +133,12 @@ def placed_code(word, bits: int, e):
 
 
 def place_factor(bits: int, e):
-    """2^-(bits*e), by which an input is multiplied before placed_code(…, e). `e` may be symbolic."""
+    """2^-(bits*e), the factor of an input before it is multiplied by placed_code(…, e). `e` may be
+    symbolic.
+    """
     return T.reinterpret("float32", (127 - bits * e) * (1 << 23))
 
 
 def top_code_offset(bits: int) -> float:
-    """What the top code of a word is short of: 2^(bits-1)."""
+    """The amount by which the top code of a word is too small: 2^(bits-1)."""
     return float(1 << (bits - 1))

@@ -1,24 +1,25 @@
-"""Matrix times many rows (prefill) on a GPU: each weight is made once a workgroup, then used by all its rows.
+"""Matrix times many rows (prefill) on a GPU: a workgroup makes each weight once, and all its rows use it.
 
-A workgroup has a tile of rows by columns. Of 32 inputs at a time all its threads together bring the rows and
-the weights into workgroup memory, four numbers a vector; a thread then adds products for four rows by four
-columns, of a gated pair two rows by both columns' four. The words of the next 32 inputs are asked for before
-the products of these, so that they arrive behind them. Two tiles where both fit, and then one barrier for 32
-inputs, else two. As in matvec the norm's rstd comes at the end: a thread fills parts of the same rows from
-first to last and sums their squares.
+A workgroup has a tile of rows by columns. For 32 inputs at a time its threads together bring the rows and the
+weights into workgroup memory, four numbers in a vector; a thread then adds products for four rows by four
+columns, or, for a gated pair, two rows by four columns of each. The words of the next 32 inputs are loaded
+before the products of the current ones, so that they arrive during these. If two tiles fit into workgroup
+memory, there is one barrier for 32 inputs, otherwise two. As in matvec the norm's rstd comes at the end: a
+thread fills parts of the same rows from first to last and sums their squares.
 
 Float32 programs multiply and add in float32. In float16 programs both factors are float16 in workgroup
-memory, and what is rounded is this:
-- rows, eight inputs at a time times a power of two (see scaled), to 11 bits: any finite input works. Of rows
-  of float32 eights in which few dwarf the others are multiplied as they are (add_lopsided);
-- products of codes, which are exact: eight of them are added in float16, each sum rounded to 11 bits. The
-  rest is float32: sums of the eights, scale and bias, and the sum of the unrounded inputs that bias needs.
-- Weights that are no codes are rounded to float16 as ever, and multiplied and added in float32.
-Against float64 a row of outputs is off by 5e-4 to 7e-4 (root mean squares), and by 8e-4 where two inputs of
-it are a thousand times as large; rounding the rows is 2e-4 to 4e-4 of that, and all there is of weights that
-are no codes (tests/device/test_float16_products.py).
+memory, and these values are rounded:
+- Rows, scaled by a power of two for each eight inputs (see scaled), are rounded to 11 bits: any finite input
+  works. In float32 rows, groups of eight in which few inputs dwarf the others are multiplied unrounded
+  (add_lopsided).
+- Products of codes are exact: eight of them are added in float16, each sum rounded to 11 bits. All else is
+  float32: sums of the groups of eight, scale and bias, and the sum of the unrounded inputs that bias needs.
+- Weights without codes are rounded to float16, and multiplied and added in float32.
+Compared with float64 a row of outputs is off by 5e-4 to 7e-4 (root mean squares), and by 8e-4 if two of its
+inputs are a thousand times as large; rounding the rows is 2e-4 to 4e-4 of that, and the whole error with
+weights without codes (tests/device/test_float16_products.py).
 
-Packed int8 products are those of matmul_int8.py, cooperative matrices those of cooperative.py.
+matmul_int8.py has packed int8 products, and cooperative.py cooperative matrices.
 """
 
 # mypy: ignore-errors
@@ -68,17 +69,18 @@ from nearfar.targets.gpu.kernels.script.vectors import (
 )
 
 TILE_K = 32
-CHUNKS = TILE_K // CHAIN  # of a row in a tile
-VECTORS = CHAIN // WIDTH  # of a chunk
+CHUNKS = TILE_K // CHAIN  # chunks of a row in a tile
+VECTORS = CHAIN // WIDTH  # vectors in a chunk
 SIZES = {"float32": 4, "float16": 2}
 
 
 @dataclass(frozen=True)
 class Tiling(Tiled):
-    """With numbers of `dtype`, in workgroup memory of `copies` tiles.
+    """A tiling with numbers of `dtype`, with `copies` tiles in workgroup memory.
 
-    A thread fills `pieces` chunks of rows and `made` inputs of four columns. `scaled`: rows are float16 with
-    a power of two a chunk. `coded`: weights are codes, of `groups` groups in a tile, and products float16.
+    A thread fills `pieces` chunks of rows and `made` inputs of four columns. `scaled`: rows are float16, with
+    a power of two for each chunk. `coded`: weights are codes, with `groups` groups in a tile, and products
+    are float16.
     """
 
     dtype: str
@@ -89,29 +91,31 @@ class Tiling(Tiled):
 
     @property
     def pieces(self) -> int:
-        """Chunks of rows that a thread brings."""
+        """The number of chunks of rows that a thread loads."""
         return self.rows * CHUNKS // self.threads
 
     @property
     def made(self) -> int:
-        """Inputs, one after the other, whose weights of four columns a thread makes."""
+        """The number of successive inputs for which a thread makes the weights of four columns."""
         return TILE_K * self.columns // WIDTH // self.threads
 
     @property
     def size(self) -> int:
-        """Bytes of a tile: rows and weights, of each chunk a power of two and a sum, scales and biases."""
+        """Bytes of a tile: rows and weights, a power of two and a sum for each chunk, scales and biases."""
         numbers = TILE_K * (self.rows + self.columns) * SIZES[self.dtype]
         of_rows = self.rows * CHUNKS * 4 * (self.scaled + self.coded)
         return numbers + of_rows + self.coded * self.groups * self.columns * 2 * 4
 
     @property
     def copies(self) -> int:
-        """Tiles that fit into `memory` bytes of a workgroup, at most two."""
+        """The number of tiles that fit into `memory` bytes of a workgroup, at most two."""
         return 2 if 2 * self.size <= self.memory else 1
 
 
 def tiling(job: Linear, tuning: Tuning) -> Tiling:
-    """The class's tile: flatter where there are fewer rows, narrower where numbers of float32 do not fit."""
+    """The class's tile, with fewer rows for jobs with fewer rows, and narrower if float32 numbers
+    do not fit.
+    """
     (most, columns), device = tuning.device.tile, tuning.device
     dtype = "float16" if tuning.half else "float32"
     if TILE_K * (most + columns) * SIZES[dtype] > device.shared_bytes:
@@ -124,7 +128,7 @@ def tiling(job: Linear, tuning: Tuning) -> Tiling:
 
 
 def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
-    """One launch of `job` for many rows; rows and columns are whole vectors (vectors.fits)."""
+    """The launch of `job` for many rows; rows and columns are whole vectors (vectors.fits)."""
     m, k, matrix = job.m, job.matrix.k, job.matrix
     has_norm, eps, quantized = job.norm is not None, job.norm or 0.0, matrix.quantized
     plan, each = tiling(job, tuning), sides(job)
@@ -138,17 +142,17 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
     chunks, w_size = plan.rows * CHUNKS, TILE_K * wide
     middle = float(1 << (matrix.bits - 1))
     precise = scaled and job.x_dtype == "float32"
-    # Squares have memory of their own where the tile is small, and save a barrier.
+    # Small tiles have separate memory for squares, which saves a barrier.
     apart = has_norm and scaled
 
     def shared_if(used, count, dtype):
-        """Workgroup memory, of which what is not used takes nothing."""
+        """Declare workgroup memory, or, if it is not used, a local of one element."""
         return T.alloc_buffer((count if used else 1,), dtype, scope="shared" if used else "local")
 
     # These write statements into the kernel below, unrolled.
 
     def load_tile(word, scale, xs, w0, w1, x, row, tile, column, first, thread):
-        """What the thread brings of a tile, into registers; beyond k the last that there is."""
+        """Load a thread's share of a tile into registers; past k the last inputs are loaded again."""
         start = tile * TILE_K + first
         start = T.min(start, k - made) if ragged_k and quantized else start
         slices.bring(word, scale, w0, w1, start, column, ragged_k and not quantized)
@@ -157,28 +161,30 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                 T.buffer_store(xs, x[row[j], inside(vector_of(tile, thread, v))], [j * VECTORS + v])
 
     def vector_of(tile, thread, v):
-        """The vector of a row that is the `v`th of the thread's chunk."""
+        """The index in a row of the `v`th vector of the thread's chunk."""
         return (tile * CHUNKS + thread % CHUNKS) * VECTORS + v
 
     def inside(index):
         return T.min(index, k // WIDTH - 1) if ragged_k else index
 
     def store_weights(wt, held, word, scale, first, thread, copy):
-        """The weights made, or codes, into workgroup memory."""
+        """Write a thread's weights or codes to workgroup memory."""
         weights = ((e, slices.scaled(word, scale, first, e)) for e in range(made))
         for e, value in centred(held, matrix, made, word, first) if coded else weights:
             place = copy * w_size + (first + e) * wide + thread % wide
             T.buffer_store(wt, T.Cast(vector, value), [place])
 
     def store_scales(scales, biases, scale, first, thread, copy):
-        """Scale and bias of a group's codes less their middle, in float32."""
+        """Write scale and bias of a group's codes minus their middle, in float32."""
         place = (copy * groups + first // (TILE_K // groups)) * wide + thread % wide
         low, high = low_halves(scale[0]), high_halves(scale[0])
         T.buffer_store(scales, low, [place])
         T.buffer_store(biases, high + low * spread(T.float32(middle)), [place])
 
     def store_rows(xt, factors, sums, square, squares, xs, value, bits, exponent, norm, tile, thread, copy):
-        """The rows, times the norm's weights, into workgroup memory; in float16 programs chunks scaled."""
+        """Write a thread's rows, times the norm's weights, to workgroup memory; f16 programs scale each
+        chunk.
+        """
         for j in range(pieces):
             place = copy * chunks + j * threads + thread
             held, at_square = (squares, j * threads + thread) if apart else (square, j)
@@ -205,7 +211,7 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                 T.buffer_store(xt, inputs[v], [place * VECTORS + v])
 
     def add_chunk(acc, chain, xs, weight, xt, wt, copy, chunk, tx, ty):
-        """Products of eight inputs, a thread's rows by its columns, in one chain."""
+        """Add the products of eight inputs, a thread's rows by its columns, in one chain."""
         for e in range(CHAIN):
             for r in range(own if e % WIDTH == 0 else 0):
                 value = xt[chunk_of(copy, r, ty, chunk) * VECTORS + e // WIDTH]
@@ -222,7 +228,7 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                         T.buffer_store(acc, acc[place] + added, [place])
 
     def add_scaled(acc, chain, scales, factors, copy, chunk, tx, ty):
-        """The chains of eight inputs times what their factors were divided by."""
+        """Add the chains of eight inputs, multiplied by their chunks' divisors."""
         for side in range(each):
             for r in range(own):
                 factor = factors[chunk_of(copy, r, ty, chunk)]
@@ -231,12 +237,12 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                 add(acc, r, side, f32x4(chain[r * each + side]) * factor)
 
     def add_lopsided(acc, eight, factors, scales, wt, x, logit_rows, norm, tile, copy, chunk, tx, by, ty):
-        """Add the products of rows with lopsided chunks, from the rows as they are."""
+        """Add the products of rows with lopsided chunks, from the unscaled rows."""
         for r in range(own):
             with T.If(factors[chunk_of(copy, r, ty, chunk)] < 0), T.Then(), seldom():
                 row = T.min(row_of(by, r, ty), m - 1) if ragged_m else row_of(by, r, ty)
                 row = logit_rows[row] if job.rows else row
-                with T.serial(VECTORS) as v:  # indices that the loop above does not have: none is kept
+                with T.serial(VECTORS) as v:  # other indices than above, so that none stays in a register
                     index = (tile * CHUNKS + chunk) * VECTORS + v
                     value = f32x4(x[row, inside(index)])
                     value = value * norm[inside(index)] if has_norm else value
@@ -254,11 +260,11 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
         T.buffer_store(acc, acc[r * each + side] + value, [r * each + side])
 
     def scaling(scales, value, copy, chunk, side, tx):
-        """Times the scale of the codes of a chunk, if weights are codes."""
+        """`value` times the scale of the codes of a chunk, if weights are codes."""
         return scales[scale_of(copy, chunk // (CHUNKS // groups), side, tx)] * value if coded else value
 
     def add_biases(acc, biases, sums, copy, tx, ty):
-        """Biases times the sums of a tile's inputs."""
+        """Add the biases times the sums of a tile's inputs."""
         for group in range(groups):
             for side in range(each):
                 for r in range(own):
@@ -361,7 +367,7 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                             if copies == 1:
                                 T.tvm_storage_sync("shared")
                         if has_norm and not apart:
-                            if copies == 2:  # others may still read the last tile
+                            if copies == 2:  # other threads may still read the last tile
                                 T.tvm_storage_sync("shared")
                             for j in T.unroll(pieces):
                                 xt[j * threads + thread] = spread(square[j])
@@ -372,7 +378,7 @@ def matmul(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
                             ):
                                 if has_norm:
                                     rstd[0] = T.float32(0)
-                                    # No indices that the loop above has, too: they would be kept.
+                                    # Other indices than above: shared ones would stay in registers.
                                     for v in T.serial(CHUNKS):
                                         rstd[0] = rstd[0] + (
                                             squares[chunk_of(0, r, ty, v)]

@@ -1,16 +1,15 @@
-"""Matrix times many rows (prefill) by packed dot products of signed bytes: four products an instruction.
+"""Matrix times many rows (prefill) by packed dot products of signed bytes: four products in an instruction.
 
-Rows come as bytes with a scale for 32 inputs (rounded.py); a code of the matrix is a byte already. So
+Rows are bytes with a scale for every 32 inputs (rounded.py); a code of the matrix fits a byte already. So
 
     y = Σ over 32 inputs: scale_w · scale_x · (codes · bytes) + bias_w · scale_x · Σ bytes,
 
-where the products of codes and bytes are whole numbers and exact, and the bias is multiplied by the sum
-of what the rows were rounded to. One mask makes a word of four codes that lie `apart` inputs apart (of
-q4: two), and the rows' words are made of the same inputs. Codes of 8 bits have their sign bit inverted,
-so 128 times the sum is added.
+where the products of codes and bytes are exact integers, and the bias is multiplied by the sum of the rounded
+inputs. One mask makes a word of four codes that are `apart` inputs apart (two for q4), and the rows' words
+are made of the same inputs. Codes of 8 bits have their sign bit inverted, so 128 times the sum is added.
 
-Of 64 inputs at a time all threads of a workgroup bring a tile of rows and of the matrix into workgroup
-memory, the next one while they multiply: a thread adds whole numbers of 32 inputs for four rows by four
+For 64 inputs at a time all threads of a workgroup bring a tile of rows and of the matrix into workgroup
+memory, and load the next one while they multiply: a thread adds integers of 32 inputs for four rows by four
 columns, and then scales them.
 """
 
@@ -61,12 +60,14 @@ QUADS = INPUTS // BYTES  # words of a block
 
 
 def rounds(matrix: Matrix) -> bool:
-    """Whether there is such a product: codes of two planes are not bytes of a word."""
+    """Whether int8 products are possible: codes must be in one plane, so that they can become bytes of a
+    word.
+    """
     return matrix.quantized and len(PLANES[matrix.bits]) == 1 and matrix.group % INPUTS == 0
 
 
 def matmul_int8(job: Linear, device: DeviceClass) -> Staged:
-    """Two launches: the rows as bytes, and the product."""
+    """The launches of a job: one rounds the rows to bytes, one multiplies."""
     product = ["scratch:0", "scratch:1", *_others(job)]
     rows = ["x", *["norm"] * (job.norm is not None), "scratch:0", "scratch:1"]
     stages = (
@@ -84,15 +85,15 @@ def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
     ragged_m, ragged_n = m % plan.rows != 0, across % lanes != 0
     (words_shape, _), (scales_of, _) = word_buffer(matrix), scale_buffer(matrix)
     apart, groups = 8 // bits, max(TILE_K // matrix.group, 1)
-    vectors = TILE_K // BYTES // WIDTH  # of a row's words in a tile
-    # What a tile has of each, in vectors, and what a thread brings of it.
+    vectors = TILE_K // BYTES // WIDTH  # vectors of a row's words in a tile
+    # The vectors of each array in a tile, and the number that a thread loads.
     x_size, w_size, s_size = plan.rows * vectors, TILE_K * bits // 32 * wide, groups * wide
     x_fills, w_fills, s_fills, r_fills = (ceil_div(n, threads) for n in (x_size, w_size, s_size, plan.rows))
 
     # These write statements into the kernel below, unrolled.
 
     def fill(size, fills, thread, write):
-        """Each of `size` vectors by the thread whose turn it is: write(turn, vector)."""
+        """Write `size` vectors, each by the thread whose turn it is: calls write(turn, vector)."""
         for j in range(fills):
             if (j + 1) * threads <= size:
                 write(j, j * threads + thread)
@@ -101,7 +102,7 @@ def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
                 write(j, j * threads + thread)
 
     def column_of(place, bx):
-        """Vector of columns of the matrix; beyond the last that there is, the last."""
+        """The index of a vector of columns of the matrix; past the last one, the last."""
         brought = bx * lanes + place % lanes
         return (T.min(brought, across - 1) if ragged_n else brought) + place // lanes * across
 
@@ -110,7 +111,7 @@ def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
         return T.min(row, m - 1) if ragged_m else row
 
     def load_tile(held, x, scales, w0, w1, tile, thread, bx, by):
-        """What the thread brings of a tile, into registers; rows beyond k are 0, so any codes will do."""
+        """Load a thread's share of a tile into registers; rows past k are 0, so codes there do not matter."""
         xs, words, scale, factors = held
         last = k * bits // 32 - 1
 
@@ -137,7 +138,9 @@ def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
         )  # fmt: skip
 
     def store_tile(held, tiled, thread):
-        """The words, each vector of them as those of `apart` times four codes, into workgroup memory."""
+        """Write a thread's words to workgroup memory, each vector of them as `apart` vectors of
+        four codes.
+        """
         xs, words, scale, factors = held
         xt, wt, st, rt = tiled
         sign = int(SIGN_BIT) ^ (0x80808080 if bits == 8 else 0)
@@ -160,7 +163,7 @@ def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
         fill(plan.rows, r_fills, thread, numbers)
 
     def add_vector(whole, rows, xt, wt, block, vector, tx, ty):
-        """Products of 16 inputs: a thread's rows by its columns."""
+        """Add the products of 16 inputs: a thread's rows by its columns."""
         for r in range(own):
             place = (r * deep + ty) * vectors + block * (vectors // BLOCKS) + vector
             T.buffer_store(rows, xt[place], [r])
@@ -174,7 +177,7 @@ def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
                     T.buffer_store(whole, whole[to] + joined(dots), [to])
 
     def scale_block(acc, whole, st, rt, block, tx, ty):
-        """The whole numbers of 32 inputs, scaled, to the sums."""
+        """Scale the integers of 32 inputs, and add them to the sums."""
         for side in range(each):
             of_group = block * INPUTS // matrix.group if groups > 1 else 0
             words = st[of_group * wide + side * lanes + tx]
@@ -242,7 +245,7 @@ def _product(job: Linear, plan: Tiled) -> tirx.PrimFunc:
 
 
 def _others(job: Linear) -> list[str]:
-    """Parameters that are not the rows'."""
+    """The names of parameters other than the rows and their norm."""
     return [name for name in params(job) if name not in ("x", "norm")]
 
 

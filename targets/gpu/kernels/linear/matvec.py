@@ -1,10 +1,11 @@
-"""Matrix times few rows (decode) on a GPU: what counts is how many bytes of the matrix are under way.
+"""Matrix times few rows (decode) on a GPU: speed depends on the number of bytes of the matrix in flight.
 
-The loop is that of sums.py; here are the columns of a job's output, of a gated pair two of the matrix, and
-what follows the sums. Rows of attention in parts are put together first (combine.py).
+The loop is that of sums.py; this module has the columns of a job's output (for a gated pair two of the
+matrix) and the operations after the sums. Rows of attention in parts are joined first (combine.py).
 
-More rows than a lane has registers for are shared out in groups: each has workgroups of its own, which read
-the matrix again. Those with the same columns are neighbours in the launch, so that one fetches what all read.
+If there are more rows than a lane has registers for, they are divided into groups. Each group has its own
+workgroups, which read the matrix again. Workgroups with the same columns are neighbours in the launch, so
+that one fetch serves all.
 """
 
 # mypy: ignore-errors
@@ -42,7 +43,9 @@ WAITING = 4
 
 
 def takes(job: Linear, device: DeviceClass) -> bool:
-    """Whether a matvec is for so many rows: of groups where a matmul's tiles would leave the device idle."""
+    """Whether a matvec takes the job: it works in groups of rows if a matmul's tiles would leave the device
+    idle.
+    """
     if not VECTOR_ROWS < job.m <= device.grouped_rows:
         return job.m <= VECTOR_ROWS
     tile = Tiled.over(job, device, device.tile[1])
@@ -50,17 +53,17 @@ def takes(job: Linear, device: DeviceClass) -> bool:
 
 
 def groups(job: Linear) -> int:
-    """How often a matvec reads its matrix."""
+    """The number of groups of rows, each of which reads the matrix."""
     return ceil_div(job.m, VECTOR_ROWS)
 
 
 def workgroups(job: Linear) -> int:
-    """How many workgroups a group of rows takes."""
+    """The number of workgroups for a group of rows."""
     return ceil_div(job.columns // WIDTH, LANES)
 
 
 def room(job: Linear, device: DeviceClass, shared: int) -> bool:
-    """Whether so many bytes have room in workgroup memory beside the sums of all lanes."""
+    """Whether `shared` bytes fit into workgroup memory together with the sums of all lanes."""
     product = _product(job)
     return shared_bytes(product, tiling(product, device).splits) + shared <= device.shared_bytes
 
@@ -78,7 +81,7 @@ def _product(job: Linear) -> Product:
 
 
 def matvec(job: Linear, tuning: Tuning) -> tirx.PrimFunc:
-    """One launch of a job that it takes; rows and columns are whole vectors (vectors.fits)."""
+    """The launch of a job that `takes` accepts; rows and columns are whole vectors (vectors.fits)."""
     m, k, across, count = job.m, job.matrix.k, job.columns // WIDTH, groups(job)
     sums = Sums(_product(job), tuning)
     each = sums.job.m  # rows of a group

@@ -1,6 +1,6 @@
 """Jobs over a matrix in pieces: the launches of each piece write columns, or rows, of one output.
 
-A launch binds one piece, so kernels know nothing of the others but where their columns begin.
+A launch binds one piece, so of the others its kernel knows only where the piece's columns begin.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from nearfar.targets.gpu.pieces import Piece
 def of_pieces(
     job: Linear | Embed, pieces: Sequence[Piece], stages: Callable[[Linear | Embed], Staged]
 ) -> Staged:
-    """The launches of all pieces, where `stages` gives those of a job over one.
+    """The launches of all pieces; `stages` gives the launches of a job over one piece.
 
-    Gate and up rows of a column lie in different pieces: they are computed as columns of a scratch buffer,
-    and one launch more joins them.
+    Gate and up rows of a column are in different pieces: they are computed as columns of a scratch buffer,
+    and one more launch joins them.
     """
     if not isinstance(job, Linear) or job.gate is None:
         return _joined(job, pieces, stages)
@@ -36,7 +36,7 @@ def of_pieces(
 
 
 def glu_args(job: Linear, between: str) -> tuple[str, ...]:
-    """What the launch reads that joins gate and up."""
+    """The inputs of the launch that joins gate and up."""
     return (between, *["residual"] * job.residual, "out")
 
 

@@ -1,7 +1,8 @@
-"""The inner loop of sums.py in float32: weights of four columns, each made once for all rows, times inputs.
+"""The inner loop of sums.py in float32: it makes weights of four columns once for all rows, and multiplies
+them by inputs.
 
-A code becomes a float32 without a conversion (see vectors.Reader.weight), and is used where it is; scale and
-bias stay out of this loop: its sums are Σ q·x and Σ x of a chunk.
+A code becomes a float32 without a conversion (see vectors.Reader.weight), and is used at its place in the
+word. Scale and bias stay out of this loop: its sums are Σ q·x and Σ x of a chunk.
 """
 
 # mypy: ignore-errors
@@ -23,7 +24,7 @@ F32X4, U32X4 = f"float32x{WIDTH}", f"uint32x{WIDTH}"
 
 @dataclass(frozen=True)
 class Inputs:
-    """Where the inputs of a product come from.
+    """The inputs of a product.
 
     `read(i, vector)`: four inputs of row i, float32. `norm`: the norm's weights as vectors, or None.
     """
@@ -32,7 +33,9 @@ class Inputs:
     norm: Any
 
     def load(self, xs, place: int, i: int, vector, square, j: int) -> None:
-        """Four inputs into xs[place], times the norm's weights; their squares before that to square[j]."""
+        """Load four inputs into xs[place], times the norm's weights; add their squares before that to
+        square[j].
+        """
         T.buffer_store(xs, self.read(i, vector), [place])
         if self.norm is not None:
             T.buffer_store(square, fma(xs[place], xs[place], square[j]), [j])
@@ -41,8 +44,8 @@ class Inputs:
 
 @dataclass(frozen=True)
 class ChunkSums:
-    """What a lane adds up of a chunk: `dot` Σ q·x, float32x4 [m · sides]; `xsum` Σ x, `square` Σ x² before
-    the norm's weights, float32 [m].
+    """A lane's sums over a chunk: `dot` Σ q·x, float32x4 [m · sides]; `xsum` Σ x, `square` Σ x² before the
+    norm's weights, float32 [m].
     """
 
     dot: Any
@@ -51,10 +54,10 @@ class ChunkSums:
 
 
 class Products:
-    """Products of `m` rows with chunks of `units` units; `sides` vectors of columns of a lane."""
+    """Products of `m` rows with chunks of `units` units; `sides`: a lane's vectors of columns."""
 
     centre = 0
-    """What codes are short of in `dot`."""
+    """The amount by which codes are too small in `dot`."""
 
     def __init__(self, m: int, sides: int, units: int, matrix: Matrix) -> None:
         self.m, self.sides, self.units, self.matrix = m, sides, units, matrix
@@ -63,7 +66,7 @@ class Products:
         self.chunk_words = units * self.reader.words
 
     def declare(self) -> None:
-        """The lane's arrays."""
+        """Declare the lane's arrays."""
         self.xs = local_array("xs", self.m, F32X4)
         self.added = local_array("added", self.m, F32X4)
         self.squares = local_array("added_squares", self.m, F32X4)
@@ -71,7 +74,9 @@ class Products:
         self.lifted = local_array("lifted", 2 * self.sides, U32X4)
 
     def chunk(self, sums: ChunkSums, inputs: Inputs, word, start: int, first) -> None:
-        """All of a chunk: its words from word[start] on, side after side; its first vector of inputs."""
+        """Compute a chunk: its words begin at word[start], side after side; `first` is its first vector of
+        inputs.
+        """
         clear(sums.dot, self.m * self.sides)
         clear(self.added, self.m)
         clear(self.squares, self.m)
@@ -89,7 +94,7 @@ class Products:
             T.buffer_store(sums.square, total(self.squares[i]), [i])
 
     def _add(self, sums: ChunkSums, words: list, side: int, v: int) -> None:
-        """Products of vector `v` of a unit."""
+        """Add the products of vector `v` of a unit."""
         lifted = [self.lifted[2 * side], self.lifted[2 * side + 1]]
         if self.reader.placed:
             for half in range(2):

@@ -1,9 +1,9 @@
-"""Rows as signed bytes for products of integers: of every 32 inputs the largest becomes 127.
+"""Rounds rows to signed bytes for integer products: of every 32 inputs the largest becomes 127.
 
-A thread takes 32 inputs of a row, a workgroup 2,048; each sums the squares of the whole row where there
-is a norm. (Another loop around the 32 keeps SwiftShader compiling for minutes.) It is a launch of its
-own, not a part of the product's: there each of the n/64 workgroups beside each other would round the same
-rows again, with a barrier more for the largest of 32.
+A thread takes 32 inputs of a row, a workgroup 2,048; each sums the squares of the whole row if there is a
+norm. (Another loop around the 32 keeps SwiftShader compiling for minutes.) This is a launch of its own,
+because otherwise each of the product's n/64 workgroups along the columns would round the same rows again,
+with one more barrier for the largest of 32.
 """
 
 # mypy: ignore-errors
@@ -31,30 +31,30 @@ from nearfar.targets.gpu.kernels.script.vectors import (
 INPUTS = 32
 """Inputs that share a scale."""
 TILE_K = 64
-"""Inputs whose scales lie together, and that the product takes at a time."""
-BYTES = 4  # of a word
+"""Inputs whose scales are stored together, and which the product takes at a time."""
+BYTES = 4  # in a word
 LARGEST = 127
 SMALLEST = 2.0**-126
-"""The least scale: of one below, which devices may take for 0, the inverse is infinite."""
+"""The least scale: devices may take a smaller one for 0, and its inverse is infinite."""
 THREADS = 64
 
 
 def codes_shape(job: Linear) -> tuple[int, int]:
-    """Words of the rows, of whole tiles of inputs."""
+    """The shape of the rows' words, for whole tiles of inputs."""
     return job.m, ceil_div(job.matrix.k, TILE_K) * TILE_K // BYTES
 
 
 def scales_shape(job: Linear) -> tuple[int, int]:
-    """For every 32 inputs their scale, and the scale times the sum of their bytes."""
+    """The shape of the scales: for every 32 inputs a scale, and the scale times the sum of their bytes."""
     return job.m, ceil_div(job.matrix.k, TILE_K) * TILE_K // INPUTS * 2
 
 
 def rounded(job: Linear, apart: int) -> tirx.PrimFunc:
-    """The launch that rounds the rows of `job`, after its norm.
+    """The kernel that rounds the rows of `job`, after its norm.
 
-    A byte is the nearest to x/scale, scale = max|x|/127. Bytes of a word are `apart` inputs apart, as the
-    codes of the matrix's words are (see matmul_int8). Inputs beyond k are 0. Where a number is not finite,
-    so is the sum.
+    A byte is the integer nearest to x/scale, with scale = max|x|/127. Bytes of a word are `apart` inputs
+    apart, as are the codes in the matrix's words (see matmul_int8). Inputs past k are 0. If a number is not
+    finite, neither is the sum.
     """
     m, k, eps, has_norm = job.m, job.matrix.k, job.norm or 0.0, job.norm is not None
     vectors, blocks, padded = k // WIDTH, k // INPUTS, ceil_div(k, TILE_K) * TILE_K // INPUTS
@@ -64,7 +64,7 @@ def rounded(job: Linear, apart: int) -> tirx.PrimFunc:
     # These write statements into the kernel below, unrolled.
 
     def load(xs, x, norm, row, block):
-        """Normed inputs, but for the factor that the whole row has."""
+        """Load a block's inputs times the norm's weights, without the factor of the whole row."""
         for i in range(each):
             value = f32x4(x[row, block * each + i])
             T.buffer_store(xs, value * norm[block * each + i] if has_norm else value, [i])
@@ -76,7 +76,7 @@ def rounded(job: Linear, apart: int) -> tirx.PrimFunc:
             T.buffer_store(found, T.max(found[0], T.max(value, -value)), [0])
 
     def store(codes, sums, xs, row, block):
-        """The words of a block; `xs` are whole numbers by now."""
+        """Store the words of a block; `xs` are integers by now."""
         for i in range(vectors_each):
             words = []
             for word in range(i * WIDTH, (i + 1) * WIDTH):
@@ -138,13 +138,13 @@ def rounded(job: Linear, apart: int) -> tirx.PrimFunc:
 
 
 def rounded_vector(vector, scale):
-    """The nearest whole numbers to four numbers over their scale, 0 where one over that is not finite."""
+    """The integers nearest to four numbers divided by their scale; 0 if the inverse scale is not finite."""
     inverse = T.Select(scale >= exactly(SMALLEST), T.float32(1) / scale, T.float32(0))
     return joined([T.round(at(vector, place) * inverse) for place in range(WIDTH)])
 
 
 def _word(numbers: list):
-    """Four whole numbers of -128 to 127 as the bytes of a word, the first lowest."""
+    """Four integers from -128 to 127 as the bytes of a word, the first lowest."""
     word = None
     for place, number in enumerate(numbers):
         byte = T.reinterpret("uint32", T.Cast("int32", number)) & T.uint32(0xFF)

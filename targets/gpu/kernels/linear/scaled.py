@@ -1,13 +1,14 @@
-"""Numbers of float16 for products of float16: codes as they are, and rows scaled so that no sum overflows.
+"""Numbers for products in float16: codes minus their middle, and rows scaled so that no sum overflows.
 
-A code c of b bits becomes c - 2^(b-1), which a float16 holds; scale and bias are kept for the sums. Eight
-inputs of a row are multiplied by a power of two such that they are below `limit`: eight products of them with
-codes add up to at most 8 · 2^(b-1) · 2^(13-b) = 32,768, whatever the inputs are. Of eight inputs those below
-2^-(27-b) of the largest (a subnormal float16) lose bits; the power of two is multiplied back in float32.
+A code c of b bits becomes c - 2^(b-1), which a float16 holds; scale and bias are applied to the sums. Eight
+inputs of a row are multiplied by a power of two so that they are below `limit`: eight products of them with
+codes add up to at most 8 · 2^(b-1) · 2^(13-b) = 32,768, whatever the inputs are. Among eight inputs, those
+below 2^-(27-b) of the largest (a subnormal float16) lose bits; the power of two is multiplied back in
+float32.
 
-So all that eight inputs add is as exact as 11 bits of the largest of them. Where that one is by far the
-largest, a channel of massive activations, the others are lost in it, and what is rounded of it is seen, if it
-adds little in the end. Such eights are `lopsided`; the products of float32 rows take them in float32.
+So the sum of eight inputs is as exact as 11 bits of the largest of them. If that one is by far the largest, a
+channel of massive activations, the others are lost in it, and its rounding error shows if it adds little in
+the end. Such groups of eight are `lopsided`; the products of float32 rows compute them in float32.
 """
 
 # mypy: ignore-errors
@@ -26,28 +27,28 @@ from nearfar.targets.gpu.packing import PLANES, SIGN_BIT
 from nearfar.targets.gpu.tir_passes import SELDOM
 
 CHAIN = 8
-"""Inputs whose products are added up in float16, and which are scaled together."""
+"""Inputs whose products are added in float16, and which are scaled together."""
 THOUSAND = 0x6400  # the float16 of 1,024, whose last bit is worth 1
 EXPONENT = 0xFF << MANTISSA
 DENSE_LIMIT = 12
-"""Exponent of the limit where no codes are multiplied: products are float32 then."""
+"""Exponent of the limit for weights without codes, whose products are float32."""
 LEAST_EXPONENT = 32
 """The least exponent in a float32's bits: inputs below 2^-94 are scaled as if they were 2^-94."""
 
 
 FAR = 8 << MANTISSA
 LOPSIDED = CHAIN * 5 << MANTISSA
-"""Bits of exponents, see lopsided."""
+"""Threshold for sums of exponent differences, as bits of exponents; see lopsided."""
 
 
 def limit_of(bits: int) -> int:
-    """Exponent of what eight inputs are scaled below, for codes of so many bits."""
+    """Exponent of the limit for eight scaled inputs, with codes of `bits` bits."""
     return 13 - bits if bits <= 8 else DENSE_LIMIT
 
 
 def exponent_of(bits, values: list):
-    """The largest exponent of vectors of float32, where it stands in the bits of one; `bits`: a local array
-    of one vector of uint32.
+    """The largest exponent of vectors of float32, at its place in a float32's bits; `bits`: a local array of
+    one vector of uint32.
     """
     fields = [T.reinterpret(f"uint32x{WIDTH}", value) & _all(EXPONENT) for value in values]
     T.buffer_store(bits, reduce(T.max, fields), [0])
@@ -55,19 +56,24 @@ def exponent_of(bits, values: list):
 
 
 def factor_of(exponent, limit: int):
-    """The power of two, float32, that brings numbers of this exponent (see exponent_of) below 2^limit."""
+    """The power of two, float32, that scales numbers with this exponent (see exponent_of) to below
+    2^limit.
+    """
     return T.reinterpret("float32", T.uint32((limit + 253) << MANTISSA) - exponent)
 
 
 def inverse_of(exponent, limit: int):
-    """One by factor_of."""
+    """The inverse of factor_of."""
     return T.reinterpret("float32", exponent - T.uint32((limit - 1) << MANTISSA))
 
 
 def lopsided(bits, exponent, values: list):
-    """Whether inputs lie far below the largest, whose exponent this is (`bits` as in exponent_of): by sizes'
-    logarithms, in the mean, 2^5. One to three of eight, then, are larger by 2^6 and more, those by 2^8
-    counting as that. Of eight normal numbers this holds once in 500,000.
+    """Whether eight inputs are far below the largest, whose exponent is `exponent` (`bits` as in
+    exponent_of).
+
+    They are if they are smaller by a factor of 2^5 or more in the geometric mean, with factors above 2^8
+    counted as 2^8. Then one to three of the eight are larger than the others by 2^6 and more. Among eight
+    normal numbers this happens once in 500,000.
     """
     below = [
         T.min(spread(exponent) - (T.reinterpret(f"uint32x{WIDTH}", value) & _all(EXPONENT)), _all(FAR))
@@ -78,21 +84,22 @@ def lopsided(bits, exponent, values: list):
 
 
 def seldom():
-    """Around what few inputs need: figures, which do not know what a kernel reads, leave it out."""
+    """Mark statements that few inputs need: figures, which do not know a kernel's data, leave them out."""
     return T.attr(T.int32(0), SELDOM, 1)
 
 
 def words_of(matrix: Matrix) -> int:
-    """Vectors of the local array that `centred` works in."""
+    """The number of vectors of the local array that `centred` works in."""
     return len(PLANES[matrix.bits]) + 1 if matrix.quantized else 1
 
 
 def centred(held, matrix: Matrix, made: int, word, first) -> Iterator[tuple[int, object]]:
-    """The codes of `made` inputs from `first` on, less their middle: which input, and float16x4. To be used
-    one after the other; `word` as Slices reads, `held` a local array of words.
+    """Yields the codes of `made` inputs from `first` on, minus their middle: the input's index, and
+    float16x4.
 
-    Codes lie in a word one after the other; the second half of a thread's is moved into the word's high half,
-    so that two are masked at a time and become the last bits of two float16 of 1,024 and more.
+    Use each before the next; `word` is as Slices reads it, `held` a local array of words. Codes are packed in
+    order; the second half of a thread's codes is moved into the word's high half, so that two are masked at a
+    time and become the last bits of two float16 of 1,024 and more.
     """
     planes = PLANES[matrix.bits]
     in_word = min(made, 32 // max(planes))
@@ -111,7 +118,7 @@ def centred(held, matrix: Matrix, made: int, word, first) -> Iterator[tuple[int,
 
 
 def _pair(held, planes: tuple[int, ...], j: int):
-    """Two codes of words as _spaced gives them, each as the bits of a float16 of 1,024 and the code."""
+    """Two codes of words made by _spaced, each as the bits of the float16 1,024 plus the code."""
     made, below = _all(THOUSAND | THOUSAND << HALF_WORD), 0
     for i, width in enumerate(planes):
         mask = (1 << width) - 1
@@ -131,7 +138,7 @@ def _halves(words, which: int):
 
 
 def _spaced(word, first, width: int, count: int):
-    """The codes of `count` inputs of a word: the first half from bit 0 on, the others from bit 16 on."""
+    """The codes of `count` inputs of a word: the first half from bit 0 on, the second half from bit 16 on."""
     if count * width == 2 * HALF_WORD:
         return word
     shift = T.Cast("uint32", first % (32 // width) * width)

@@ -1,20 +1,21 @@
-"""Sums of a matrix's columns with few rows: the loop of the matvec, for kernels that begin or end otherwise.
+"""Sums of a matrix's columns with few rows: the loop of the matvec, also for kernels with another beginning
+or end.
 
 A lane owns vectors of four neighbouring columns and reads a row of their words as one vector of 16 bytes;
-lanes side by side read whole lines. The rest of a workgroup lies along k: a lane loads all words and scales
-of a batch before it uses the first, and one barrier joins the lanes' sums in workgroup memory, where each row
-of the result is added up by lanes of its own: its owners, which finish it.
+neighbouring lanes read whole lines. The other dimension of a workgroup is along k: a lane loads all words and
+scales of a batch before it uses the first, and one barrier joins the lanes' sums in workgroup memory. Each
+row of the result is added up and finished by certain lanes, its owners.
 
-Products are those of products.py, float32, or in f16 programs, where rows are float16 already, of halves.py:
-rows of float32 are the residual stream, in which a few channels may be thousands of times as large as all
-others (docs/decisions/0003). Scale and bias stay out of the inner loop, and the norm's rstd comes at the end:
-its sum of squares is taken on the way, as in the software kernels. (Packed products of int8 are for many rows
-only, matmul_int8.py. A subgroup's sum would stand before `part` is written: another summation, so a variant
-of its own.)
+Products are made by products.py in float32, or by halves.py in f16 programs if rows are float16. Rows of
+float32 are the residual stream, in which a few channels may be thousands of times as large as all others
+(docs/decisions/0003). Scale and bias stay out of the inner loop, and the norm's rstd comes at the end: its
+sum of squares is computed on the way, as in the software kernels. (Packed int8 products are for many rows
+only, matmul_int8.py. A subgroup's sum before `part` is written would be another order of summation, so it
+would need a variant of its own.)
 
 A kernel calls, inside its thread bindings (`columns.workgroups`, `splits` lanes along k, `columns.lanes`
-along n): `memory`; `add`, which ends with the barrier; in the owners of a row `finish`. What it does to
-finished sums is its own; where it needs those of other lanes it adds a barrier.
+along n): `memory`; `add`, which ends with the barrier; and, in the owners of a row, `finish`. The kernel then
+uses the finished sums; if it needs those of other lanes, it adds a barrier.
 """
 
 # mypy: ignore-errors
@@ -51,18 +52,18 @@ from nearfar.targets.gpu.kernels.script.vectors import (
 from nearfar.targets.gpu.packing import parts
 
 LANES = 8  # times 16 bytes: a segment of 128
-AHEAD = 8  # words of a lane that are loaded before the first is used
+AHEAD = 8  # words that a lane loads before it uses the first
 LARGE = 1 << 20  # bytes of a matrix from which on a launch should have the threads of its class
 LONGEST = 128  # batches of a row over the most lanes along k: with so many steps a lane may wait for memory
-FULL = 0.9  # share of the lanes' steps that should have something to do
+FULL = 0.9  # share of the lanes' steps that should have work
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns the lanes of a launch have: `sides` vectors of four each.
+    """The columns of a launch's lanes: `sides` vectors of four for each lane.
 
-    `place(bx, tx, side)`: which vector of the matrix's columns that is. Lanes beyond the last column get one
-    that there is.
+    `place(bx, tx, side)`: the index of a vector among the matrix's columns. Lanes past the last column get an
+    existing one.
     """
 
     workgroups: int
@@ -73,9 +74,10 @@ class Columns:
 
 @dataclass(frozen=True)
 class Product:
-    """`m` rows of `x_dtype` by a matrix; `norm`: of rows normalized with this eps and weights of the inputs.
+    """`m` rows of `x_dtype` times a matrix; `norm`: the eps of a norm of the rows, with weights for the
+    inputs.
 
-    `shared`: bytes of workgroup memory that the kernel needs beside.
+    `shared`: bytes of workgroup memory that the kernel needs in addition.
     """
 
     m: int
@@ -90,7 +92,7 @@ class Product:
 class Tiling:
     """`splits` lanes along k; a lane takes `steps` batches of `batch` chunks of `units` units each.
 
-    The chunks of a step lie side by side: lane y has chunk (step · batch + b) · splits + y of `chunks`.
+    The chunks of a step are neighbours: lane y has chunk (step · batch + b) · splits + y of `chunks`.
     """
 
     splits: int
@@ -101,12 +103,14 @@ class Tiling:
 
     @property
     def ragged(self) -> bool:
-        """Whether some lanes have less to do."""
+        """Whether some lanes have less work than others."""
         return self.splits * self.batch * self.steps != self.chunks
 
 
 def tiling(job: Product, device: DeviceClass) -> Tiling:
-    """The fewest lanes along k with which the launch has its threads and bytes under way, in few steps."""
+    """The fewest lanes along k with which the launch has its class's threads and bytes in flight, in few
+    steps.
+    """
     size = sum(math.prod(part.shape) * 4 for part in parts(job.matrix))
     launched = device.launched if size >= LARGE else 0
     made = [_split(job, splits) for splits in _splits(job, device)]
@@ -118,7 +122,7 @@ def tiling(job: Product, device: DeviceClass) -> Tiling:
 
 
 def _splits(job: Product, device: DeviceClass) -> list[int]:
-    """Powers of two that make whole subgroups, where some do, and whose sums fit into workgroup memory."""
+    """Powers of two that make whole subgroups, if some do, and whose sums fit into workgroup memory."""
     lanes = job.columns.lanes
     most = max(device.k_lanes * LANES // lanes, 1)
     counts = [1 << i for i in range(most.bit_length())]
@@ -127,12 +131,14 @@ def _splits(job: Product, device: DeviceClass) -> list[int]:
 
 
 def shared_bytes(job: Product, splits: int) -> int:
-    """Workgroup memory in which the lanes' sums meet."""
+    """Bytes of workgroup memory in which the lanes' sums meet."""
     return ((splits - 1) * job.columns.lanes * job.columns.sides * WIDTH + splits) * job.m * 4
 
 
 def _split(job: Product, splits: int) -> Tiling:
-    """Chunks as large as keep nearly all lanes busy: a chunk of less than a group reads its scale again."""
+    """The tiling with the largest chunks that keep nearly all lanes busy: a chunk of less than a group reads
+    its scale again.
+    """
     reader = Reader.of(job.matrix)
     ahead = max(AHEAD // (reader.words * job.columns.sides), 1)  # units
     whole = job.matrix.group // reader.inputs if job.matrix.quantized else ahead
@@ -155,13 +161,15 @@ def _threads(job: Product, plan: Tiling) -> int:
 
 
 def _in_flight(job: Product, plan: Tiling) -> int:
-    """Bytes of the matrix that all threads ask for at once."""
+    """Bytes of the matrix that all threads load at once."""
     loads = plan.batch * (plan.units * Reader.of(job.matrix).words + job.matrix.quantized)
     return _threads(job, plan) * loads * job.columns.sides * 16
 
 
 def rows_of(x, row):
-    """How `Sums.add` reads a buffer of rows, of which row[i] is row i: four inputs as float32."""
+    """The function by which `Sums.add` reads a buffer of rows, with row i at row[i]: four inputs as
+    float32.
+    """
     return lambda i, vector: f32x4(x[row[i], vector])
 
 
@@ -169,7 +177,7 @@ def rows_of(x, row):
 class Memory:
     """Arrays of a lane, and two of the workgroup: `part`, `squares`.
 
-    `mine` has what the lane finished: the sums of the r-th row that it owns and side s at r · sides + s.
+    `mine` holds finished sums: side s of the r-th row that the lane owns is at r · sides + s.
     """
 
     part: Any
@@ -198,17 +206,17 @@ class Sums:
 
     @property
     def chunk_vectors(self) -> int:
-        """Vectors of inputs of a chunk."""
+        """The number of vectors of inputs in a chunk."""
         return self.plan.units * self.products.vectors
 
     @property
     def splits(self) -> int:
-        """Lanes along k."""
+        """The number of lanes along k."""
         return self.plan.splits
 
     @property
     def own(self) -> int:
-        """Rows of the result that a lane finishes, at most."""
+        """The most rows of the result that a lane finishes."""
         return ceil_div(self.job.m, self.splits)
 
     def row(self, r, ty):
@@ -216,7 +224,7 @@ class Sums:
         return r * self.splits + ty
 
     def memory(self) -> Memory:
-        """Declare what a lane and its workgroup hold."""
+        """Declare the memory of a lane and its workgroup."""
         m, each, plan, lanes = self.job.m, self.each, self.plan, self.job.columns.lanes
         self.products.declare()
         dot, xsum = local_array("dot", m * each, F32X4), local_array("xsum", m, "float32")
@@ -233,10 +241,10 @@ class Sums:
         )
 
     def add(self, held: Memory, x, norm, w0, w1, bx, ty, tx) -> None:
-        """All products of the lane, left where the owners of the rows find them; ends with a barrier.
+        """Compute all products of the lane, and leave them to the owners of the rows; ends with a barrier.
 
-        `x(i, vector)` reads four inputs of row i as float32 (rows_of, or of workgroup memory); `norm`, `w0`,
-        `w1` are the buffers, those that the product lacks are not looked at.
+        `x(i, vector)` reads four inputs of row i as float32 (rows_of, or from workgroup memory); `norm`,
+        `w0`, `w1` are buffers, ignored if the product lacks them.
         """
         m, columns = self.job.m, self.job.columns
         clear(held.acc, m * self.each)
@@ -251,7 +259,7 @@ class Sums:
         T.evaluate(T.tvm_storage_sync("shared"))
 
     def finish(self, held: Memory, r, ty, tx) -> list:
-        """In an owner: the sums of the r-th row that it owns, times the norm's rstd, as vectors of `mine`."""
+        """Return the sums of the r-th row that an owner has, times the norm's rstd, as vectors of `mine`."""
         i, mine, each = self.row(r, ty), held.mine, self.each
         for side in range(each):
             for lane in range(self.splits - 1):
@@ -268,12 +276,12 @@ class Sums:
         return [mine[r * each + side] for side in range(each)]
 
     def _slot(self, i, lane, side, tx):
-        """Where a lane leaves its sums of row i: all lanes but the owner of the row, in turn after it."""
+        """The place of a lane's sums of row i: all lanes except the row's owner, in the order after it."""
         turn = (lane + self.splits - 1 - i % self.splits) % self.splits
         return ((i * (self.splits - 1) + turn) * self.each + side) * self.job.columns.lanes + tx
 
     def _hand_over(self, held: Memory, i: int, ty, tx) -> None:
-        """The lane's sums of row i to the row's owner."""
+        """Give the lane's sums of row i to the row's owner."""
         each = self.each
         with T.If(ty == i % self.splits):
             with T.Then():
@@ -288,7 +296,7 @@ class Sums:
                 T.buffer_store(held.squares, held.square[i], [i * self.splits + ty])
 
     def _batch(self, held: Memory, inputs: Inputs, w0, w1, step, ty, places) -> None:
-        """Every word of a batch is loaded before the first is used."""
+        """Compute a batch; every word of it is loaded before the first is used."""
         plan, products = self.plan, self.products
         chunks = [(step * plan.batch + b) * self.splits + ty for b in range(plan.batch)]
         for b, chunk in enumerate(chunks):
@@ -302,7 +310,7 @@ class Sums:
         return T.min(chunk, self.plan.chunks - 1) if self.plan.ragged else chunk
 
     def _load_words(self, held: Memory, w0, w1, chunk, b: int, places) -> None:
-        """All that chunk `b` of a batch reads of the matrix."""
+        """Load the words and scales of chunk `b` of a batch."""
         reader, matrix = self.products.reader, self.job.matrix
         for side, place in enumerate(places):
             start = (b * self.each + side) * self.products.chunk_words
@@ -315,7 +323,7 @@ class Sums:
                 T.buffer_store(held.scale, w1[group, place], [b * self.each + side])
 
     def _add_chunk(self, held: Memory, b: int, valid) -> None:
-        """Scale · Σ q·x + bias · Σ x of a group, or of a part of it; of a chunk beyond the last nothing."""
+        """Add scale · Σ q·x + bias · Σ x for a group, or a part of it; a chunk past the last adds nothing."""
         sums, ragged = held.chunk, self.plan.ragged
         for i in range(self.job.m):
             if self.has_norm:
@@ -332,7 +340,7 @@ class Sums:
                     T.buffer_store(held.acc, held.acc[place] + value, [place])
 
     def _add_scaled(self, held: Memory, i: int, place: int, pair) -> None:
-        """Sums of codes times scales, sums of inputs times biases."""
+        """Add sums of codes times scales, and sums of inputs times biases."""
         dot, acc, x, centre = held.chunk.dot, held.acc, spread(held.chunk.xsum[i]), self.products.centre
         if centre:
             T.buffer_store(dot, fma(x, number(centre), dot[place]), [place])

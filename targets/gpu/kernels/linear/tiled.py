@@ -1,4 +1,4 @@
-"""How a workgroup of a matmul of many rows lies over the output: what products of all kinds share."""
+"""The division of a matmul's output among workgroups, for products of all kinds."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ BLOCK = 16  # outputs of a thread, twice as many sums where gated
 
 @dataclass(frozen=True)
 class Tiled:
-    """A workgroup's `rows` by `columns` of the matrix; `lanes` threads lie across its columns of the output,
-    `deep` along its rows, of which each has `own`.
+    """The part of a workgroup: `rows` by `columns` of the matrix.
+
+    `lanes` threads are along its columns of the output, `deep` along its rows; each of these has `own` rows.
     """
 
     rows: int
@@ -25,7 +26,7 @@ class Tiled:
 
     @staticmethod
     def over(job: Linear, device: DeviceClass, columns: int) -> Tiled:
-        """With as many rows as the class's tile, or fewer where there are fewer."""
+        """The division with the class's rows for each workgroup, or fewer for jobs with few rows."""
         most = device.tile[0]
         rows = next((size for size in (16, 32) if job.m <= size < most), most)
         lanes = columns // WIDTH // sides(job)

@@ -1,1 +1,1 @@
-"""A token from logits."""
+"""Kernels that choose a token from logits."""

@@ -1,4 +1,6 @@
-"""Argmax of the logits in two launches: a workgroup a range of the vocabulary, then one over the ranges."""
+"""Argmax of the logits in two launches: a workgroup for each range of the vocabulary, then one over the
+ranges.
+"""
 
 # mypy: ignore-errors
 # TVMScript: what looks like Python is parsed, and nested ifs separate build time from run time.
@@ -21,7 +23,7 @@ SLOT, FEED = 0, 5  # columns of sample_i32
 
 
 def greedy(job: Greedy) -> Staged:
-    """Two launches."""
+    """The launches of a Greedy job."""
     rows, vocab = job.rows, job.vocab
     ranges = ceil_div(vocab, RANGE)
     stages = (
@@ -32,7 +34,9 @@ def greedy(job: Greedy) -> Staged:
 
 
 def _ranges(rows: int, vocab: int, ranges: int) -> tirx.PrimFunc:
-    """Best value and lowest index of a range. `>` keeps the first of equals; no infinity or NaN is taken."""
+    """The kernel that finds the best value and lowest index of a range. `>` keeps the first of equals;
+    infinities and NaN are skipped.
+    """
 
     @prim_func
     def kernel(
@@ -73,7 +77,7 @@ def _ranges(rows: int, vocab: int, ranges: int) -> tirx.PrimFunc:
 
 
 def _best(rows: int, ranges: int) -> tirx.PrimFunc:
-    """A thread a row over the ranges."""
+    """The kernel with a thread for each row, over the ranges."""
 
     @prim_func
     def kernel(

@@ -1,4 +1,6 @@
-"""Log-probabilities of the sampled token and of the 20 best, from the raw logits: one workgroup a row."""
+"""Log probabilities of the sampled token and of the 20 best, from the raw logits: one workgroup for
+each row.
+"""
 
 # mypy: ignore-errors
 # TVMScript: what looks like Python is parsed, and nested ifs separate build time from run time.
@@ -20,12 +22,14 @@ PARAMS = ("logits", "sampled", "logprob", "top_ids", "top_logprobs")
 
 
 def logprobs(job: Logprobs) -> Staged:
-    """One launch."""
+    """The launch of a Logprobs job."""
     return Staged((Stage(_logprobs(job.rows, job.vocab), PARAMS),))
 
 
 def _logprobs(rows: int, vocab: int) -> tirx.PrimFunc:
-    """20 times the best token after the last one (value down, then index up); the first is the maximum."""
+    """The kernel that finds, 20 times, the best token after the last one (value down, then index up); the
+    first is the maximum.
+    """
     turns = ceil_div(vocab, THREADS)
 
     @prim_func

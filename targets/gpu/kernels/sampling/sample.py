@@ -1,8 +1,9 @@
-"""Sampling as docs/artifact.md defines it: adjusted logits over the whole device, then one workgroup a row.
+"""Sampling as docs/artifact.md defines it: logits are adjusted by the whole device, then each row has one
+workgroup.
 
-Thresholds of top_k and top_p are found in order-preserving integers of the floats, four bits a pass: 15
-candidates are counted at once, so a row is read 8 times a threshold instead of 32. Sums run in a fixed order,
-so a seed gives one text.
+Thresholds of top_k and top_p are found in integers with the order of the floats, four bits in a pass: 15
+candidates are counted at once, so a row is read 8 times for a threshold instead of 32. Sums run in a fixed
+order, so a seed gives one text.
 """
 
 # mypy: ignore-errors
@@ -27,7 +28,7 @@ GENERATED = (1 << 24) - 1  # the bits of counts that count
 
 
 def sample(job: Sample) -> Staged:
-    """Two launches; between them the adjusted logits of each row."""
+    """The launches of a Sample job; between the two are the adjusted logits of each row."""
     rows, vocab, slots = job.rows, job.vocab, job.slots
     adjusted = ["logits", "sample_f32", "sample_i32", "logit_bias", "counts", "allowed", "scratch:0"]
     choose = ["scratch:0", "sample_f32", "sample_i32", "counts", "sampled", "tokens"]
@@ -39,13 +40,13 @@ def sample(job: Sample) -> Staged:
 
 
 def ordered(value):
-    """uint32 of a float32's bits such that the integers compare as the floats do."""
+    """The uint32 of a float32's bits, changed so that the integers compare like the floats."""
     bits = T.reinterpret("uint32", value)
     return T.Select(bits >= T.uint32(1 << 31), bits ^ T.uint32(0xFFFFFFFF), bits | T.uint32(1 << 31))
 
 
 def _adjust(rows: int, vocab: int, slots: int) -> tirx.PrimFunc:
-    """Steps 1 to 5: bias, mask, penalties, temperature. Tokens not to be sampled get the lowest float."""
+    """The kernel for steps 1 to 5: bias, mask, penalties, temperature. Masked tokens get the lowest float."""
     masks = ceil_div(vocab, 32)
 
     @prim_func
@@ -98,7 +99,7 @@ def _adjust(rows: int, vocab: int, slots: int) -> tirx.PrimFunc:
 
 
 def _choose(rows: int, vocab: int, slots: int) -> tirx.PrimFunc:
-    """Steps 6 to 9 and the writes, one workgroup a row."""
+    """The kernel for steps 6 to 9 and the writes, with one workgroup for each row."""
     turns = ceil_div(vocab, THREADS)
 
     @prim_func
@@ -132,7 +133,7 @@ def _choose(rows: int, vocab: int, slots: int) -> tirx.PrimFunc:
                     found[15] = value[0]
                 T.tvm_storage_sync("shared")
                 value[3] = found[15]
-                key[2] = T.uint32(0)  # what is kept: ordered(l) >= key[2]
+                key[2] = T.uint32(0)  # tokens with ordered(l) >= key[2] are kept
                 if sample_f32[bx, TEMPERATURE] > T.float32(0):
                     # Pass 0: top_k, counting tokens. Pass 1: top_p, adding exp(l - max) of those kept.
                     for job in T.serial(2):
@@ -185,7 +186,7 @@ def _choose(rows: int, vocab: int, slots: int) -> tirx.PrimFunc:
                             key[2] = T.max(key[2], key[0])
                     if sample_f32[bx, MIN_P] > T.float32(0):
                         key[2] = T.max(key[2], ordered(value[3] + T.log(sample_f32[bx, MIN_P])))
-                    # The largest is always kept: a top_p that is next to nothing finds no threshold.
+                    # The largest is always kept: a tiny top_p finds no threshold.
                     key[2] = T.min(key[2], ordered(value[3]))
                 # The argmax of l + gumbel over the kept, or of l at temperature 0.
                 value[2] = T.float32(LOWEST)

@@ -1,18 +1,19 @@
-"""The script language of our kernels, a subset of TVMScript: Python that builds the kernel when it is run.
+"""The script language of our kernels, a subset of TVMScript: Python code that builds the kernel when it runs.
 
-TVM's own parser walks the tree of a script for each kernel anew, evaluates every sub-expression by itself,
-and notes for each where it stood: three fifths of the processors' time that a build spent in GPU kernels. A
-script is one for all shapes of its kernel, so here it becomes Python code once; making a kernel of a job is
-running that code. A kernel is what TVM's parser makes of its script (tests/unit/test_gpu_script.py):
+TVM's own parser walks the tree of a script again for each kernel, evaluates every sub-expression separately,
+and notes the location of each: three fifths of the CPU time that a build spent on GPU kernels. A script
+serves all shapes of its kernel, so here it becomes Python code once, and making the kernel of a job runs that
+code. The kernel equals the one that TVM's parser makes of the script (tests/unit/test_gpu_script.py). The
+language has:
 
 - `for i in T.serial(n)`, also `T.unroll`, `T.thread_binding`; `array[i] = value`;
-- `if` by what is known when the kernel is made, or, of an expression, when it is run; so `and`, `or`, `not`,
-  `a if b else c`, comparisons;
-- `name: T.let = expression`; `name = …` of an array, a `T.int32()` or a `T.meta_var`; calls, for what they
-  write.
+- `if`, decided while the kernel is made, or, for an expression, when the kernel runs; likewise `and`, `or`,
+  `not`, `a if b else c`, comparisons;
+- `name: T.let = expression`; `name = …` for an array, a `T.int32()` or a `T.meta_var`; calls, for the
+  statements that they write.
 
-A name belongs to the loop, branch or kernel that binds it, and means one thing within. All else is a
-SyntaxError that names the line. Why: docs/decisions/0026.
+A name belongs to the loop, branch or kernel that binds it, and has one meaning there. Anything else is a
+SyntaxError that names the line. docs/decisions/0026 gives the reasons.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from types import CodeType
 from typing import NoReturn
 
 BUILD = "__build__"
-"""The name, in the code that is made, of what it builds a kernel with: statements.py."""
+"""The name, in the generated code, of the module that builds a kernel: statements.py."""
 _PLAIN = (
     ast.Name, ast.Constant, ast.Attribute, ast.Subscript, ast.Call, ast.Starred, ast.keyword, ast.BinOp,
     ast.UnaryOp, ast.Tuple, ast.List, ast.JoinedStr, ast.FormattedValue, ast.operator, ast.unaryop,
@@ -39,7 +40,7 @@ _COMPARED = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)
 
 @dataclass(frozen=True)
 class Script:
-    """A kernel's script as code, which defines the function `name`, and the names in its annotations."""
+    """A kernel's script as code that defines the function `name`, and the names in its annotations."""
 
     code: CodeType
     name: str
@@ -47,7 +48,7 @@ class Script:
 
 
 def parsed(func: Callable[..., None]) -> Script:
-    """The script that a function is written as."""
+    """The script of a function."""
     return _parsed(func.__code__, func.__code__.co_filename)
 
 
@@ -72,7 +73,7 @@ def _names(trees: Iterable[ast.AST]) -> set[str]:
 
 
 class _Rewriter(ast.NodeTransformer):
-    """Expressions are visited, and become expressions; statements become lists of them."""
+    """Rewrites a script: expressions become expressions, and statements become lists of statements."""
 
     def __init__(self, filename: str) -> None:
         self.filename = filename
@@ -82,7 +83,7 @@ class _Rewriter(ast.NodeTransformer):
         self.branches = 0
 
     def refuse(self, node: ast.AST, what: str) -> NoReturn:
-        """No kernel is made of it."""
+        """Raise a SyntaxError at a node, for a script that no kernel can be made from."""
         line, column = getattr(node, "lineno", None), getattr(node, "col_offset", 0)
         raise SyntaxError(
             f"{what} (what the script of a kernel may have: nearfar/targets/gpu/kernels/script/parser.py)",
@@ -92,7 +93,7 @@ class _Rewriter(ast.NodeTransformer):
     # Names
 
     def bind(self, node: ast.AST, name: str) -> None:
-        """From here on, until the scope ends."""
+        """Bind a name until the scope ends; SyntaxError if it is bound already."""
         if any(name in scope for scope in self.scopes):
             self.refuse(node, f"{name} is bound already")
         self.scopes[-1].add(name)
@@ -106,7 +107,9 @@ class _Rewriter(ast.NodeTransformer):
     # Statements
 
     def function(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        """The function that builds the kernel, called with statements.py."""
+        """Rewrite a script's function to one that builds the kernel; its parameter is the module
+        statements.py.
+        """
         given, self.bound = node.args, _bound(node)
         if given.posonlyargs or given.kwonlyargs or given.vararg or given.kwarg or given.defaults:
             self.refuse(node, "a kernel's parameters have names and annotations, nothing else")
@@ -144,7 +147,7 @@ class _Rewriter(ast.NodeTransformer):
         return made
 
     def loop(self, node: ast.For) -> list[ast.stmt]:
-        """A `with` of its frame, which gives the variable; this is named first."""
+        """A loop becomes a `with` of its frame, which yields the variable; the variable is named first."""
         if not isinstance(node.target, ast.Name) or node.orelse:
             self.refuse(node, "a loop of a kernel is over one name, and has no else")
         name, frame = node.target.id, self.call("loop", self.visit(node.iter))
@@ -156,7 +159,9 @@ class _Rewriter(ast.NodeTransformer):
         return [ast.With([ast.withitem(frame, _to(name))], inside)]
 
     def branch(self, node: ast.If) -> list[ast.stmt]:
-        """A `with` of the decision, and in it, for what comes of it, an `if` and a `with` of the frame."""
+        """A branch becomes a `with` of the decision, with an `if` and a `with` of a frame inside for each
+        case.
+        """
         self.branches += 1
         name = f"__branch{self.branches}__"
         held = self.call("branch", self.visit(node.test))
@@ -172,7 +177,7 @@ class _Rewriter(ast.NodeTransformer):
         return [ast.With([ast.withitem(held, _to(name))], parts)]
 
     def assign(self, node: ast.Assign) -> list[ast.stmt]:
-        """A store, or a name for an array."""
+        """Rewrite an assignment: a store, or a name for an array."""
         target, value = node.targets[0], self.visit(node.value)
         if len(node.targets) == 1 and isinstance(target, ast.Subscript):
             index = self.visit(target.slice)
@@ -184,7 +189,7 @@ class _Rewriter(ast.NodeTransformer):
         return [_set(target.id, self.call("bind", ast.Constant(target.id), value))]
 
     def let(self, node: ast.AnnAssign) -> list[ast.stmt]:
-        """A name for an expression."""
+        """Rewrite a T.let: a name for an expression."""
         if not isinstance(node.target, ast.Name) or node.value is None:
             self.refuse(node, "T.let gives one name to a value")
         if ast.unparse(node.annotation) != "T.let":
@@ -194,7 +199,7 @@ class _Rewriter(ast.NodeTransformer):
         return [_set(node.target.id, self.call("let", ast.Constant(node.target.id), value))]
 
     def expression(self, node: ast.Expr) -> list[ast.stmt]:
-        """A call for what it writes; a docstring is none."""
+        """Rewrite an expression statement: a call, for what it writes; docstrings are dropped."""
         if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             return []
         if not isinstance(node.value, ast.Call):
@@ -255,7 +260,7 @@ _STATEMENTS: dict[type[ast.stmt], Callable[..., list[ast.stmt]]] = {
 
 
 def _bound(node: ast.FunctionDef) -> set[str]:
-    """The names that a kernel binds, wherever; those of lists are known in the list alone."""
+    """The names that a kernel binds anywhere, except those of list comprehensions."""
     inside = {
         id(name)
         for made in ast.walk(node)
@@ -271,8 +276,8 @@ def _bound(node: ast.FunctionDef) -> set[str]:
 
 
 def _at(node: ast.AST, statements: list[ast.stmt]) -> list[ast.stmt]:
-    """The statements at the line of what they are made of, for tracebacks: where it begins, as Python tells a
-    call of an attribute by where that ends.
+    """Give statements the line of the node that they replace, for tracebacks: its first line, since Python
+    locates a call of an attribute at its end.
     """
     for each in statements:
         ast.copy_location(each, node)
@@ -294,5 +299,5 @@ def _set(name: str, value: ast.expr) -> ast.stmt:
 
 
 def _later(value: ast.expr) -> ast.expr:
-    """Evaluated where it is wanted only."""
+    """A lambda that delays the evaluation of an expression."""
     return ast.Lambda(ast.arguments([], [], None, [], [], None, []), value)

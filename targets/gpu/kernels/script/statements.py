@@ -1,7 +1,7 @@
-"""What a kernel's script builds the kernel with: parser.py makes its statements calls of these functions.
+"""The functions that build a kernel: parser.py turns the statements of its script into calls of them.
 
-They write to TVM's IRBuilder, where the functions that kernels call write too. As in TVM's parser a
-comparison of what is known is Python's, and one of an expression a node that nothing simplifies yet.
+They write to TVM's IRBuilder, as do the functions that kernels call. As in TVM's parser, a comparison of
+known values is Python's, and one of an expression is a node that nothing simplifies yet.
 """
 
 from __future__ import annotations
@@ -21,28 +21,28 @@ _COMPARED: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any]]
     "Eq": (operator.eq, tirx.EQ), "NotEq": (operator.ne, tirx.NE), "Lt": (operator.lt, tirx.LT),
     "LtE": (operator.le, tirx.LE), "Gt": (operator.gt, tirx.GT), "GtE": (operator.ge, tirx.GE),
 }  # fmt: skip
-"""By its name in `ast`: of values, and of expressions."""
+"""Comparisons by their names in `ast`: the function for values, and the one for expressions."""
 
 
 def parameter(name: str, kind: Any) -> Any:
-    """A parameter of the kernel, of what its annotation says."""
+    """Declare a parameter of the kernel, with the type of its annotation."""
     return builder.arg(name, kind if isinstance(kind, ir.Expr) else kind())
 
 
 def loop(frame: Any) -> Any:
-    """A loop, to be entered."""
+    """A loop's frame, checked; TypeError for anything else."""
     if not isinstance(frame, builder.frame.ForFrame):
         raise TypeError(f"a kernel loops over T.serial, T.unroll or T.thread_binding, not over {frame!r}")
     return frame
 
 
 def named(name: str, variable: Any) -> None:
-    """The variable of a loop has the name that the script gives it."""
+    """Give the variable of a loop its name in the script."""
     IRBuilder.name(name, variable)
 
 
 class Branch:
-    """Both branches of an `if` that the kernel decides when it is run."""
+    """Both branches of an `if` that the kernel decides at run time."""
 
     holds = fails = True
     then, otherwise = staticmethod(builder.Then), staticmethod(builder.Else)
@@ -59,7 +59,7 @@ class Branch:
 
 
 class Known:
-    """The branch that is left of an `if` that is decided when the kernel is made."""
+    """The remaining branch of an `if` that is decided while the kernel is made."""
 
     then = otherwise = staticmethod(nullcontext)
 
@@ -71,7 +71,7 @@ _KNOWN = {holds: nullcontext(Known(holds)) for holds in (False, True)}
 
 
 def branch(test: Any) -> AbstractContextManager[Branch | Known]:
-    """The branches that there are."""
+    """The branches of an `if`: both, or the known one."""
     if isinstance(test, bool):
         return _KNOWN[test]
     if not _is_expression(test):
@@ -80,12 +80,12 @@ def branch(test: Any) -> AbstractContextManager[Branch | Known]:
 
 
 def store(value: Any, places: Sequence[Any], array: Any) -> None:
-    """A value to a place of an array."""
+    """Store a value in an array."""
     builder.buffer_store(array, value, places)
 
 
 def bind(name: str, value: Any) -> Any:
-    """What `name = value` makes the name of: arrays and variables get it as theirs."""
+    """The value that `name = value` binds: arrays and variables get the name as their own."""
     if isinstance(value, meta_var):
         return value.value
     if not isinstance(value, ir.Var) or value.name:
@@ -98,7 +98,7 @@ def bind(name: str, value: Any) -> Any:
 
 
 def let(name: str, value: Any) -> Any:
-    """A variable that the kernel computes once."""
+    """A named variable that the kernel computes once."""
     value = value if isinstance(value, ir.Expr) else tirx.const(value)
     variable = tirx.Var(name, value.ty)
     builder.Bind(value, var=variable)
@@ -106,7 +106,7 @@ def let(name: str, value: Any) -> Any:
 
 
 def evaluate(value: Any) -> None:
-    """What a call gave that stands as a statement: nothing, where it wrote statements itself."""
+    """Evaluate a call that is a statement; its result is None if it wrote statements itself."""
     if value is not None:
         if not isinstance(value, ir.Call):
             raise TypeError(f"a call that stands alone gives nothing or is one of TVM's, not {value!r}")
@@ -122,7 +122,7 @@ def compared(kind: str, a: Any, b: Any) -> Any:
 
 
 def every(first: Callable[[], Any], *rest: Callable[[], Any]) -> Any:
-    """`and`."""
+    """The value of `and`; later operands are evaluated only if needed."""
     value = first()
     for more in rest:
         if not _is_expression(value) and not value:
@@ -132,7 +132,7 @@ def every(first: Callable[[], Any], *rest: Callable[[], Any]) -> Any:
 
 
 def some(first: Callable[[], Any], *rest: Callable[[], Any]) -> Any:
-    """`or`."""
+    """The value of `or`; later operands are evaluated only if needed."""
     value = first()
     for more in rest:
         if not _is_expression(value) and value:
@@ -142,26 +142,26 @@ def some(first: Callable[[], Any], *rest: Callable[[], Any]) -> Any:
 
 
 def negated(value: Any) -> Any:
-    """`not`."""
+    """The value of `not`."""
     return tirx.Not(value) if _is_expression(value) else not value
 
 
 def chosen(test: Any, value: Callable[[], Any], other: Callable[[], Any]) -> Any:
-    """`value if test else other`."""
+    """The value of `value if test else other`."""
     if isinstance(test, bool):
         return value() if test else other()
     return tirx.if_then_else(test, value(), other())
 
 
 def _joined(node: Callable[[Any, Any], Any], a: Any, b: Any) -> Any:
-    """Two truth values, of which the first does not decide alone."""
+    """Join two truth values, of which the first does not decide alone."""
     if not (_is_expression(a) or _is_expression(b)):
         return b
     return node(*(tirx.IntImm("bool", int(value)) if isinstance(value, bool) else value for value in (a, b)))
 
 
 def _alike(value: Any, other: Any) -> Any:
-    """A number as a constant of the other's type."""
+    """A number as a constant of the other operand's type; an expression stays as it is."""
     if not isinstance(value, int | float):
         return value
     dtype = str(other.ty.dtype)
@@ -171,5 +171,5 @@ def _alike(value: Any, other: Any) -> Any:
 
 
 def _is_expression(value: Any) -> bool:
-    """Whether it is computed when the kernel is run."""
+    """Whether a value is an expression, which the kernel computes at run time."""
     return isinstance(value, ir.Expr | ExprOp)

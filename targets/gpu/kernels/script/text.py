@@ -1,4 +1,4 @@
-"""How a kernel that is written as TVMScript becomes a PrimFunc."""
+"""Turns kernels written as TVMScript into PrimFuncs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from nearfar.targets.gpu.kernels.script.parser import parsed
 
 
 def prim_func(func: Callable[..., None]) -> tirx.PrimFunc:
-    """What `T.prim_func(check_well_formed=False)` makes of a script, by our own parser."""
+    """The PrimFunc of a script, equal to that of `T.prim_func(check_well_formed=False)`, but made by our own
+    parser.
+    """
     frame = inspect.currentframe()
     assert frame is not None
     assert frame.f_back is not None
@@ -25,8 +27,10 @@ def prim_func(func: Callable[..., None]) -> tirx.PrimFunc:
 
 
 def known(func: Callable[..., None], around: dict[str, Any]) -> dict[str, Any]:
-    """What the names in a script mean that the script does not bind. `around`: the variables of the function
-    that the script is in, as what only annotations name is not in the closure.
+    """The meanings of a script's names that it does not bind itself.
+
+    `around`: the variables of the function around the script, since names that only occur in annotations are
+    not in the closure.
     """
     annotated = {name: around[name] for name in parsed(func).annotated if name in around}
     cells = zip(func.__code__.co_freevars, func.__closure__ or (), strict=True)
@@ -34,7 +38,7 @@ def known(func: Callable[..., None], around: dict[str, Any]) -> dict[str, Any]:
 
 
 def made(func: Callable[..., None], names: dict[str, Any]) -> tirx.PrimFunc:
-    """The kernel of a script with these names."""
+    """The PrimFunc of a script whose free names have these meanings."""
     script = parsed(func)
     names = dict(names)
     exec(script.code, names)

@@ -1,8 +1,8 @@
-"""Four neighbouring columns as one vector: how the kernels for GPUs read matrices and rows.
+"""Four neighbouring columns as one vector: how GPU kernels read matrices and rows.
 
-A lane that owns four columns reads a row of words as one `uint32x4`, 16 bytes a load, and computes on vectors
-of four float32. Buffers are declared so: both code generators make one load of it. Nothing here takes
-symbolic places in a word: kernels call these functions once for each place.
+A lane that owns four columns reads a row of words as one `uint32x4`, 16 bytes in a load, and computes on
+vectors of four float32. Buffers have vector types, from which both code generators make one load. Functions
+here take only known places in a word: kernels call them once for each place.
 """
 
 # mypy: ignore-errors
@@ -27,7 +27,7 @@ MANTISSA, EXPONENT_BIAS = 23, 127
 
 
 def quarter(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Shape of the same array as vectors of four neighbours."""
+    """The shape of an array, counted in vectors of four."""
     return *shape[:-1], max(shape[-1] // WIDTH, 1)
 
 
@@ -43,9 +43,9 @@ def scale_buffer(matrix: Matrix) -> tuple[tuple[int, ...], str]:
 
 
 def of_numbers(func: tirx.PrimFunc) -> tirx.PrimFunc:
-    """The kernel with parameters of numbers, which its buffers of vectors look at under the same names.
+    """A kernel with parameters of numbers, and views of them as vectors under the same names.
 
-    The program that calls it knows only numbers, and compares the types of what it passes.
+    The calling program knows only numbers, and compares the types of its arguments.
     """
     held, views = [], []
     for param in func.params:
@@ -62,55 +62,57 @@ def of_numbers(func: tirx.PrimFunc) -> tirx.PrimFunc:
 
 
 def fits(job: Linear) -> bool:
-    """Whether rows and columns are whole vectors."""
+    """Whether the job's rows and columns are whole vectors."""
     return job.columns % WIDTH == job.width % WIDTH == job.matrix.k % WIDTH == 0
 
 
 def spread(value):
-    """One number in all four places."""
+    """A vector with one number in all four places."""
     return T.Broadcast(value, WIDTH)
 
 
 def at(vector, place: int):
-    """One of the four."""
+    """One number of a vector."""
     return T.Shuffle([vector], [place])
 
 
 def joined(values: list):
-    """Four numbers as a vector."""
+    """A vector of four numbers."""
     return T.Shuffle(values, list(range(WIDTH)))
 
 
 def total(vector):
-    """Sum of the four."""
+    """The sum of a vector's four numbers."""
     return (at(vector, 0) + at(vector, 1)) + (at(vector, 2) + at(vector, 3))
 
 
 def or_zero(condition, vector):
-    """The vector where the condition holds. WGSL's code generator has no vectors of truth values."""
+    """The vector if the condition holds, else zeros. WGSL's code generator has no vectors of booleans."""
     none = tirx.const(0, str(vector.ty.dtype).split("x")[0])
     return joined([T.Select(condition, at(vector, place), none) for place in range(WIDTH)])
 
 
 def zero():
-    """Four zeros."""
+    """A vector of four zeros."""
     return spread(T.float32(0))
 
 
 def number(value: float):
-    """A number that is known, in all four places. TVM writes seven digits into WGSL: more go as bits."""
+    """A vector with a known number in all four places. TVM writes seven digits into WGSL: longer ones are
+    written as bits.
+    """
     if float(f"{value:.6e}") == value:
         return spread(T.float32(float(value)))
     return spread(T.reinterpret("float32", T.uint32(int(np.float32(value).view(np.uint32)))))
 
 
 def fma(a, b, c):
-    """a·b + c, one instruction of every GPU; vectors, all of the dtype of `a`."""
+    """a·b + c, one instruction on every GPU; vectors with the dtype of `a`."""
     return T.call_pure_extern(str(a.ty.dtype), "fma", a, b, c)
 
 
 def clear(array, count: int) -> None:
-    """Zeros into the first vectors of a local array (a statement of the kernel that is being parsed)."""
+    """Set the first vectors of a local array to zero (a statement of the kernel that is being parsed)."""
     for i in range(count):
         T.buffer_store(array, zero(), [i])
 
@@ -148,20 +150,20 @@ class Reader:
         return Reader(matrix, units, units.inputs * fold, units.words * fold, units.count // fold)
 
     def load(self, w0, unit, word: int, column):
-        """Word `word` of a unit of four columns."""
+        """Load word `word` of a unit of four columns."""
         if self.matrix.quantized:
             return self.units.load(w0, unit, word, column)
         return w0[unit * self.words + word, column]
 
     @property
     def placed(self) -> bool:
-        """Whether codes are taken from halves of their word, where they stand: see `lift`."""
+        """Whether codes are used at their place in halves of their word: see `lift`."""
         return self.units.placed
 
     def lift(self, word: list, half: int):
-        """The codes in a half of a unit's word as the last bits of the mantissa of a number of 2^23 ulps.
+        """The codes in a half of a unit's word, as the last bits of the mantissa of a float32 of 2^23.
 
-        The sign bit comes as the codes have it (see packing.SIGN_BIT).
+        The sign bit is as the codes have it (see packing.SIGN_BIT).
         """
         if half:
             top = 1 << (HALF_WORD - 1)
@@ -169,11 +171,11 @@ class Reader:
         return (word[0] & _bits((1 << HALF_WORD) - 1)) | _bits(_ulps(0))
 
     def weight(self, word: list, e: int, lifted: list):
-        """Weight or code `e` of a unit whose words these are, float32x4. `lifted`: halves of placed codes.
+        """Weight or code `e` of a unit with the words `word`, float32x4. `lifted`: halves of placed codes.
 
         No integer is converted: masking, subtracting and multiplying run at full rate on every GPU, a
-        conversion at a quarter or an eighth of it on some. A masked code is its number times 2^place beyond
-        2^23, so one multiplication with addition, without rounding, gives the number.
+        conversion at a quarter or an eighth of it on some. A masked code adds its value times 2^place to
+        2^23, so one multiply-add, without rounding, gives the value.
         """
         bits = self.matrix.bits
         if bits == 32:
@@ -190,7 +192,7 @@ class Reader:
         return fma(made, number(0.5**place), number(-(1 << MANTISSA - place)))
 
     def _split_code(self, word: list, e: int):
-        """Code `e` of two planes."""
+        """Code `e` of a unit with two planes."""
         low, high = self.units.planes
         each = 32 // low
         lower = T.shift_right(word[e // each], _bits(e % each * low)) & _bits((1 << low) - 1)
@@ -200,9 +202,10 @@ class Reader:
 
 @dataclass(frozen=True)
 class Slices:
-    """How a thread reads `made` inputs (2, 4 or 8, from a multiple of them on) of four columns.
+    """How a thread reads `made` inputs (2, 4 or 8, from a multiple of that on) of four columns.
 
-    `planes`: for each the bits of a number, where its rows begin, and how many words a thread reads.
+    `planes`: for each plane, the bits of a number, the row where it begins, and the words that a thread
+    reads.
     """
 
     matrix: Matrix
@@ -219,12 +222,14 @@ class Slices:
 
     @property
     def words(self) -> int:
-        """Words of four columns that a thread reads."""
+        """The number of words of four columns that a thread reads."""
         return sum(count for _, _, count in self.planes)
 
     def load(self, w0, start, word: int, column, ragged: bool = False):
-        """Word `word` of those of the inputs from `start` on (symbolic). `ragged`: beyond the matrix's last
-        input the last that there is, as inputs of a dense matrix may end within what a thread reads.
+        """Load word `word` for the inputs from `start` on (symbolic).
+
+        `ragged`: past the matrix's last row the last row is loaded, since a thread's inputs of a dense matrix
+        may end early.
         """
         for bits, before, count in self.planes:
             if word < count:
@@ -234,14 +239,16 @@ class Slices:
         raise IndexError(word)
 
     def bring(self, word, scale, w0, w1, start, column, ragged: bool = False) -> None:
-        """All that a thread reads for its inputs from `start` on, into registers (statements)."""
+        """Load a thread's words and scale for its inputs from `start` on into registers (statements)."""
         for i in range(self.words):
             T.buffer_store(word, self.load(w0, start, i, column, ragged), [i])
         if self.matrix.quantized:
             T.buffer_store(scale, w1[start // self.matrix.group, column], [0])
 
     def scaled(self, word, scale, first, e: int):
-        """The weight of input first + e from what `bring` brought: a code times its scale, plus its bias."""
+        """The weight of input first + e, from the registers that `bring` filled: a code times its scale, plus
+        its bias.
+        """
         value = self.weight(word, first, e)
         return low_halves(scale[0]) * value + high_halves(scale[0]) if self.matrix.quantized else value
 
@@ -265,7 +272,7 @@ class Slices:
 
 
 def number_of(codes):
-    """Codes as float32: the last bits of a number of 2^23 ulps, which are then taken away."""
+    """Codes as float32: they become the last bits of a float32 of 2^23, which is then subtracted."""
     return T.reinterpret(f"float32x{WIDTH}", codes | _bits(_ulps(0))) - number(1 << MANTISSA)
 
 

@@ -1,6 +1,6 @@
-"""Kernels of class `software`: their tilings were measured where a processor imitates a GPU.
+"""Kernels of class `software`; their tilings were measured on software GPUs.
 
-Those of matrices take every shape, so other classes use them for the odd ones.
+The matrix kernels take every shape, so other classes use them for odd ones.
 """
 
 from nearfar.targets.gpu.kernels.software.attention import attention

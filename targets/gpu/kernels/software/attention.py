@@ -35,7 +35,9 @@ NAMES = ("q", "k_cache", "v_cache", "positions", "slots", "page_table")
 
 
 def attention(job: Attend) -> Staged:
-    """One launch for many rows; two for few, whose sequence is split so that the device is filled."""
+    """The launches of an Attend job: one for many rows; two for few, whose sequence is split so that the
+    device is filled.
+    """
     splits = _splits(job)
     width = job.head_dim + 2
     names = (*job.inputs(), "out")
@@ -50,7 +52,7 @@ def attention(job: Attend) -> Staged:
 
 
 def _splits(job: Attend) -> int:
-    """Parts of the positions that a row sees: more where they can be many; empty ones cost time, too."""
+    """The number of parts of a row's positions: more for long contexts, since empty parts cost time, too."""
     if job.m >= 16:
         return 1
     context = job.pages_per_slot * job.page_size
@@ -60,7 +62,9 @@ def _splits(job: Attend) -> int:
 
 
 def _attend(job: Attend, splits: int) -> tirx.PrimFunc:
-    """One row over one of `splits` ranges: normalized to `out`, or (values, maximum, sum) to `partial`."""
+    """The kernel for one row over one of `splits` ranges: normalized to `out`, or (values, maximum, sum) to
+    `partial`.
+    """
     m, heads, kv, dim, page = job.m, job.heads, job.kv_heads, job.head_dim, job.page_size
     cells = ceil_div(dim, TILE)  # dimensions a thread
     most = max(min(MAX_SHARED_HEADS, MAX_SUMS // cells, heads // kv), 1)
@@ -72,7 +76,7 @@ def _attend(job: Attend, splits: int) -> tirx.PrimFunc:
     cached = Cached.of(job, Head.of(job) if codes else Head(1, dim))
 
     def begin(length):
-        """The first position that a row sees, whose `length` is its position and 1 (0: padding)."""
+        """The first position that a row sees; `length`: the row's position plus 1 (0: padding)."""
         return T.int32(0) if job.window is None else T.max(length - job.window, 0)
 
     @prim_func
@@ -105,7 +109,7 @@ def _attend(job: Attend, splits: int) -> tirx.PrimFunc:
                     at = T.alloc_local((3,), "int32")
                     loaded = T.meta_var(cached.memory())
                     four = T.meta_var(local_array("four", step, "float32") if codes else None)
-                    block: T.let = bx // splits  # of query heads
+                    block: T.let = bx // splits  # block of query heads
                     head: T.let = block // per_kv  # kv head
                     split: T.let = bx % splits
                     length: T.let = positions[by] + 1
@@ -233,7 +237,9 @@ def _attend(job: Attend, splits: int) -> tirx.PrimFunc:
 
 
 def _combine(job: Attend, splits: int) -> tirx.PrimFunc:
-    """Weigh the splits' values by their maxima; an empty one has sum 0. Sinks count here, once."""
+    """The kernel that weighs the splits' values by their maxima; an empty split has sum 0. Sinks count here,
+    once.
+    """
     m, heads, dim = job.m, job.heads, job.head_dim
     total_out = m * heads * dim
 

@@ -1,11 +1,11 @@
-"""Matrix times many rows (prefill): a thread owns a register tile of 8 rows of x by 8 columns.
+"""Matrix times many rows (prefill): a thread has a register tile of 8 rows of x by 8 columns.
 
-Of a gated pair the columns are 4 and 4. Weights go straight to registers: a word brings 8 (q4) or 4 (q8)
-weights of a column, and neighbours read neighbouring words. Only x, which all threads of a workgroup want,
+For a gated pair these are 4 and 4 columns. Weights go straight to registers: a word has 8 (q4) or 4 (q8)
+weights of a column, and neighbours read neighbouring words. Only x, which all threads of a workgroup need,
 goes through workgroup memory, 8 or 16 inputs of 8 rows at a time, so that every index into it is a literal:
-SwiftShader makes one load and a broadcast of that, but four branches of a load at an index it cannot see
-through. As in the matvec, the norm's rstd is applied at the end; each thread fills the tile from one row
-only, so it can sum that row's squares as it goes.
+for that SwiftShader makes one load and a broadcast, but four branches for a load at an unknown index. As in
+the matvec, the norm's rstd is applied at the end; each thread fills the tile from one row only, so it can sum
+that row's squares on the way.
 """
 
 # mypy: ignore-errors
@@ -44,7 +44,7 @@ UNROLLED = 4
 
 
 def products(xs, w, at, count: int):
-    """Sum of `count` inputs from xs[at] times weights."""
+    """The sum of `count` inputs from xs[at] on, times weights."""
     total = xs[at] * w[0]
     for e in range(1, count):
         total = total + xs[at + e] * w[e]
@@ -52,12 +52,12 @@ def products(xs, w, at, count: int):
 
 
 def divisor(value: int, limit: int) -> int:
-    """Largest divisor up to the limit."""
+    """The largest divisor of `value` up to the limit."""
     return next(size for size in range(min(value, limit), 0, -1) if value % size == 0)
 
 
 def matmul(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
-    """One launch of `job` for m of 8 and more; `vectors` as in matvec."""
+    """The launch of `job` for m of 8 and more; `vectors` as in matvec."""
     m, k, bits = job.m, job.matrix.k, job.matrix.bits
     quantized, gated, has_norm, eps = (
         job.matrix.quantized,
@@ -83,7 +83,7 @@ def matmul(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
     ragged = k % unit != 0 or tile_k % fillers != 0
 
     def row_of(bx, tx, r):
-        """Matrix row `r` of a thread; of a gated pair first the gate rows, then their up rows."""
+        """Matrix row `r` of a thread; for a gated pair first the gate rows, then their up rows."""
         column = loaded_column(bx, tx, r % outs, lanes, outs, beside, n_out - 1 if ragged_n else None)
         return column + r // outs * n_out
 
@@ -91,7 +91,7 @@ def matmul(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
         return T.min(by * TILE_M + i, m - 1) if ragged_m else by * TILE_M + i
 
     def weight(word, scale, offset, top, r, e):
-        """Weight `e` of a unit; where placed times 2^(bits*e), by which its input is divided."""
+        """Weight `e` of a unit; placed codes are multiplied by 2^(bits*e), and their inputs divided by it."""
         if not quantized:
             return dense_element(word[r], bits, e)
         if not placed:
@@ -100,7 +100,7 @@ def matmul(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
         return placed_code(word[r], bits, e) * scale[r] + T.Select(e == unit - 1, top[r], offset[r]) * place
 
     def simple(value, bias, residual, row, column):
-        """With the bias, and where nothing comes between with the residual."""
+        """Add the bias, and, if nothing comes between, the residual."""
         value = value + bias[column] if job.bias else value
         return value + f32(residual[row, column]) if job.residual and is_simple else value
 

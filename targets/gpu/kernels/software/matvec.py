@@ -1,10 +1,10 @@
-"""Matrix times few rows (decode): what counts is how many instructions and bytes a weight costs.
+"""Matrix times few rows (decode): speed depends on the instructions and bytes for each weight.
 
-Threads lie along the output rows, each with a few rows of its own, so that x, once loaded, serves them all;
-the matrix is stored k-major (see packing), so their loads coalesce. Where that gives too few threads for a
+Threads are along the output rows, each with a few rows of its own, so that an input, once loaded, serves them
+all; the matrix is stored k-major (see packing), so their loads coalesce. If that gives too few threads for a
 GPU (long rows, few of them), threadIdx.y splits k and one barrier joins the parts. Scale and bias stay out of
-the inner loop: a group adds scale * Σ q·x + bias * Σ x. The norm costs no pass of its own: rms_norm(x)·W =
-rstd · ((x * weight)·W), so its sum of squares is taken on the way.
+the inner loop: a group adds scale * Σ q·x + bias * Σ x. The norm needs no pass of its own: rms_norm(x)·W =
+rstd · ((x * weight)·W), so its sum of squares is computed on the way.
 """
 
 # mypy: ignore-errors
@@ -55,7 +55,9 @@ class Tiling:
 
 
 def tiling(job: Linear) -> Tiling:
-    """The tiling. Rows a thread, in SwiftShader (576x576, a core's ns a weight): 2: 5.6, 4: 4.4, 8: 3.0."""
+    """The tiling. Nanoseconds of a core for a weight, by rows of a thread (SwiftShader, 576x576): 2: 5.6, 4:
+    4.4, 8: 3.0.
+    """
     matrix = job.matrix
     rows = 8 if job.m == 1 else 4
     lanes = lanes_for(job.columns, rows // 2 if job.gate else rows)
@@ -81,7 +83,7 @@ def tree_sum(products: list):
 
 
 def matvec(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
-    """One launch for small m. `vectors`: threads have columns side by side, where four words load at once."""
+    """The launch for small m. `vectors`: threads have neighbouring columns, where four words load at once."""
     m, k, bits = job.m, job.matrix.k, job.matrix.bits
     quantized, gated, has_norm, eps = (
         job.matrix.quantized,
@@ -105,7 +107,7 @@ def matvec(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
     values = m * rows
 
     def row_of(bx, tx, r):
-        """Matrix row `r` of a thread; of a gated pair first the gate rows, then their up rows."""
+        """Matrix row `r` of a thread; for a gated pair first the gate rows, then their up rows."""
         column = loaded_column(bx, tx, r % outs, lanes, outs, beside, n_out - 1 if ragged_n else None)
         return column + r // outs * n_out
 
@@ -118,21 +120,27 @@ def matvec(job: Linear, vectors: bool = False) -> tirx.PrimFunc:
         return T.min(at, k - 1) if ragged_k else at
 
     def weight(word, e):
-        """Weight or code `e` of a step; where placed times 2^(bits*e), by which its input is divided."""
+        """Weight or code `e` of a step; placed codes are multiplied by 2^(bits*e), and their inputs divided
+        by it.
+        """
         if not quantized:
             return dense_element(word[e // units.inputs], bits, e)
         return placed_code(word[0], bits, e) if placed else units.code(word, 0, e)
 
     def dotted(word, xs):
-        """Sum of code * x over a step: where placed, a weight costs and, convert, multiply, add."""
+        """The sum of code * x over a step; a placed weight costs an and, a conversion, a multiplication and
+        an addition.
+        """
         return tree_sum([weight(word, e) * xs[e] for e in range(chunk)])
 
     def grouped(scale, offset, dot, top, xsum):
-        """What a group adds, of sums of codes times inputs, of the inputs of top codes, of all inputs."""
+        """The sum of a group, from sums of codes times inputs, of the inputs of top codes, and of
+        all inputs.
+        """
         return scale * (dot + top if placed else dot) + offset * xsum
 
     def simple(value, bias, residual, row, column):
-        """With the bias, and where nothing comes between with the residual."""
+        """Add the bias, and, if nothing comes between, the residual."""
         value = value + bias[column] if job.bias else value
         return value + f32(residual[row, column]) if job.residual and is_simple else value
 
