@@ -153,8 +153,8 @@ class Backend(Protocol):
     def submit(self, request: TokenRequest) -> AsyncIterator[TokenEvent]:
         """Start a request. Closing the iterator (aclose) cancels it.
 
-        Refuses at once with RequestError (bad ids, too long), OverloadError when it cannot take more; the
-        iterator raises EngineError when the engine died with the request under way.
+        Raises RequestError for invalid ids or a prompt that is too long, OverloadError when it cannot take
+        more. The iterator raises EngineError when the engine died with the request under way.
         """
         ...
 

@@ -30,7 +30,8 @@ from nearfar.fallback_server.ray_engine.options import RayOptions, parse_replica
 
 @dataclass(frozen=True)
 class RayAppOptions:
-    """What `serve run` or a Serve config file may say. Names and units are those of `nearfar serve`.
+    """The options that `serve run` or a Serve config file may give. Names and units are those of `nearfar
+    serve`.
 
     `model` and `keys` are paths on every node (`model` may be a hub id). `fronts`: replicas of the HTTP app.
     """

@@ -173,7 +173,9 @@ class DrainingServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn's, without raising the signals again at the end: a drained server has ended well."""
+        """Handle signals like uvicorn, without raising them again at the end: a drained server has ended
+        well.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return

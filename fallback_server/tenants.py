@@ -17,7 +17,7 @@ MAX_PRIORITY = 1000
 
 @dataclass(frozen=True)
 class Limits:
-    """What a tenant may have within a minute, and at once. None: no limit."""
+    """Limits of a tenant per minute, and at once. None: no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None

@@ -20,8 +20,8 @@ OPEN_REQUESTS = 256
 
 @dataclass(frozen=True)
 class Plan:
-    """A level to come. `load`: concurrency of a closed loop, mean requests a second of an open one (0: one
-    request).
+    """A level to run. `load` is the concurrency of a closed loop, or the mean requests per second of an open
+    loop (0 for a single request).
     """
 
     name: str

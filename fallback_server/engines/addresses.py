@@ -82,7 +82,7 @@ class Address:
 
     @contextmanager
     def calling(self, path: str) -> Iterator[None]:
-        """A call to a path: its circuit hears how it ends."""
+        """Count a call to a path as under way, and report its outcome to the path's circuit breaker."""
         breaker = self.breaker(path)
         given = breaker.begin(self.clock()) or "request"
         self.under_way += 1

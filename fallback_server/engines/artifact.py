@@ -167,7 +167,7 @@ class ArtifactBackend:
 
     @property
     def _waiting(self) -> int:
-        """Sequences that are to be completed or embedded and do not run yet."""
+        """Sequences to complete or to embed that do not run yet."""
         return len(self._streams) + self._embedding - self._running
 
     def _check_room(self) -> None:

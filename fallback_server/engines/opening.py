@@ -38,11 +38,12 @@ LOOKED_AT = ("config.json", ADAPTER, "tokenizer_config.json", *TEMPLATE_FILES, M
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How an engine is opened. `names`: what clients call the model, by default its own name.
+    """How an engine is opened. `names`: the names that clients use for the model; by default its own.
 
-    `device`, `threads`, `kv_memory` (bytes, or such as "512MB") are for local engines, `dtype` and
-    `max_running` for torch, `program` (a name) and `kv_bits` (of the KV cache) for artifacts. None: chosen by
-    what is found. `trust`: run the native code of an artifact that was not built here.
+    `device`, `threads`, `kv_memory` (bytes, or a size like "512MB") apply to local engines, `dtype` and
+    `max_running` to torch, `program` (a name) and `kv_bits` (of the KV cache) to artifacts. None means a
+    default that suits the machine and the model. `trust`: run the native code of an artifact that was not
+    built here.
     """
 
     names: tuple[str, ...] = ()
@@ -121,7 +122,7 @@ async def _download(repository: str, telling: Teller) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class ArtifactSource(TextSource):
-    """An artifact as a text source: where it is, and what its manifest says of its model."""
+    """An artifact as a text source: its path, and the model facts of its manifest."""
 
     path: Path
     model: Model

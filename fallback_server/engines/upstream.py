@@ -44,13 +44,13 @@ CHARS_PER_TOKEN = 4
 
 @dataclass(frozen=True)
 class UpstreamOptions:
-    """How upstream servers are used. Times are seconds.
+    """How upstream servers are used. Times are in seconds.
 
-    `key`: sent as the bearer token; None: from NEARFAR_UPSTREAM_KEY. `continues`: the servers take
-    `continue_final_message` (vLLM, nearfar), so that an answer can go on elsewhere when its server fails.
-    `salts`: they take `cache_salt` (vLLM, SGLang, nearfar). `failures` in a row open a circuit for
-    `open_seconds`. `slack`: how many requests more than the least loaded an address may have and still be
-    preferred for a prompt whose beginning it knows. Addresses are asked for their models every
+    `key`: sent as the bearer token; None means NEARFAR_UPSTREAM_KEY. `continues`: the servers take
+    `continue_final_message` (vLLM, nearfar), so that an answer can continue elsewhere when its server fails.
+    `salts`: they take `cache_salt` (vLLM, SGLang, nearfar). `failures` in a row open a circuit breaker for
+    `open_seconds`. `slack`: how many more requests than the least loaded an address may have and still be
+    preferred for a prompt whose beginning it knows. Each address is queried for its models every
     `probe_seconds`.
     """
 

@@ -11,8 +11,8 @@ from nearfar.fallback_server.backend import BackendStats, TokenEvent
 
 @dataclass(frozen=True)
 class Events:
-    """Events of a request since the last record. With the last comes what the replica's engine says of
-    itself.
+    """Events of a request since the last record. The last record also has the figures of the replica's
+    engine.
     """
 
     events: tuple[TokenEvent, ...]

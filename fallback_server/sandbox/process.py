@@ -18,10 +18,11 @@ Job = dict[str, Any]
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """A kind of child. `module` is run with `settings` as JSON; times are seconds. At most `count` run,
-    started when needed.
+    """A kind of child process. `module` is run with `settings` as JSON; times are in seconds. At most `count`
+    children run, started when needed.
 
-    `start_timeout` covers imports and loading; `waiting` bounds the jobs that wait for a free child.
+    `start_timeout` covers imports and loading; `waiting` bounds the jobs that wait for a free child; `memory`
+    is the limit in bytes.
     """
 
     module: str

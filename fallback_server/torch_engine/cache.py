@@ -21,7 +21,7 @@ FEW_PAGES = 8
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Keys and values of a layer: heads, and the dimension of each kind of head."""
+    """Shape of a layer's keys and values: number of heads, and the dimension of a key and of a value."""
 
     kv_heads: int
     key_dim: int
@@ -100,8 +100,8 @@ def token_bytes(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:
 
 @dataclass(frozen=True)
 class DecodeGroup:
-    """Rows start … stop - 1, one a sequence: their `pages` int64 [rows, P], and `lengths` int64 [rows] of
-    each sequence.
+    """Rows start … stop - 1, one per sequence, with `pages` int64 [rows, P] and `lengths` int64 [rows] in
+    tokens.
     """
 
     start: int

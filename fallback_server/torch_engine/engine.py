@@ -59,7 +59,7 @@ PromptLogprobs = list[tuple[Logprob, tuple[Logprob, ...]] | None]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A request's grammar has been read, in a thread beside the engine's, or cannot be used."""
+    """Result of loading a request's grammar in the loader's thread: the grammar, or an error."""
 
     id: str
     result: Any  # an xgrammar.CompiledGrammar or a RequestError

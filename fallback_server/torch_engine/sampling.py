@@ -39,10 +39,10 @@ def step_bytes(vocab: int, max_running: int) -> int:
 
 @dataclass(eq=False)
 class RowState:
-    """What sampling knows of one request. `seed` is drawn.
+    """The sampling state of one request. `seed` is drawn.
 
-    `counts` int32 [vocab] is kept while penalties ask for it: times generated, plus 1 << 24 for a token of
-    the prompt.
+    `counts` int32 [vocab] is kept while there are penalties: how often each token was generated, plus 1 << 24
+    for a token of the prompt.
     """
 
     sampling: Sampling
@@ -127,7 +127,9 @@ def sample(logits: torch.Tensor, rows: Sequence[RowInput]) -> list[Choice]:
 def logprobs_of(
     logits: torch.Tensor, tokens: Sequence[int], top: int
 ) -> list[tuple[Logprob, tuple[Logprob, ...]]]:
-    """Logprob of tokens[r] under logits[r] float32 [R, vocab], and of the `top` likeliest tokens."""
+    """Return the log-probability of tokens[r] under logits[r] float32 [R, vocab], and of the `top` likeliest
+    tokens.
+    """
     logprobs = torch.log_softmax(logits, 1)
     ids = torch.tensor(list(tokens), dtype=torch.int64, device=logits.device)
     own = logprobs.gather(1, ids[:, None])[:, 0].tolist()
