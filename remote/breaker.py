@@ -1,4 +1,6 @@
-"""A circuit breaker for a server. Callers pass the time (seconds on any monotonic clock); nothing is random."""
+"""A circuit breaker for a server. Callers pass the time (seconds on any monotonic clock); nothing is
+random.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Reads the chunks of a streamed answer from untrusted JSON. Data without OpenAI's shape raises ShapeError."""
+"""Reads the chunks of a streamed answer from untrusted JSON. Data without OpenAI's shape raises
+ShapeError.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ class ShapeError(ValueError):
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens as the server counts them: of the prompt, of all answers so far, and of the prompt those it
-    had in its cache.
+    """Tokens as the server counts them: of the prompt, of all answers so far, and the prompt tokens found in
+    its cache.
     """
 
     prompt: int

@@ -151,12 +151,16 @@ def unreachable(where: str, error: Exception) -> str:
 
 
 def no_tls(error: BaseException) -> str:
-    """The message for a server that speaks no TLS, recognized by OpenSSL's error name; "" for another error."""
+    """The message for a server that speaks no TLS, recognized by OpenSSL's error name; "" for another
+    error.
+    """
     return "speaks no TLS: is it http:// and not https://?" if "WRONG_VERSION_NUMBER" in str(error) else ""
 
 
 def reason_of(error: BaseException) -> str:
-    """Why there is no connection, in the operating system's words, which the libraries in between leave out."""
+    """Why there is no connection, in the operating system's words, which the libraries in between leave
+    out.
+    """
     at: BaseException | None = error
     while at is not None:
         if isinstance(at, OSError) and at.errno is not None:  # a gaierror's numbers are not errno's
@@ -168,7 +172,7 @@ def reason_of(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class _Told:
-    """What the body of an error says; empty where it has none of the shapes that are known."""
+    """The contents of an error body; empty where it has no known shape."""
 
     message: str = ""
     param: str | None = None

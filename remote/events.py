@@ -21,7 +21,9 @@ class TooLongError(ValueError):
 
 
 async def datas(response: httpx.Response) -> AsyncGenerator[str, None]:
-    """Yield the data of a stream's events until [DONE]. Comments, which keep a connection alive, are skipped."""
+    """Yield the data of a stream's events until [DONE]. Comments, which keep a connection alive, are
+    skipped.
+    """
     source = EventSource(httpx.Response(200, headers=_HEADERS, stream=_Bounded(raw(response))))
     async for event in source.aiter_sse():
         if event.data.strip() == DONE:

@@ -51,8 +51,8 @@ AFTER_END = 5.0
 
 @dataclass(frozen=True)
 class Waits:
-    """Seconds to wait for a connection, for the first token, counted from the request on, and for each one
-    after it.
+    """Seconds to wait for a connection, for the first token (counted from the request), and for each later
+    token.
     """
 
     connect: float = 5.0
@@ -135,8 +135,8 @@ class Server:
     async def stream(
         self, path: str, call: Mapping[str, Any], answers: int = 1
     ) -> AsyncGenerator[Chunk, None]:
-        """A streamed answer, or several of one call. When all have told their finish, nothing can fail any
-        more.
+        """Yield a streamed answer, or the `answers` answers of one call. Once all have their finish reason,
+        no error is raised any more.
         """
         begun: set[int] = set()
         finished: set[int] = set()

@@ -15,8 +15,8 @@ from nearfar.routing.types import Reason
 
 @dataclass(frozen=True)
 class Token:
-    """A token of the answer. `top`: log-probabilities of the likeliest tokens, the chosen one perhaps
-    among them.
+    """A token of the answer. `top`: log-probabilities of the likeliest tokens, which may include the chosen
+    one.
     """
 
     text: str
@@ -35,7 +35,9 @@ def entropy(top: Seq[float]) -> float:
 
 
 class Monitor:
-    """Watches the tokens of one answer, in order. `lowest_logprob` and `highest_entropy` are for calibration."""
+    """Watches the tokens of one answer, in order. `lowest_logprob` and `highest_entropy` are for
+    calibration.
+    """
 
     def __init__(self, options: MonitorOptions | None = None) -> None:
         self._options = options or MonitorOptions()

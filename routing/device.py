@@ -96,7 +96,9 @@ class EngineDevice:
         return Size(len(tokens), len(table.index.lookup(tokens, limit)) * table.page_size)
 
     async def state(self) -> DeviceState:
-        """Return the device's present state. `queue_seconds` is the time for the prompts of other requests."""
+        """Return the device's present state. `queue_seconds` is the time for the prompts of other
+        requests.
+        """
         if (engine := await self.open()) is None:
             return DeviceState(available=False, why=self._why)
         if not engine.codec.has_template:
@@ -182,6 +184,8 @@ def _piece(chunk: ChatCompletionChunk) -> Piece:
 
 
 def _known(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep the parameters that the engine knows or must reject; drop those that only a service understands."""
+    """Keep the parameters that the engine knows or must reject; drop those that only a service
+    understands.
+    """
     known = {*ChatParams.__annotations__, *CommonParams.__annotations__} - {"model"}
     return {name: value for name, value in body.items() if name in known or name not in _IGNORED}

@@ -137,7 +137,9 @@ class EndpointSide:
         return None
 
     async def stream(self, call: Call) -> AsyncGenerator[Piece, None]:
-        """Yield the endpoint's answer. A continuation needs an endpoint that `continues`. Raises SideError."""
+        """Yield the endpoint's answer. A continuation needs an endpoint that `continues`. Raises
+        SideError.
+        """
         if call.prefix and not self.endpoint.continues:
             raise SideError(
                 f"{self.endpoint.root} cannot go on with an answer that was begun elsewhere",

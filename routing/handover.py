@@ -52,11 +52,11 @@ class Rules:
 
 @dataclass(frozen=True)
 class Event:
-    """What happened. piece: `tokens` of the answer, the last with a `finish`; `low`: why the monitor is
-    discontent with it.
+    """An event. "piece": `tokens` of the answer, the last one with a `finish`; `low`: why the monitor flagged
+    it.
 
-    failed: `code` says how. refused: `code` is the parameter; "logprobs" that only the monitor wanted are
-    `unwatched`.
+    "failed": `code` is the kind of failure. "refused": `code` is the rejected parameter; `unwatched`: only
+    the monitor wanted the rejected logprobs.
     """
 
     on: EventKind

@@ -30,7 +30,7 @@ that size.
 
 @dataclass(frozen=True)
 class Known:
-    """What was added at once: ids of conversations, marks of whole texts, marks of windows."""
+    """The contents of one addition: ids of conversations, marks of whole texts, marks of windows."""
 
     conversations: tuple[str, ...] = ()
     texts: tuple[bytes, ...] = ()

@@ -38,8 +38,8 @@ Messages = Iterable[Message]
 
 @dataclass(frozen=True)
 class Marks:
-    """Hashes of what a request says, under the key of the client: of each of its beginnings, of each long
-    message, of the windows of all its texts and of its files; and of those of them that are its user's own.
+    """Hashes of a request's texts under the client's key: of each beginning of the conversation, of each long
+    message, and of the windows of all texts and files; `own` has the windows of the user's own texts.
     """
 
     begun: tuple[bytes, ...]
@@ -99,7 +99,9 @@ class PrivateTexts:
         return "quote" if quoted else None
 
     def remember(self, marks: Marks, conversation: str | None) -> None:
-        """Remember a private request, or a private answer as a message. It is in the file when this returns."""
+        """Remember a private request, or a private answer as a message. It is in the file when this
+        returns.
+        """
         self._keep(
             Known(
                 (conversation,) if conversation is not None else (),

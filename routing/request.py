@@ -29,7 +29,9 @@ class Hints:
 
     @classmethod
     def parse(cls, data: Any) -> Hints:
-        """Check them. RequestError names what is wrong: a misspelt `private` must not pass."""
+        """Check and parse `x_nearfar`. Raises RequestError that names the mistake: a misspelt `private` must
+        not pass.
+        """
         if not isinstance(data or {}, Mapping):
             raise RequestError(
                 f"x_nearfar must be an object with {', '.join(_HINTS)}, not a {type(data).__name__}",

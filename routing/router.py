@@ -139,7 +139,9 @@ class Router:
         return found
 
     async def plan(self, asked: Asked) -> Plan:
-        """Decide for a request and admit it. Raises an error with all reasons where neither side can take it."""
+        """Decide for a request and admit it. Raises an error with all reasons where neither side can take
+        it.
+        """
         messages, params, hints = asked.messages, asked.params, asked.hints
         marks = await asyncio.to_thread(self._private.marks, messages, params)
         private_by = self._private_by(marks, hints)
@@ -190,7 +192,7 @@ class Router:
     def leave(
         self, ticket: Ticket, plan: Plan, outcome: Outcome, used: Usage | None, error: SideError | None = None
     ) -> float:
-        """A call ended. `used`: what it is charged for; None: nothing. Gives what it cost."""
+        """Account for a call that ended, and return its cost. `used`: the charged tokens; None: no charge."""
         if ticket.ended:
             return 0.0
         ticket.ended = True

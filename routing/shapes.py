@@ -45,7 +45,9 @@ class ChatCompletion(Record):
 
 @dataclass(frozen=True)
 class ChatCompletionChunk(Record):
-    """A piece of a streamed response. The first and the last have `x_nearfar`; one with usage has no choices."""
+    """A piece of a streamed response. The first and the last have `x_nearfar`; one with usage has no
+    choices.
+    """
 
     id: str
     created: int

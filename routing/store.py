@@ -39,7 +39,9 @@ class StateFile:
         self.path = path
 
     def load(self) -> dict[str, Any]:
-        """Return the content; empty where there is no file yet. Raises RequestError for an unreadable file."""
+        """Return the content; empty where there is no file yet. Raises RequestError for an unreadable
+        file.
+        """
         if self.path is None or not self.path.exists():
             return {}
         try:

@@ -71,7 +71,9 @@ class JsonRequest(Request):
 
 
 def _validated(body: bytes, depth: int, model: type[BaseModel] | None) -> tuple[Any, Any]:
-    """Return the parsed body, and the body as an instance of `model`, or the data again where it is invalid."""
+    """Return the parsed body, and the body as an instance of `model`, or the data again where it is
+    invalid.
+    """
     data = _parse(body, depth)
     try:
         return data, data if model is None else model.model_validate(data)
@@ -89,7 +91,9 @@ def _parse(body: bytes, depth: int) -> Any:
 
 
 def _check_nest(data: Any, depth: int) -> None:
-    """Raise ApiError for data that is nested too deeply, or has numbers that JSON cannot represent (1e999)."""
+    """Raise ApiError for data that is nested too deeply, or has numbers that JSON cannot represent
+    (1e999).
+    """
     level = [data]
     for _ in range(depth + 1):
         if any(type(item) is float and not math.isfinite(item) for item in level):

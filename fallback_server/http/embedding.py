@@ -20,7 +20,9 @@ NOT_FINITE = "a vector has values that are no numbers: the model overflows, run 
 
 
 def embedding(body: EmbeddingRequest) -> EngineRequest:
-    """Convert a request for vectors of one or several texts. There is no answer, so it costs its inputs only."""
+    """Convert a request for vectors of one or several texts. There is no answer, so it costs its inputs
+    only.
+    """
     name = f"embd-{secrets.token_hex(12)}"
     return EngineRequest(
         name, body.model or "", prompts=convert.prompts(body.input), max_tokens=0, pooling=body.pooling

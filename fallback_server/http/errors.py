@@ -68,7 +68,9 @@ class Problem:
 
     @property
     def _words(self) -> str:
-        """The message for Anthropic's clients, which compact a conversation when it begins with these words."""
+        """The message for Anthropic's clients, which compact a conversation when it begins with these
+        words.
+        """
         return f"prompt is too long: {self.message}" if self.code == CONTEXT_CODE else self.message
 
     def response(self, path: str = "") -> JSONResponse:

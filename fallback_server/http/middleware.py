@@ -1,4 +1,6 @@
-"""ASGI middlewares: request ids and access log, the checked host, authentication, sizes and times of bodies."""
+"""ASGI middlewares: request ids and access log, the checked host, authentication, sizes and times of
+bodies.
+"""
 
 from __future__ import annotations
 

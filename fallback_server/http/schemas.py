@@ -117,7 +117,7 @@ class SystemMessage(Said):
 
 
 class UserMessage(Said):
-    """A message from the user."""
+    """A turn of the user, as text or parts."""
 
     role: Literal["user"]
     content: Content

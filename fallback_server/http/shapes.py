@@ -81,7 +81,9 @@ class Head:
 
 
 class ChunkShape(ABC):
-    """OpenAI's completions as a stream: chunks of one kind, then the usage if it was requested, then [DONE]."""
+    """OpenAI's completions as a stream: chunks of one kind, then the usage if it was requested, then
+    [DONE].
+    """
 
     media_type = EVENTS
 

@@ -25,7 +25,7 @@ class Span(Protocol):
         ...
 
     def end(self) -> Any:
-        """End the span."""
+        """Note that the request has ended."""
         ...
 
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 HALF = 4096
-"""Of a prompt of more than 2 × HALF code points, only the first and the last HALF are read: the question is
-at either end.
+"""The code points that are read at either end of a prompt longer than twice that: the question is at the
+beginning or at the end.
 """
 
 Lexicon = Mapping[str, Sequence[int]]
@@ -75,7 +75,9 @@ def words(text: str) -> list[str]:
 
 
 def features(prompt: str, categories: Sequence[str], lexicon: Lexicon) -> tuple[bool, dict[str, float]]:
-    """Return whether the prompt is multiple choice, and its features by name. The work is bounded: see HALF."""
+    """Return whether the prompt is multiple choice, and its features by name. The work is bounded: see
+    HALF.
+    """
     read = parts(prompt)
     stem, text = words(read.stem), words(read.text)
     found = _amount(read.stem, stem) | _presence(read.stem, stem, categories, lexicon)

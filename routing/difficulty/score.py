@@ -30,7 +30,9 @@ SHORT = 80
 
 @dataclass(frozen=True)
 class Head:
-    """One linear model. Its probability is that the small model fails where the large one succeeds."""
+    """One linear model. It estimates the probability that the small model fails where the large one
+    succeeds.
+    """
 
     features: tuple[str, ...]
     mean: tuple[float, ...]

@@ -146,7 +146,9 @@ def fit_open(table: Table) -> Head:
 
 
 def fit_choice(table: Table) -> Head:
-    """Fit the head for multiple choice. Its label is "the strong one wins" plus half of "the weak one fails"."""
+    """Fit the head for multiple choice. Its label is "the strong one wins" plus half of "the weak one
+    fails".
+    """
     return fit_head(table, choice_features(table), table.won + 0.5 * table.failed, RIDGE["choice"])
 
 

@@ -1,4 +1,6 @@
-"""Ollama's API: the requests of /api/chat, /api/generate and /api/embed, and their form as chat completions."""
+"""Ollama's API: the requests of /api/chat, /api/generate and /api/embed, and their form as chat
+completions.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ NO_IMAGES = "this server reads no images"
 
 
 class Options(Strict):
-    """Sampling options under llama.cpp's names. Options for loading a model are set when the server starts."""
+    """Sampling options under llama.cpp's names. Options for loading a model are set when the server
+    starts.
+    """
 
     place = "options."
     temperature: float | None = Field(None, ge=0, le=100)

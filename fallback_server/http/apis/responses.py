@@ -332,7 +332,9 @@ def joined(namespace: str | None, name: str) -> str:
 
 
 def chat_of(body: ResponseRequest, before: list[Record]) -> Record:
-    """Return the request as the fields of a chat completion. `before`: the messages of the earlier responses."""
+    """Return the request as the fields of a chat completion. `before`: the messages of the earlier
+    responses.
+    """
     messages = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
     messages += [*before, *messages_of(body.input)]
     tools, choice = _tools(body)
