@@ -1,4 +1,4 @@
-"""What a replica says."""
+"""The messages of a replica."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Events:
 
 @dataclass(frozen=True)
 class Refusal:
-    """An error of ours as data: Ray would wrap an exception in its own."""
+    """One of nearfar's errors as data: Ray would wrap an exception in its own."""
 
     kind: Literal["request", "overload", "engine"]
     message: str
@@ -31,7 +31,7 @@ class Refusal:
 
     @classmethod
     def of(cls, error: Exception) -> Refusal:
-        """What an error says."""
+        """Make the record of an error."""
         if isinstance(error, RequestError):
             return cls("request", str(error), error.param)
         if isinstance(error, OverloadError):
@@ -41,7 +41,7 @@ class Refusal:
         return cls("engine", f"the engine failed: {type(error).__name__}: {error}")
 
     def error(self) -> NearfarError:
-        """The error again."""
+        """Rebuild the error."""
         match self.kind:
             case "request":
                 return RequestError(self.message, self.param)
