@@ -19,7 +19,8 @@ Done = Callable[[Outcome], None]
 
 @dataclass
 class Run:
-    """The outcomes of a level. `seconds`: from its beginning until the last answer, or until it was stopped.
+    """The outcomes of a level. `seconds`: from its beginning until the last answer, or until it was
+    stopped.
     """
 
     outcomes: list[Outcome] = field(default_factory=list)
@@ -29,7 +30,8 @@ class Run:
 
 
 async def closed(client: Client, asks: Sequence[Ask], concurrency: int, limit: float, done: Done) -> Run:
-    """Send `asks` with `concurrency` of them under way at any time; no request begins after `limit` seconds.
+    """Send `asks` with `concurrency` of them under way at any time; no request begins after `limit`
+    seconds.
     """
     start = time.perf_counter()
     run, waiting = Run(), iter(asks)

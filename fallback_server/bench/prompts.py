@@ -76,7 +76,8 @@ def text(words: Words, item: Item, index: int, shared_prefix: int, seed: str) ->
 
 
 def fill(words: Words, tokens: int, seed: str) -> list[str]:
-    """Draw words of `tokens` tokens together with a seed; the sum falls short by less than the cheapest word.
+    """Draw words of `tokens` tokens together with a seed; the sum falls short by less than the cheapest
+    word.
     """
     r = random.Random(seed)
     names = list(words.costs)

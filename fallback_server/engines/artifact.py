@@ -106,7 +106,8 @@ class ArtifactBackend:
         await self._streams.cancel(request_id)
 
     async def embed(self, request: EmbedRequest) -> Vector:
-        """Return an embedding model's vector, pooled by the last token. Raises RequestError for mean pooling.
+        """Return an embedding model's vector, pooled by the last token. Raises RequestError for mean
+        pooling.
         """
         if request.pooling == "mean":
             raise RequestError(

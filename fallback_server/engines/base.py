@@ -122,7 +122,8 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class Embeddings:
-    """One vector per input, as the model makes it (its length need not be 1), and the tokens of all inputs.
+    """One vector per input, as the model makes it (its length need not be 1), and the tokens of all
+    inputs.
     """
 
     vectors: Seq[Vector]
@@ -166,7 +167,8 @@ class Engine(Protocol):
         ...
 
     async def embed(self, prepared: Prepared) -> Embeddings:
-        """Return one vector for each prompt of a request with `pooling`. Cancelling the call ends the work.
+        """Return one vector for each prompt of a request with `pooling`. Cancelling the call ends the
+        work.
         """
         ...
 

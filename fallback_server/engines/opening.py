@@ -105,7 +105,8 @@ async def open_engine(
 
 
 def _check(checkpoint: Path) -> None:
-    """Check a checkpoint's settings. Raises CheckpointError or ArtifactError where they rule out serving it.
+    """Check a checkpoint's settings. Raises CheckpointError or ArtifactError where they rule out serving
+    it.
     """
     require_checkpoint(checkpoint)
     check_templates(checkpoint)

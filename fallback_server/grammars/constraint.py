@@ -16,7 +16,8 @@ log = logging.getLogger(__name__)
 
 
 def follow(compiled: Any, stops: frozenset[int]) -> Any:
-    """Return a matcher at the start of a compiled grammar. `stops`: the tokens that may end it, at least one.
+    """Return a matcher at the start of a compiled grammar. `stops`: the tokens that may end it, at least
+    one.
     """
     import xgrammar  # loaded by now, in a thread: it brings PyTorch with it, which takes seconds
 

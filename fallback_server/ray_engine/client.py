@@ -163,7 +163,8 @@ class RayBackend:
             stream.put(EngineError(f"the engine failed: {type(failure).__name__}: {failure}"))
 
     async def _follow(self, answer: Answer, stream: TaskStream) -> None:
-        """Forward a replica's events of the request to their end. Raises the error that the replica reports.
+        """Forward a replica's events of the request to their end. Raises the error that the replica
+        reports.
         """
         records = self._handle.options(stream=True).generate.remote(answer.ask())
         running = False

@@ -28,7 +28,8 @@ engine.
 
 
 class EngineReplica:
-    """Loads the model when Serve starts it; afterwards everything runs on Serve's event loop for user code.
+    """Loads the model when Serve starts it; afterwards everything runs on Serve's event loop for user
+    code.
     """
 
     async def __init__(self, model: str, kind: Kind, options: EngineOptions) -> None:  # type: ignore[misc]

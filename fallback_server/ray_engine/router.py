@@ -33,7 +33,8 @@ class PrefixRouter(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Return ranks of replicas; within a rank, Serve takes the one with the shortest queue that has room.
+        """Return ranks of replicas; within a rank, Serve takes the one with the shortest queue that has
+        room.
         """
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True

@@ -173,7 +173,8 @@ class _Child:
             raise EngineError(f"the process for the {spec.what} does not start: {hello['error']}")
 
     async def ask(self, job: Job) -> Job:
-        """Send a job and read its answer. Each job has a number, so that an answer never goes to another job.
+        """Send a job and read its answer. Each job has a number, so that an answer never goes to another
+        job.
         """
         assert self._process is not None
         assert self._process.stdin is not None

@@ -172,7 +172,8 @@ class TorchBackend:
             self._send(Cancel(stream.request.id))
 
     async def embed(self, request: EmbedRequest) -> Vector:
-        """Return the mean of the last hidden states of a sequence, or the last one, by the request's pooling.
+        """Return the mean of the last hidden states of a sequence, or the last one, by the request's
+        pooling.
         """
         check_tokens(request.tokens, self.info, room=0)
         self._check_room(request.id)

@@ -75,7 +75,8 @@ class Pooled:
     total: torch.Tensor | None = None
 
     def add(self, hidden: torch.Tensor, start: int) -> None:
-        """Add the hidden states of the next rows, float32 [N, hidden]. `start` is the position of the first.
+        """Add the hidden states of the next rows, float32 [N, hidden]. `start` is the position of the
+        first.
         """
         if self.request.pooling == "last":
             self.total = hidden[-1]

@@ -1,4 +1,5 @@
-"""Decode steps in fixed shapes, which a GPU can replay as CUDA graphs instead of launching each kernel anew.
+"""Decode steps in fixed shapes, which a GPU can replay as CUDA graphs instead of launching each kernel
+anew.
 """
 
 from __future__ import annotations

@@ -187,7 +187,8 @@ def _load(path: Path, options: TorchOptions, device: torch.device) -> PagedModel
 
 @contextlib.contextmanager
 def _without_report() -> Iterator[None]:
-    """Silence transformers' table of missing and unused weights. The parts that matter are errors of our own.
+    """Silence transformers' table of missing and unused weights. The parts that matter are errors of our
+    own.
     """
     logger = logging.getLogger("transformers.modeling_utils")
     level = logger.level

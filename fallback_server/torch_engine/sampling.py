@@ -59,7 +59,8 @@ class RowState:
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen token of a row. None: no token may be chosen (`broken`: because the logits are not finite).
+    """The chosen token of a row. None: no token may be chosen (`broken`: because the logits are not
+    finite).
     """
 
     token: int | None

@@ -207,7 +207,8 @@ class Scheduler:
         return Chunk(work, start, count, work.remaining == 0, tuple(sequence.pages[:held]), known)
 
     def _admit(self, work: Work) -> bool:
-        """Give the work its longest cached prefix, and pages for its tokens. Returns whether there was room.
+        """Give the work its longest cached prefix, and pages for its tokens. Returns whether there was
+        room.
         """
         sequence = self.table.open([] if work.whole or work.pooled else work.tokens, work.salt)
         if sequence is None:

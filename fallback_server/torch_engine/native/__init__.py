@@ -1,4 +1,5 @@
-"""The CPU kernel for decode rows (`decode.cpp`), compiled when the engine starts if there is a C++ compiler.
+"""The CPU kernel for decode rows (`decode.cpp`), compiled when the engine starts if there is a C++
+compiler.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class _Shape(ctypes.Structure):
 
 
 class NativeDecode:
-    """The compiled kernel. It shares PyTorch's threads: both use the OpenMP library that PyTorch has loaded.
+    """The compiled kernel. It shares PyTorch's threads: both use the OpenMP library that PyTorch has
+    loaded.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:
