@@ -151,7 +151,7 @@ class BackendStats:
 
 
 class Backend(Protocol):
-    """A token-level engine. All methods are called on one event loop; none blocks it. DEL"""
+    """A token-level engine. All methods are called on one event loop; none blocks it."""
 
     info: BackendInfo
 
