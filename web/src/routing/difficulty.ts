@@ -39,7 +39,7 @@ type Features = Record<string, number>;
 type Tally = readonly number[];
 
 const FORMAT = 1;
-/** Of a prompt of more than 2 × HALF code points, only the first and the last HALF are read. */
+/** Code points that are read at either end of a prompt longer than twice that. */
 const HALF = 4096;
 const CLIP = 4;
 /** A sample prompt of each kind, to find out which features it has. */
