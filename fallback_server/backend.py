@@ -1,4 +1,6 @@
-"""What the server asks of a model: token ids in, token events out. One implementation per kind of engine."""
+"""The token-level interface between the server and an engine: token ids in, token events out. Each kind of
+engine implements it once.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ FinishReason = Literal["stop", "length", "abort"]
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling of one request. temperature 0 is greedy. logit_bias by token id. seed: 64 bits; None draws
-    one.
+    """Sampling parameters of one request. `temperature` 0 is greedy. `logit_bias` maps token ids to what is
+    added to their logits. `seed` has 64 bits; with None the engine draws one.
     """
 
     temperature: float = 1.0
@@ -31,15 +33,16 @@ class Sampling:
 
 
 GRAMMAR_SECONDS = 5.0
-"""Seconds that compiling one grammar may take, the start of its process not counted."""
+"""Seconds that compiling one grammar may take, without the start of its process."""
 
 
 @dataclass(frozen=True)
 class TokenRequest:
-    """One sequence to complete. `id` is unique. `priority`: smaller first (vLLM's sense).
+    """One sequence to complete. `id` is unique. Requests of smaller `priority` run first, as in vLLM.
 
-    `prompt_logprobs`: logprobs of the prompt's own tokens are wanted too. `salt`: only requests with the same
-    one share prefixes in a cache. `late`: seconds that it stands in line behind its arrival.
+    `prompt_logprobs`: also return log-probabilities of the prompt's own tokens, with that many alternatives
+    each. `salt`: only requests with the same salt share prefixes in a cache. `late`: seconds that are added
+    to the request's arrival time in the queue.
     """
 
     id: str
@@ -62,8 +65,8 @@ Pooling = Literal["mean", "last", "model"]
 
 @dataclass(frozen=True)
 class EmbedRequest:
-    """One sequence to embed. The fields mean what they mean in a TokenRequest: embeddings wait in the same
-    line, and a cache keeps the prefixes of tenants apart for them too.
+    """One sequence to embed. Each field means the same as in a TokenRequest: embeddings wait in the same
+    queue, and a cache keeps the prefixes of tenants apart for them too.
     """
 
     id: str
@@ -86,7 +89,7 @@ class Logprob:
 class TokenEvent:
     """One sampled token; the last event of a request has `finish`.
 
-    `prompt_logprobs` comes with the first event: one entry per prompt token, the first None.
+    The first event carries `prompt_logprobs`: one entry per prompt token, the first one None.
     """
 
     token: int | None
@@ -112,10 +115,12 @@ class BackendInfo:
 
 @dataclass(frozen=True)
 class RunningProgram:
-    """What of an artifact runs, on which device, and why that (docs/vulkan.md, "Which program"; "" where
-    there was no choice). `seconds`: by program, of its steps that were timed at this load. `largest_step`:
-    rows of the largest step that it takes, fewer than the `largest_bucket` it was built with where there was
-    no memory for that.
+    """The program of an artifact that runs, its device, and why it was chosen (docs/vulkan.md, "Which
+    program"; "" where there was no choice).
+
+    `seconds`: for each program, the seconds of its steps that were timed at this load. `largest_step`: rows
+    of the largest step that the engine takes. It is below `largest_bucket`, the size that the artifact was
+    built with, where memory did not suffice.
     """
 
     device: str
@@ -128,8 +133,8 @@ class RunningProgram:
 
 @dataclass(frozen=True)
 class BackendStats:
-    """Figures of an engine: the first two are now, cache_usage is in [0, 1], the rest count from its
-    start. `program`: of an engine that runs an artifact.
+    """Figures of an engine. `running`, `waiting` and `cache_usage` (in [0, 1]) are current values; the others
+    count from the engine's start. `program` is set for an engine that runs an artifact.
     """
 
     running: int
@@ -146,15 +151,15 @@ class BackendStats:
 
 
 class Backend(Protocol):
-    """Token-level engine. All methods are called on one event loop; none blocks it."""
+    """A token-level engine. All methods are called on one event loop; none blocks it."""
 
     info: BackendInfo
 
     def submit(self, request: TokenRequest) -> AsyncIterator[TokenEvent]:
         """Start a request. Closing the iterator (aclose) cancels it.
 
-        Refuses at once with RequestError (bad ids, too long), OverloadError when it cannot take more; the
-        iterator raises EngineError when the engine died with the request under way.
+        Raises RequestError for invalid ids or a prompt that is too long, OverloadError when it cannot take
+        more. The iterator raises EngineError when the engine died with the request under way.
         """
         ...
 
@@ -163,17 +168,17 @@ class Backend(Protocol):
         ...
 
     async def embed(self, request: EmbedRequest) -> Vector:
-        """The vector of a sequence, as the model makes it. Cancelling the call ends the work on it. Refuses
-        as `submit` does.
+        """Return the vector of a sequence, as the model makes it. Cancelling the call ends the work on it.
+        Raises the errors of `submit`.
         """
         ...
 
     def stats(self) -> BackendStats:
-        """The figures now."""
+        """Return the engine's current figures."""
         ...
 
     async def alive(self) -> bool:
-        """Whether a step was computed lately, or a token is generated now as a probe, within seconds."""
+        """Whether a step was computed lately, or a probe generates a token within seconds."""
         ...
 
     async def close(self, drain: float = 0.0) -> None:

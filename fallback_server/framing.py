@@ -1,4 +1,4 @@
-"""Messages between a server's processes: four bytes of length, then as many bytes."""
+"""Messages between a server's processes: a length of four bytes (little-endian), then the message."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ _LENGTH = struct.Struct("<I")
 
 
 class Source(Protocol):
-    """A stream of bytes, as `open(…, "rb")` and `socket.makefile("rb")` give it."""
+    """A byte stream to read from, as `open(…, "rb")` and `socket.makefile("rb")` give it."""
 
     def read(self, size: int, /) -> bytes:
-        """As many bytes, or fewer at the end."""
+        """Return `size` bytes, or fewer at the end."""
         ...
 
 
 def framed(message: bytes) -> bytes:
-    """A message as it travels."""
+    """Return a message with its length in front."""
     return _LENGTH.pack(len(message)) + message
 
 

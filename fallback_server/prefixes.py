@@ -1,4 +1,4 @@
-"""Which server or replica has seen the beginning of a prompt, so that its cache may have it."""
+"""Remembers which server or replica has seen the beginning of a prompt, since its cache may have it."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from typing import Generic, TypeVar
 import numpy as np
 
 TOKENS = 16
-"""Tokens that are hashed together: the pages of the engines' caches hold as many. Shorter prompts have no
+"""Tokens that are hashed together, as many as the pages of the engines' caches hold. Shorter prompts have no
 affinity.
 """
 CHARACTERS = 256
-"""Characters that are hashed together, of a prompt that is known as text."""
+"""Characters that are hashed together for a prompt that is known as text."""
 BLOCKS = 256
-"""Blocks of a prompt that are looked at: a longer common beginning changes nothing, and one long prompt must
-not push all others out.
+"""Most blocks of a prompt that are hashed. A longer common beginning changes nothing, and one long prompt
+must not push all others out.
 """
 REMEMBERED = 65536
-"""Blocks whose owner is remembered; the longest unused are forgotten first."""
+"""Blocks whose owner is remembered; the least recently used are forgotten first."""
 Owner = TypeVar("Owner", bound=Hashable)
 
 
 class PrefixMap(Generic[Owner]):
-    """Blocks of prompts, as `token_blocks` and `text_blocks` make them, and who computed them last."""
+    """Maps blocks of prompts, as `token_blocks` and `text_blocks` make them, to the owner that computed them
+    last.
+    """
 
     def __init__(self, remembered: int = REMEMBERED) -> None:
         self._remembered = remembered
@@ -40,12 +42,12 @@ class PrefixMap(Generic[Owner]):
         self._owners.clear()
 
     def known(self, blocks: Sequence[bytes]) -> list[Owner]:
-        """Who knows a beginning of the prompt, the longest first."""
+        """Return the owners that know a beginning of the prompt, the longest beginning first."""
         found = (self._owners[block] for block in reversed(blocks) if block in self._owners)
         return list(dict.fromkeys(found))
 
     def remember(self, blocks: Sequence[bytes], owner: Owner) -> None:
-        """The owner computes this prompt now."""
+        """Record that the owner computes a prompt with these blocks now."""
         for block in blocks:
             self._owners[block] = owner
             self._owners.move_to_end(block)
@@ -54,21 +56,21 @@ class PrefixMap(Generic[Owner]):
 
 
 def token_blocks(tokens: Sequence[int], salt: str = "") -> list[bytes]:
-    """A hash for each whole block, of everything up to its end. Two salts have no block in common, as in
-    the caches.
+    """Return one hash per whole block, over everything up to the block's end. Two salts have no block in
+    common, as in the caches.
     """
     parts = (np.asarray(tokens[at : at + TOKENS], "<i8").tobytes() for at in _starts(len(tokens), TOKENS))
     return _hashes(len(salt).to_bytes(8, "little") + salt.encode(), parts)
 
 
 def text_blocks(text: str) -> list[bytes]:
-    """A hash for each whole block of a text, of everything up to its end."""
+    """Return one hash per whole block of a text, over everything up to the block's end."""
     starts = _starts(len(text), CHARACTERS)
     return _hashes(b"", (text[at : at + CHARACTERS].encode(errors="replace") for at in starts))
 
 
 def _starts(length: int, block: int) -> Iterator[int]:
-    """Where whole blocks begin, as many as are looked at."""
+    """Yield the starts of whole blocks, at most BLOCKS."""
     return islice(range(0, length - block + 1, block), BLOCKS)
 
 

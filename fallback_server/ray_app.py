@@ -30,7 +30,8 @@ from nearfar.fallback_server.ray_engine.options import RayOptions, parse_replica
 
 @dataclass(frozen=True)
 class RayAppOptions:
-    """What `serve run` or a Serve config file may say. Names and units are those of `nearfar serve`.
+    """The options that `serve run` or a Serve config file may give. Names and units are those of `nearfar
+    serve`.
 
     `model` and `keys` are paths on every node (`model` may be a hub id). `fronts`: replicas of the HTTP app.
     """
@@ -58,7 +59,7 @@ class RayAppOptions:
 
     @property
     def engines(self) -> EngineOptions:
-        """For each replica."""
+        """The engine options of each replica."""
         return EngineOptions(
             names=(self.name,) if self.name else (),
             device=self.device,
@@ -72,7 +73,7 @@ class RayAppOptions:
 
     @property
     def ray(self) -> RayOptions:
-        """For the deployment of the engines."""
+        """The options of the engines' deployment."""
         low, high = parse_replicas(self.replicas)
         return RayOptions(
             min_replicas=low, max_replicas=high, cpus=self.cpus_per_replica, gpus=self.gpus_per_replica,
@@ -81,7 +82,9 @@ class RayAppOptions:
 
 
 def app(arguments: Mapping[str, Any]) -> serve.Application:
-    """The application of these RayAppOptions, as Serve's builder protocol wants it. Values may be text."""
+    """Build the application from RayAppOptions, as Serve's builder protocol wants it. Values may be text.
+    Raises RequestError for unknown or wrong options.
+    """
     unknown = arguments.keys() - RayAppOptions.__dataclass_fields__.keys()
     if unknown:
         known = ", ".join(RayAppOptions.__dataclass_fields__)
@@ -93,7 +96,7 @@ def app(arguments: Mapping[str, Any]) -> serve.Application:
 
 
 def build(options: RayAppOptions) -> serve.Application:
-    """The application."""
+    """Return the Serve application for the options."""
     if options.keys is None and not options.no_auth:
         raise RequestError(
             "Serve's proxy can be reached from other machines: give keys=FILE, or no_auth=true", "keys"
@@ -116,7 +119,7 @@ class Front:
     """The HTTP app over the engines."""
 
     async def __init__(self, handle: Any, options: RayAppOptions, kind: Kind) -> None:  # type: ignore[misc]
-        # Serve awaits a constructor; type checkers do not know that.
+        # Serve awaits a constructor, which type checkers do not know.
         source = text_source(options.model, kind, options.engines)
         backend = await RayBackend.connect(handle, options.ray)
         self._engine = LocalEngine(backend, source, options.engines.text, options.engines.names)
@@ -133,5 +136,5 @@ class Front:
         self._app = create_app(self._engine, made)
 
     def __serve_build_asgi_app__(self) -> Any:
-        """What Serve's `ingress` serves."""
+        """Return the ASGI app that Serve's `ingress` serves."""
         return self._app

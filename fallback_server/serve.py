@@ -1,4 +1,4 @@
-"""`nearfar serve`: an engine, the app over it, and the process around both."""
+"""`nearfar serve`: opens an engine, builds the app over it, and runs the process."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from nearfar.interruptible import CTRL_C
 log = logging.getLogger(__name__)
 
 LOOK = 0.01
-"""Seconds between two looks at whether it listens, or is drained."""
+"""Seconds between two checks while waiting for the start or the drain."""
 GRACE = 2.0
 """Seconds after the drain for streams to send their last event."""
 ENDING = (signal.SIGINT, signal.SIGTERM)
@@ -77,10 +77,10 @@ class ServeOptions:
 
 
 class DrainingServer(uvicorn.Server):
-    """Takes no more requests after SIGTERM, finishes those under way within `drain` seconds, then stops the
+    """Takes no new requests after SIGTERM, finishes those under way within `drain` seconds, then stops the
     engine.
 
-    What is left then gets an error event, not a cut connection.
+    Requests that remain then get an error event, not a cut connection.
     """
 
     def __init__(self, config: uvicorn.Config, drain: float, keys: KeyStore | None) -> None:
@@ -88,16 +88,14 @@ class DrainingServer(uvicorn.Server):
         self._service: Service | None = None
         self._drain, self._keys = drain, keys
         self.ended_by: int | None = None
-        """The signal that ended it before there was an engine."""
+        """The signal that ended the server before there was an engine."""
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """See uvicorn; then say where the server is."""
+        """Start to listen (see uvicorn), then log the address. Raises NearfarError where that fails."""
         reason = ""
 
         def keep(record: logging.LogRecord) -> bool:
-            """Drop the line with the system's reason that uvicorn logs before it exits: the sentence below
-            has the reason.
-            """
+            """Drop the line that uvicorn logs before it exits, and keep its reason for our own message."""
             nonlocal reason
             if not isinstance(record.msg, OSError):
                 return True
@@ -120,7 +118,7 @@ class DrainingServer(uvicorn.Server):
             log.info("listening at %s; the model is loaded now", self._url())
 
     def ready(self, service: Service) -> None:
-        """The engine is there: requests are answered from now on, and at the end it is drained."""
+        """Take the loaded engine: requests are answered from now on, and the engine is drained at the end."""
         self._service = service
         if threading.current_thread() is threading.main_thread():
             for (
@@ -131,7 +129,7 @@ class DrainingServer(uvicorn.Server):
             print(_welcome(self._url(), service.engine, self._keys is not None), flush=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """See uvicorn."""
+        """Drain the service, then shut down. See uvicorn."""
         service = self._service
         if service is None or self.ended_by is not None:
             await super().shutdown(sockets)
@@ -146,8 +144,8 @@ class DrainingServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def _drained(self, service: Service, until: float) -> None:
-        """Stop the engine when nothing is under way, or at once at a second Ctrl-C. It still listens: whoever
-        comes meanwhile is told that it drains, and so is a balancer that asks /ready.
+        """Stop the engine when nothing is under way, or at once at a second Ctrl-C. The server still listens:
+        new requests and a balancer's /ready are told that it drains.
         """
         closing = asyncio.create_task(service.engine.close(self._drain))
         while not closing.done() and not self.force_exit:
@@ -162,8 +160,8 @@ class DrainingServer(uvicorn.Server):
             await asyncio.sleep(LOOK)  # slow readers
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """See uvicorn. Ends the alarm of Ray's native handler, which aborts the process after 3 s (Abseil's
-        `alarm_on_failure_secs`), drained or not.
+        """Handle a signal (see uvicorn). Cancels the alarm of Ray's native handler, which aborts the process
+        after 3 s (Abseil's `alarm_on_failure_secs`), drained or not.
         """
         if hasattr(signal, "alarm"):
             signal.alarm(0)
@@ -173,7 +171,9 @@ class DrainingServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """uvicorn's, without raising the signals again at the end: a drained server has ended well."""
+        """Handle signals like uvicorn, without raising them again at the end: a drained server has ended
+        well.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -205,14 +205,16 @@ class DrainingServer(uvicorn.Server):
 
 
 def serve(models: tuple[str, ...], options: ServeOptions, tell: Tell | None = None) -> None:
-    """Serve until SIGTERM or Ctrl-C. `tell` is told what the server waits for before it is ready."""
+    """Serve until SIGTERM or Ctrl-C. `tell` receives what the server waits for before it is ready."""
     keys = check_access(options)
     set_up(options.log_format, options.log_level)
     asyncio.run(_main(models, options, keys, tell))
 
 
 def check_access(options: ServeOptions) -> KeyStore | None:
-    """The keys; refuses to be open to a network without them by mistake."""
+    """Open the keys. Raises RequestError for a server that would be open to a network without keys by
+    mistake.
+    """
     keys = KeyStore(options.keys) if options.keys is not None else None
     if keys is None and not options.no_auth and not is_local(options.host):
         raise RequestError(
@@ -243,7 +245,7 @@ async def _main(
 
 
 def _leave(status: int) -> None:
-    """End the process: asyncio.run would wait for the thread that loads, which nothing can stop."""
+    """End the process at once: asyncio.run would wait for the loading thread, which nothing can stop."""
     print("stopped", file=sys.stderr)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
@@ -258,8 +260,8 @@ async def _run(
     counts: SharedCounts | None,
     tell: Tell | None,
 ) -> int | None:
-    """Listen, then load: whoever asks meanwhile is told what there is to wait for. The signal that ended it
-    before the model was there, if one did.
+    """Listen, then load: requests that come meanwhile are told the progress. Returns the signal that ended
+    the server before the model was loaded, or None.
     """
     hosts = answered_hosts(options.host, options.hosts)
     opening = Opening(hosts, tell)
@@ -301,7 +303,7 @@ async def _run(
 
 
 async def _unless(over: asyncio.Task[None], loading: Coroutine[Any, Any, Engine]) -> Engine | None:
-    """The engine, unless the server is told to end before it is there."""
+    """Return the engine, or None if the server is told to end before it is loaded."""
     opened = asyncio.create_task(loading)
     try:
         await asyncio.wait([over, opened], return_when=asyncio.FIRST_COMPLETED)

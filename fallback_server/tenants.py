@@ -1,7 +1,8 @@
-"""A tenant: whom a request is answered for. It is made once, at the door, and travels with the request.
+"""A tenant: the user, by key, whose request it is. It is made once, at authentication, and travels with the
+request.
 
-Every floor takes from it what is its own: admission the limits, the app the models, the scheduler the
-priority, the caches (here, and upstream) the salt.
+Each layer uses its own part of it: admission the limits, the app the models, the scheduler the priority, the
+caches (here and upstream) the salt.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 MAX_PRIORITY = 1000
-"""A request's priority is between this and its negative; smaller goes first."""
+"""Bound of a request's priority, from -MAX_PRIORITY to MAX_PRIORITY; smaller goes first."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a tenant may have within a minute, and at once. None: no limit."""
+    """Limits of a tenant per minute, and at once. None: no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -26,11 +27,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Tenant:
-    """Who asks. Frozen, hashable, and small enough to travel between processes.
+    """A tenant. Frozen, hashable, and small enough to travel between processes.
 
-    `salt` is the root of all prefixes that it may find in a cache; "" is a root of its own, that of a single
-    user. `models`: ids, or "*" for all. `priority` is the smallest, that is the most urgent, that it may ask
-    for.
+    `salt` is the root of all prefixes that the tenant may find in a cache; "" is the root for a single user.
+    `models`: ids, or "*" for all. `priority` is the smallest, that is the most urgent, that it may request.
     """
 
     name: str
@@ -44,15 +44,15 @@ class Tenant:
         return "*" in self.models or model in self.models
 
     def within(self, salt: str | None) -> Tenant:
-        """The tenant with a part of its cache set apart by a salt of the client's. Nobody else can name
+        """Return the tenant with a part of its cache set apart by the client's salt. Nobody else can name
         that part.
         """
         return replace(self, salt=digest("client", self.salt, salt)) if salt else self
 
 
 def digest(*parts: str) -> str:
-    """A salt of several parts: 64 characters that tell none of them. Different parts never give the same
-    one.
+    """Hash several parts into a salt of 64 characters that reveals none of them. Different parts give
+    different salts.
     """
     joined = b"".join(
         len(data := part.encode("utf-8", "surrogatepass")).to_bytes(8, "big") + data for part in parts
@@ -61,16 +61,18 @@ def digest(*parts: str) -> str:
 
 
 SHARE_SECONDS = 0.5
-"""Seconds by which a sequence's place in line moves back for each sequence that its tenant has under way."""
+"""Seconds by which a sequence's place in the queue moves back for each sequence that its tenant has under
+way.
+"""
 
 
 class Shares:
-    """Who stands where in an engine's line: behind its own tenant's sequences, but not behind all of them of
-    another.
+    """Fair places in an engine's queue: a sequence is behind its own tenant's, but not behind all of another
+    tenant's.
 
-    Who comes with a hundred at once has his first before everybody who comes later, and his last half a
-    minute behind. Nobody starves: how late one stands is bounded by what its tenant has under way. Among one
-    tenant's the order is that of arrival.
+    If a tenant sends a hundred at once, the first goes ahead of everyone who comes later, and the last is
+    half a minute behind. Nobody starves: the delay is bounded by what the own tenant has under way. Within
+    one tenant the order is that of arrival.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -79,14 +81,16 @@ class Shares:
         self._last: dict[str, float] = {}
 
     def late(self, tenant: Tenant) -> float:
-        """Count a sequence in; the seconds that it stands behind its arrival. `leave` when it has ended."""
+        """Count a sequence as under way and return the seconds by which its place is behind its arrival. Call
+        `leave` when it has ended.
+        """
         now, count = self._clock(), self._under_way.get(tenant.name, 0)
         place = max(now + SHARE_SECONDS * count, self._last.get(tenant.name, now))
         self._under_way[tenant.name], self._last[tenant.name] = count + 1, place
         return place - now
 
     def leave(self, tenant: Tenant, sequences: int) -> None:
-        """`sequences` of the tenant's sequences have ended."""
+        """Count `sequences` of the tenant's sequences as ended."""
         left = self._under_way.get(tenant.name, 0) - sequences
         if left > 0:
             self._under_way[tenant.name] = left
@@ -96,4 +100,4 @@ class Shares:
 
 
 ANONYMOUS = Tenant("anonymous", priority=-MAX_PRIORITY)
-"""Who asks a server that was started without keys: one tenant, however many people."""
+"""The tenant of all requests to a server without keys."""

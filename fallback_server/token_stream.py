@@ -1,4 +1,4 @@
-"""The events of requests between what makes them and whoever reads them."""
+"""Streams of a request's events between the engine and the reader."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from nearfar.errors import EngineError, NearfarError, OverloadError, RequestErro
 from nearfar.fallback_server.backend import TokenEvent
 
 UNREAD_BYTES = 256 << 20
-"""What may lie unread in all streams of an engine together. Beyond that, the one with the most is ended."""
+"""Most unread bytes in all streams of an engine together. Above that, the stream with the most is ended."""
 TOO_SLOW = "the client reads too slowly: what is not read of its answer takes too much of the server's memory"
 
 
 class Unread:
-    """What lies unread in the streams of an engine. Whoever reads as it comes has nothing here."""
+    """Counts the unread bytes in the streams of an engine. Streams whose reader keeps up count nothing."""
 
     def __init__(self, most: int = UNREAD_BYTES) -> None:
         self.most = most
@@ -24,7 +24,9 @@ class Unread:
         self._streams: set[EventStream] = set()
 
     def add(self, stream: EventStream, count: int) -> None:
-        """A stream has so many bytes more, or less."""
+        """Change a stream's unread bytes by `count`. Above the limit the stream with the most fails with
+        OverloadError.
+        """
         self.bytes += count
         stream.unread += count
         if stream.unread:
@@ -36,8 +38,8 @@ class Unread:
 
 
 class EventStream:
-    """Events of a request, for `async for`. Those that wait for their reader are counted by `all_unread`, and
-    kept small: of a token without more to say only its id.
+    """Events of a request, for `async for`. Unread events are counted in `all_unread` and kept small: a token
+    without further data is kept as its id alone.
     """
 
     def __init__(self, all_unread: Unread) -> None:
@@ -70,7 +72,7 @@ class EventStream:
         return event
 
     def put(self, event: TokenEvent | NearfarError) -> None:
-        """Hand an event to who iterates."""
+        """Append an event for the reader."""
         if self._closed:
             return
         kept = _kept(event) if self._events else event
@@ -79,13 +81,13 @@ class EventStream:
         self._all_unread.add(self, _size(kept))
 
     def fail(self, error: NearfarError) -> None:
-        """End the request: what lies unread is dropped for the error, and no more is computed."""
+        """End the request: unread events are replaced by the error, and nothing more is computed."""
         self._drop()
         self.put(error)
         self._closed = True
 
     def leave(self) -> None:
-        """Who iterated wants no more: forget what lies unread."""
+        """Drop unread events: the reader has left."""
         self._ended = self._closed = True
         self._drop()
         self._wake()
@@ -100,14 +102,14 @@ class EventStream:
 
 
 def _kept(event: TokenEvent | NearfarError) -> TokenEvent | NearfarError | int:
-    """An event as it waits: a token of which nothing else is told as its id."""
+    """The compact form of an unread event: a token without further data becomes its id."""
     if isinstance(event, TokenEvent) and event.token is not None and event == TokenEvent(event.token):
         return event.token
     return event
 
 
 def _size(event: TokenEvent | NearfarError | int) -> int:
-    """Bytes of memory, about: measured with 20 alternatives, and without."""
+    """Approximate bytes of memory of an event, measured with 20 alternatives and without."""
     if isinstance(event, int):
         return 36
     if isinstance(event, NearfarError):
@@ -117,7 +119,7 @@ def _size(event: TokenEvent | NearfarError | int) -> int:
 
 
 class TaskStream(EventStream):
-    """Events of a request that a task works on."""
+    """Events of a request that a task computes."""
 
     def __init__(self, all_unread: Unread) -> None:
         super().__init__(all_unread)
@@ -136,25 +138,25 @@ class TaskStream(EventStream):
             await asyncio.wait([self.task])
 
     async def aclose(self) -> None:
-        """Who iterated wants no more."""
+        """End the stream and stop the work."""
         self.leave()
         await self.cancel()
 
 
 def check_room(waiting: int, max_waiting: int) -> None:
-    """OverloadError where as many wait as may."""
+    """Raise OverloadError if `max_waiting` requests wait already."""
     if waiting >= max_waiting:
         raise OverloadError(f"{max_waiting} requests are waiting already; try again later", 2.0)
 
 
 def check_new(request_id: str, *under_way: Container[str]) -> None:
-    """RequestError for an id that is under way."""
+    """Raise RequestError for an id that is under way."""
     if any(request_id in each for each in under_way):
         raise RequestError(f"a request with the id {request_id!r} is under way already", "id")
 
 
 class TaskStreams:
-    """The requests of a backend that are under way, by id, each with a task of its own."""
+    """The requests of a backend that are under way, by id, each with its own task."""
 
     def __init__(self) -> None:
         self._streams: dict[str, TaskStream] = {}
@@ -164,11 +166,11 @@ class TaskStreams:
         return len(self._streams)
 
     def check_new(self, request_id: str) -> None:
-        """RequestError for an id that is under way."""
+        """Raise RequestError for an id that is under way."""
         check_new(request_id, self._streams)
 
     def start(self, request_id: str, work: Callable[[TaskStream], Coroutine[Any, Any, None]]) -> TaskStream:
-        """Work on a request; it is under way until its task ends."""
+        """Start the work on a request, which is under way until its task ends."""
         stream = self._streams[request_id] = TaskStream(self.unread)
         stream.task = asyncio.get_running_loop().create_task(work(stream))
         stream.task.add_done_callback(lambda _: self._streams.pop(request_id, None))

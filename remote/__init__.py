@@ -1,3 +1,3 @@
-"""A server with OpenAI's interface, as everything here that calls one sees it: `server.py` calls, the rest
-is what it needs.
+"""Client of servers with OpenAI's interface, for all callers in this project. `server.py` makes the calls;
+the other modules support it.
 """

@@ -1,5 +1,5 @@
-"""A circuit breaker for a server. Time is passed in (seconds on any clock that only goes forward); nothing
-is random.
+"""A circuit breaker for a server. Callers pass the time (seconds on any monotonic clock); nothing is
+random.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from typing import Literal
 
 BreakerState = Literal["closed", "half_open", "open"]
 Pass = Literal["request", "probe"]
-"""What `begin` gives out and the end of the call gives back. Only a probe can close an open circuit, or
-keep it open.
+"""The kind of a call: `begin` returns it, and the end of the call gives it back. Only a probe can close an
+open circuit, or keep it open.
 """
 
 
 @dataclass(frozen=True)
 class BreakerOptions:
-    """`failures` in a row open the circuit for `seconds`; each failed probe doubles them, up to
+    """`failures` in a row open the circuit for `seconds`; each failed probe doubles that time, up to
     `max_seconds`.
     """
 
@@ -26,11 +26,11 @@ class BreakerOptions:
 
 
 class Breaker:
-    """Opens after failures in a row; when its time is over lets one probe at a time through, and closes if
-    that is well.
+    """Opens after failures in a row. When its time is over, it admits one probe at a time, and closes if a
+    probe succeeds.
 
-    Apart from that the server may ask for silence (`hold`: a 429 with Retry-After): then it works, but
-    nothing is sent.
+    In addition, the server may request a pause (`hold`: a 429 with Retry-After): then it counts as working,
+    but no call is admitted.
     """
 
     def __init__(self, options: BreakerOptions | None = None) -> None:
@@ -42,25 +42,25 @@ class Breaker:
         self._probing = False
 
     def state(self, now: float) -> BreakerState:
-        """closed, half_open (a probe may go, or is under way), or open."""
+        """Return "closed", "half_open" (a probe may start, or is under way), or "open"."""
         if self._opened is None:
             return "closed"
         return "half_open" if now - self._opened >= self._period else "open"
 
     def allows(self, now: float) -> bool:
-        """Whether a call may go now."""
+        """Whether a call may start now."""
         if now < self._held_until:
             return False
         state = self.state(now)
         return state == "closed" or (state == "half_open" and not self._probing)
 
     def retry_after(self, now: float) -> float:
-        """Seconds until a call may go, as far as time alone decides; 0: now."""
+        """Seconds until a call may start, as far as time alone decides; 0 means now."""
         opens = 0.0 if self._opened is None else self._opened + self._period
         return max(opens - now, self._held_until - now, 0.0)
 
     def begin(self, now: float) -> Pass | None:
-        """A call goes, and gives this back when it ends. None: it may not go."""
+        """Start a call; its end gives the returned kind back. None where the call may not start."""
         if not self.allows(now):
             return None
         if self.state(now) == "closed":
@@ -69,13 +69,13 @@ class Breaker:
         return "probe"
 
     def success(self, given: Pass) -> None:
-        """A call was answered. A late answer from before the circuit opened says nothing of now."""
+        """Record an answered call. A late answer from before the circuit opened changes nothing."""
         if given == "probe" or self._opened is None:
             self._failures, self._opened, self._probing = 0, None, False
             self._period = self._options.seconds
 
     def failure(self, now: float, given: Pass) -> None:
-        """A call failed."""
+        """Record a failed call."""
         if given == "probe":
             self._probing = False
             self._opened = now
@@ -86,12 +86,12 @@ class Breaker:
                 self._opened = now
 
     def abandoned(self, given: Pass) -> None:
-        """A call ended without telling anything of the server: the caller left, or the request was
-        refused.
+        """Record a call that ended without evidence about the server: the caller left, or the request was
+        rejected.
         """
         if given == "probe":
             self._probing = False
 
     def hold(self, now: float, seconds: float) -> None:
-        """The server asked to be left alone for so long."""
+        """Admit no calls for `seconds`, as the server requested."""
         self._held_until = max(self._held_until, now + seconds)

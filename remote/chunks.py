@@ -1,4 +1,4 @@
-"""Chunks of a streamed answer, read from JSON that may be anything: what has not OpenAI's shape is a
+"""Reads the chunks of a streamed answer from untrusted JSON. Data without OpenAI's shape raises
 ShapeError.
 """
 
@@ -15,17 +15,17 @@ from nearfar.edge_runtime.tools.parts import CallPart
 
 FINISHES: tuple[FinishReason, ...] = get_args(FinishReason)
 MAX_TOKENS = 2**31 - 1
-"""No count or index is larger."""
+"""The largest count or index that is accepted."""
 
 
 class ShapeError(ValueError):
-    """JSON without the shape that it should have."""
+    """JSON without the expected shape."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens as the server counts them: of the prompt, of all answers so far, and of the prompt those it
-    had in its cache.
+    """Tokens as the server counts them: of the prompt, of all answers so far, and the prompt tokens found in
+    its cache.
     """
 
     prompt: int
@@ -42,7 +42,7 @@ class Chunk:
 
 
 def read_chunk(record: Mapping[str, Any], *, chat: bool) -> Chunk:
-    """A chunk of a chat completion, or of a completion."""
+    """Read a chunk of a chat completion, or of a completion."""
     parts = tuple(
         read_part(_map(choice, "choice"), chat=chat) for choice in _list(record.get("choices"), "choices")
     )
@@ -50,7 +50,7 @@ def read_chunk(record: Mapping[str, Any], *, chat: bool) -> Chunk:
 
 
 def read_part(choice: Mapping[str, Any], *, chat: bool) -> Piece:
-    """A choice of a chunk."""
+    """Read one choice of a chunk."""
     index, finish = (
         _count(choice.get("index"), "index"),
         _finish(_text(choice.get("finish_reason"), "finish_reason")),
@@ -74,12 +74,12 @@ def read_part(choice: Mapping[str, Any], *, chat: bool) -> Piece:
 
 
 def _finish(reason: str) -> FinishReason | None:
-    """A reason of another server's own ("eos", "end_turn") is an end like any other."""
+    """Convert a finish reason. Another server's own reason ("eos", "end_turn") counts as "stop"."""
     return next((known for known in FINISHES if known == reason), "stop") if reason else None
 
 
 def read_usage(value: object) -> Usage | None:
-    """A usage record; None where there is none."""
+    """Read a usage record; None where there is none."""
     if value is None:
         return None
     usage = _map(value, "usage")
@@ -108,7 +108,9 @@ def _logprob(item: Mapping[str, Any]) -> TokenLogprob:
 
 
 def _parallel(logprobs: Mapping[str, Any]) -> tuple[TokenLogprob, ...]:
-    """OpenAI's older shape: parallel lists. A token without a predecessor has no log-probability: NaN."""
+    """Read log-probabilities in the completions' older shape of parallel lists. A missing log-probability (a
+    prompt's first token) becomes NaN.
+    """
     tokens, values = (_list(logprobs.get(name), name) for name in ("tokens", "token_logprobs"))
     tops = _list(logprobs.get("top_logprobs"), "top_logprobs") or [None] * len(tokens)
     if not len(tokens) == len(values) == len(tops):
@@ -147,7 +149,7 @@ def _list(value: object, name: str) -> list[Any]:
 
 
 def _text(value: object, name: str) -> str:
-    """A text that can be encoded: halves of surrogate pairs are joined, and those alone replaced."""
+    """Read a text and make it encodable: surrogate pairs are joined, and lone surrogates replaced."""
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -164,7 +166,7 @@ def _count(value: object, name: str) -> int:
 
 
 def _number(value: object) -> float:
-    """A log-probability; what a server writes for minus infinity is -9999."""
+    """Read a log-probability. Values that are not finite become -9999."""
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)

@@ -1,6 +1,4 @@
-"""How an answer of plain text goes on at another server: what there is of it is sent along as its
-beginning.
-"""
+"""Continues a plain-text answer at another server: the text so far is sent as the answer's beginning."""
 
 from __future__ import annotations
 
@@ -9,10 +7,9 @@ from typing import Any
 
 
 def continued(body: Mapping[str, Any], text: str, tokens: int = 0) -> dict[str, Any]:
-    """The call of OpenAI's interface that goes on after `text`, which took `tokens` of what the call may
-    have.
+    """Return the call that continues after `text`, which took `tokens` tokens of the call's limit.
 
-    A conversation needs a server that takes `continue_final_message` (vLLM, nearfar); a prompt is simply
+    A conversation needs a server that takes `continue_final_message` (vLLM, nearfar); a prompt just becomes
     longer.
     """
     made = dict(body)

@@ -1,5 +1,5 @@
-"""What an answer with an error status, or no answer, means for the one who asked: refuse, ask another,
-wait.
+"""Classifies error statuses and failed connections by what the caller should do: reject the request, try
+another server, or wait.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from nearfar.errors import CONTEXT_CODE, NearfarError, RequestError
 
 _CODE = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _OVERFLOWS = ("maximum context length", "is longer than the model's context length")
-"""vLLM's words of an overflow, and SGLang's; llama.cpp's type of the error is exceed_context_size_error."""
+"""Messages of a context overflow from vLLM and SGLang; llama.cpp has the error type
+exceed_context_size_error.
+"""
 _BAD = (400, 413, 422)
 _ABSENT = (404, 405, 501)
 _BRIEFLY = {
@@ -26,15 +28,16 @@ _BRIEFLY = {
 }
 A_PAGE = "a web page, so another kind of server is there: check the address and its port"
 TEXT = 2000
-"""Characters that are kept of a message."""
+"""Most characters of a message that are kept."""
 
 
 class RemoteError(NearfarError):
-    """A server failed, or cannot take this call: another may do better.
+    """A server failed, or cannot take this call; another server may.
 
-    The message names the address and says what came from there: it is for who gave the address and the
-    prompt. Logs have `briefly` alone. `code` is short: the status, or timeout, connection, cut, shape, error.
-    `retry_after`: seconds that the server asked for. `web_page`: that is all that came with the status.
+    The message names the address and quotes the server: it is for whoever gave the address and the prompt.
+    Logs use `briefly` only. `code` is short: the status, or timeout, connection, cut, shape, error.
+    `retry_after`: seconds that the server requested. `web_page`: a web page came with the status, and nothing
+    else.
     """
 
     def __init__(
@@ -51,7 +54,7 @@ class RemoteError(NearfarError):
 
     @property
     def busy(self) -> bool:
-        """Whether the server works, and only takes nothing now."""
+        """Whether the server works, but takes no more requests now."""
         return self.status == 429
 
     @property
@@ -61,15 +64,15 @@ class RemoteError(NearfarError):
 
     @property
     def broken(self) -> bool:
-        """Whether this says that the server does not work. That it lacks something, or does not let us in,
-        does not.
+        """Whether the error shows that the server does not work. A missing path or model, or a missing right,
+        does not show that.
         """
         return self.status is None or (self.status >= 500 and not self.absent)
 
 
 class FewerAnswersError(RemoteError):
-    """The server gave some answers of one call to their end, and of the others nothing: it does not know `n`,
-    as Ollama and transformers serve do not. That is no failure of the server.
+    """The server completed some answers of a call and gave nothing of the others: it does not support `n`
+    (Ollama and transformers serve do not). This is no failure of the server.
     """
 
     def __init__(self, where: str, asked: int, missing: Sequence[int]) -> None:
@@ -83,8 +86,8 @@ class FewerAnswersError(RemoteError):
 
 
 class RefusedError(RequestError):
-    """The server works, and says that the request is wrong: every other would say so too. `code`: the
-    server's, if it gave one.
+    """The server works and rejects the request as wrong; every other server would too. `code`: the server's,
+    if it gave one.
     """
 
     def __init__(self, message: str, param: str | None, status: int, code: str | None = None) -> None:
@@ -94,7 +97,7 @@ class RefusedError(RequestError):
 
 
 def error_of(where: str, status: int, text: str, headers: Mapping[str, str]) -> RemoteError | RefusedError:
-    """The error of a status and of the body that came with it, which may be anything."""
+    """Make the error for a status and its body, which may be anything."""
     told = _told(text)
     if status in _BAD:  # clients see this: an error page of something in between is not for them
         message = told.message or f"the server refuses the request (status {status})"
@@ -105,11 +108,11 @@ def error_of(where: str, status: int, text: str, headers: Mapping[str, str]) -> 
 
 
 def event_error(where: str, error: object) -> RemoteError | RefusedError:
-    """The error that an event of a stream tells. One with a status (vLLM's `code`) means what the status
-    means.
+    """Make the error for an error event of a stream. An event with a status (vLLM's `code`) means the same as
+    the status.
 
-    A request that turns out to be wrong on the way (OpenAI's `type`) is no fault of the server, and wrong
-    everywhere.
+    A request that turns out to be wrong during the answer (OpenAI's `type`) is no fault of the server, and
+    wrong everywhere.
     """
     fields = error if isinstance(error, dict) else {}
     status = 400 if fields.get("type") == "invalid_request_error" else fields.get("code")
@@ -120,7 +123,7 @@ def event_error(where: str, error: object) -> RemoteError | RefusedError:
 
 
 def shown_page(text: str) -> str:
-    """What is shown of a body that has not OpenAI's shape: of a page, that it is one."""
+    """Shorten a body that has not OpenAI's shape for a message; a web page is only named as such."""
     return A_PAGE if _is_page(text) else " ".join(text[:200].split())
 
 
@@ -129,7 +132,7 @@ def _is_page(text: str) -> bool:
 
 
 def briefly(error: RemoteError | RefusedError) -> str:
-    """What is wrong with a server, in words of ours: what comes from a server may quote a private text."""
+    """Describe a server's error in our own words: the server's message may quote a private text."""
     if error.status is not None:
         page = isinstance(error, RemoteError) and error.web_page
         return f"status {error.status}" + (f": {A_PAGE}" if page else "")
@@ -139,7 +142,7 @@ def briefly(error: RemoteError | RefusedError) -> str:
 
 
 def unreachable(where: str, error: Exception) -> str:
-    """What is said of a server that no connection comes about with."""
+    """The message for a server that cannot be connected to."""
     if said := no_tls(error):
         return f"{where} {said}"
     if type(error).__name__ == "UnsupportedProtocol":  # httpx's, which is not imported for this
@@ -148,12 +151,16 @@ def unreachable(where: str, error: Exception) -> str:
 
 
 def no_tls(error: BaseException) -> str:
-    """Say that a server speaks no TLS, by OpenSSL's name for its answer; empty for another error."""
+    """The message for a server that speaks no TLS, recognized by OpenSSL's error name; "" for another
+    error.
+    """
     return "speaks no TLS: is it http:// and not https://?" if "WRONG_VERSION_NUMBER" in str(error) else ""
 
 
 def reason_of(error: BaseException) -> str:
-    """Why there is no connection: in the system's words, which the libraries in between leave out."""
+    """Why there is no connection, in the operating system's words, which the libraries in between leave
+    out.
+    """
     at: BaseException | None = error
     while at is not None:
         if isinstance(at, OSError) and at.errno is not None:  # a gaierror's numbers are not errno's
@@ -165,7 +172,7 @@ def reason_of(error: BaseException) -> str:
 
 @dataclass(frozen=True)
 class _Told:
-    """What the body of an error says; empty where it has none of the shapes that are known."""
+    """The contents of an error body; empty where it has no known shape."""
 
     message: str = ""
     param: str | None = None
@@ -173,7 +180,7 @@ class _Told:
 
 
 def _told(text: str) -> _Told:
-    """OpenAI's error under `error`, or its fields by themselves (SGLang), or a text in its place (TGI, LM
+    """Parse OpenAI's error under `error`, its fields at the top (SGLang), a text in its place (TGI, LM
     Studio), or FastAPI's `detail`.
     """
     try:
@@ -195,15 +202,15 @@ def _told(text: str) -> _Told:
 
 
 def _detail(detail: object) -> object:
-    """FastAPI's words: a text, or a list of errors that have `msg`."""
+    """FastAPI's message: a text, or a list of errors that have `msg`."""
     if not isinstance(detail, list):
         return detail
     return "; ".join(str(one["msg"]) for one in detail if isinstance(one, dict) and "msg" in one)
 
 
 def _code(error: Mapping[str, object], message: str) -> str | None:
-    """The error's code where it is one for programs (vLLM gives the status); that of an overflow also where
-    the server says it in another way.
+    """The error's code if it is a name (vLLM gives the status instead). Every form of a context overflow gets
+    the same code.
     """
     code = error.get("code")
     overflows = any(words in message.lower() for words in _OVERFLOWS)
@@ -213,7 +220,7 @@ def _code(error: Mapping[str, object], message: str) -> str | None:
 
 
 def _seconds(headers: Mapping[str, str]) -> float | None:
-    """Retry-After in seconds; a date is taken for none, for clocks differ."""
+    """Retry-After in seconds; None for a date, since clocks differ."""
     try:
         found = float(headers["retry-after"])
     except (KeyError, ValueError):

@@ -1,6 +1,4 @@
-"""Bytes from a server that may be hostile: server-sent events and whole bodies, never more than their
-bound in memory.
-"""
+"""Reads server-sent events and whole bodies from servers that may be hostile, within bounds of memory."""
 
 from __future__ import annotations
 
@@ -11,19 +9,20 @@ import httpx
 from httpx_sse import EventSource
 
 EVENT_BYTES = 4 << 20
-"""Bytes of one event of a stream: far more than any token, enough for the log-probabilities of a long prompt.
+"""Largest event of a stream in bytes: far more than any token, enough for the log-probabilities of a long
+prompt.
 """
 DONE = "[DONE]"
 _HEADERS = {"Content-Type": "text/event-stream; charset=utf-8"}
 
 
 class TooLongError(ValueError):
-    """More bytes than are taken."""
+    """A body or an event exceeds its limit of bytes."""
 
 
 async def datas(response: httpx.Response) -> AsyncGenerator[str, None]:
-    """The data of a stream's events until [DONE]. Comments, which keep a connection alive, are passed
-    over.
+    """Yield the data of a stream's events until [DONE]. Comments, which keep a connection alive, are
+    skipped.
     """
     source = EventSource(httpx.Response(200, headers=_HEADERS, stream=_Bounded(raw(response))))
     async for event in source.aiter_sse():
@@ -34,7 +33,7 @@ async def datas(response: httpx.Response) -> AsyncGenerator[str, None]:
 
 
 async def body(response: httpx.Response, limit: int) -> bytes:
-    """A whole body; TooLongError beyond `limit` bytes."""
+    """Read a whole body. Raises TooLongError beyond `limit` bytes."""
     found = bytearray()
     async for part in raw(response):
         found += part
@@ -44,7 +43,9 @@ async def body(response: httpx.Response, limit: int) -> bytes:
 
 
 async def beginning(response: httpx.Response, limit: int, seconds: float) -> str:
-    """As much of a body as comes in this time, and at most `limit` bytes: enough to say what is wrong."""
+    """Read the part of a body that comes within `seconds`, at most `limit` bytes: enough for an error
+    message.
+    """
     found = bytearray()
     try:
         async with asyncio.timeout(seconds):
@@ -58,8 +59,8 @@ async def beginning(response: httpx.Response, limit: int, seconds: float) -> str
 
 
 async def raw(response: httpx.Response) -> AsyncIterator[bytes]:
-    """Bytes as they come. Compressed ones, which we do not ask for, may become any number: they are
-    refused.
+    """Yield bytes as they come. Raises ValueError for compressed bodies, which we do not request and which
+    may expand to any size.
     """
     coding = response.headers.get("content-encoding", "identity")
     if coding.lower() != "identity":
@@ -69,15 +70,13 @@ async def raw(response: httpx.Response) -> AsyncIterator[bytes]:
 
 
 class _Bounded(httpx.AsyncByteStream):
-    """Bytes of a stream of events; TooLongError where there is no blank line, which ends an event, for too
-    long.
-    """
+    """The bytes of an event stream. Raises TooLongError where no blank line ends an event for too long."""
 
     def __init__(self, source: AsyncIterator[bytes]) -> None:
         self._source = source
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        """Pass the bytes on."""
+        """Yield the bytes."""
         open_, tail = 0, b""
         async for part in self._source:
             seen = tail + part

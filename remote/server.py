@@ -1,4 +1,4 @@
-"""One server with OpenAI's interface: its models, whole answers, streamed ones."""
+"""Calls one server with OpenAI's interface: its list of models, whole answers, streamed answers."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ CHAT, COMPLETIONS, EMBEDDINGS, MODELS = (
     "/v1/models",
 )
 PATHS = (MODELS, CHAT, COMPLETIONS, EMBEDDINGS)
-"""The only paths that are ever asked for."""
+"""The only paths that are ever requested."""
 ANSWER_BYTES = 64 << 20
-"""Bytes of a whole answer: 256 embeddings of 8,192 numbers as text are less."""
+"""Largest whole answer in bytes: 256 embeddings of 8,192 numbers as text are smaller."""
 LIST_BYTES, ERROR_BYTES = 1 << 20, 16 << 10
 LISTED = 1000
-"""Models of a list that are taken."""
+"""Most models that are taken from a list."""
 AFTER_END = 5.0
-"""Seconds that a stream has for its usage once the answer has ended."""
+"""Seconds to wait for a stream's usage after the answer has ended."""
 
 
 @dataclass(frozen=True)
 class Waits:
-    """Seconds to wait for a connection, for the first token, counted from the request on, and for each one
-    after it.
+    """Seconds to wait for a connection, for the first token (counted from the request), and for each later
+    token.
     """
 
     connect: float = 5.0
@@ -62,8 +62,8 @@ class Waits:
 
 @dataclass(frozen=True)
 class Listed:
-    """A model that a server lists. `context`: tokens, where it tells them. `here`: it says that it
-    computes it itself; `proof`: what it gives for that, where it was asked.
+    """A model that a server lists. `context`: tokens; None where it lists none. `here`: the server says that
+    it computes the model itself; `proof`: its proof of that, if requested.
     """
 
     id: str
@@ -73,11 +73,11 @@ class Listed:
 
 
 def client(key: str | None, connect: float, *, direct: bool) -> httpx.AsyncClient:
-    """Connections to servers. `direct`: past the proxies that the environment names. Redirects are never
-    followed.
+    """Make the HTTP client for servers. `direct`: ignore the proxies that the environment names. Redirects
+    are never followed.
 
-    How long an answer may take is not httpx's business, which knows bytes, but the clock's, which knows
-    tokens.
+    httpx limits only the connect time. The clock below limits the time of an answer, because httpx knows
+    bytes and not tokens.
     """
     headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
@@ -88,7 +88,7 @@ def client(key: str | None, connect: float, *, direct: bool) -> httpx.AsyncClien
 
 
 def root_of(url: str) -> str:
-    """An address without /v1. RequestError where it is none."""
+    """Return an address without /v1. Raises RequestError for an invalid one."""
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
@@ -101,17 +101,19 @@ def root_of(url: str) -> str:
 
 
 class Server:
-    """Calls one server. RefusedError where it says that the request is wrong, RemoteError where another
-    may do better.
+    """Calls one server. Raises RefusedError where the server rejects the request as wrong, RemoteError where
+    another server may do better.
     """
 
     def __init__(self, url: str, http: httpx.AsyncClient, waits: Waits) -> None:
         self.root, self._http, self.waits = root_of(url), http, waits
         self.name = str(httpx.URL(self.root).copy_with(userinfo=b""))
-        """The address as it is told, without a password."""
+        """The address without a password, for messages."""
 
     async def models(self, seconds: float, nonce: str | None = None) -> tuple[Listed, ...]:
-        """What it lists. `nonce`: asks for a proof that it computes here (`nearfar.machine`)."""
+        """Return the models that the server lists. `nonce`: request a proof that it computes here
+        (`nearfar.machine`).
+        """
         headers = {} if nonce is None else {NONCE_HEADER: nonce}
         record = await self._whole("GET", MODELS, None, seconds, LIST_BYTES, headers)
         with self._failing():
@@ -120,11 +122,11 @@ class Server:
     async def post(
         self, path: str, call: Mapping[str, Any], seconds: float | None = None
     ) -> Mapping[str, Any]:
-        """A whole answer."""
+        """Return a whole answer."""
         return await self._whole("POST", path, call, seconds or self.waits.first_token, ANSWER_BYTES)
 
     async def embeddings(self, call: Mapping[str, Any], count: int) -> tuple[list[Vector], int]:
-        """The vectors of so many inputs, and the tokens of these."""
+        """Return the vectors of `count` inputs, and the tokens of these."""
         clock = _Clock(self.waits.first_token)
         async with self._response("POST", EMBEDDINGS, call, clock) as response:
             data = await clock.wait(body(response, ANSWER_BYTES))
@@ -133,8 +135,8 @@ class Server:
     async def stream(
         self, path: str, call: Mapping[str, Any], answers: int = 1
     ) -> AsyncGenerator[Chunk, None]:
-        """A streamed answer, or several of one call. When all have told their finish, nothing can fail any
-        more.
+        """Yield a streamed answer, or the `answers` answers of one call. Once all have their finish reason,
+        no error is raised any more.
         """
         begun: set[int] = set()
         finished: set[int] = set()
@@ -186,8 +188,8 @@ class Server:
         clock: _Clock,
         headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[httpx.Response]:
-        """A response that tells no error, its body yet to be read. What fails while this is open is a
-        RemoteError.
+        """Open a response without an error status, with its body yet to be read. Failures while it is open
+        become RemoteError.
         """
         request = self._http.build_request(method, checked(self.root, path), json=call, headers=headers)
         with self._failing():
@@ -213,7 +215,7 @@ class Server:
 
     @contextmanager
     def _failing(self) -> Iterator[None]:
-        """Whatever can go wrong with a server as a RemoteError."""
+        """Convert every failure of a server to RemoteError."""
         try:
             yield
         except httpx.TimeoutException as error:
@@ -229,24 +231,24 @@ class Server:
 
 
 def checked(root: str, path: str) -> str:
-    """The URL of an allowed path."""
+    """Return the URL of an allowed path. Raises RequestError for another path."""
     if path not in PATHS:
         raise RequestError(f"{path} is not passed on", "path")
     return root + path
 
 
 class _Clock:
-    """The time left for the next token. Waiting takes of it; comments and empty events give nothing back."""
+    """The time left for the next token. Waiting uses it up; comments and empty events do not restore it."""
 
     def __init__(self, seconds: float) -> None:
         self.wind(seconds)
 
     def wind(self, seconds: float) -> None:
-        """A token came: so long for the next."""
+        """Restart the time, after a token."""
         self._given = self._left = seconds
 
     async def wait(self, work: Awaitable[T]) -> T:
-        """What the work gives; TimeoutError when the time is over."""
+        """Return the work's result. Raises TimeoutError when the time is over."""
         loop = asyncio.get_running_loop()
         start = loop.time()
         try:

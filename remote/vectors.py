@@ -1,4 +1,6 @@
-"""Vectors in an answer of 64 MB, read in small steps: at once it stopped all other answers for a second."""
+"""Reads vectors from an answer of up to 64 MB in small steps: at once, that stopped all other answers for a
+second.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +16,16 @@ from nearfar.edge_runtime.turns import Steps
 from nearfar.remote.chunks import ShapeError
 
 _VECTOR = re.compile(rb'("embedding"\s*:\s*)\[([^\[\]{}"]*)\]')
-"""A field with a list of what are no lists, objects or strings. Within a string its quotes would be escaped,
-so it is a field.
+"""Matches a field with a list that has no lists, objects or strings. It matches no text within a string,
+whose quotes would be escaped.
 """
 TEXT_BYTES = 4096
-"""Bytes of a list of numbers that are read at once."""
+"""Bytes of a list of numbers that are parsed at once."""
 
 
 def read_vectors(data: bytes, count: int) -> Steps[tuple[list[Vector], int]]:
-    """The vectors of an answer in order, and the tokens of their inputs; ShapeError where there are not
-    `count` of one length.
+    """Return the vectors of an answer in order, and the tokens of their inputs. Raises ShapeError where there
+    are not `count` vectors of one length.
     """
     found, others, at = list[Vector](), bytearray(), 0
     for match in _VECTOR.finditer(data):

@@ -1,4 +1,6 @@
-"""Device or cloud: the decision, and the client that calls either. docs/routing.md is the guide."""
+"""Routing between device and cloud: the decision, and the client that calls either. docs/routing.md is the
+guide.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """The client, imported when it is asked for: the decision needs neither httpx nor an engine."""
+    """Import the client on first access: the decision needs neither httpx nor an engine."""
     if name not in ("AsyncHybridClient", "Endpoint", "HybridClient"):
         raise AttributeError(f"module 'nearfar.routing' has no attribute {name!r}")
     try:

@@ -11,7 +11,7 @@ from nearfar.routing.policy import CalibrationOptions
 
 
 class Threshold:
-    """The (1 − `share`) quantile of the difficulties seen, estimated on the way.
+    """An online estimate of the (1 − `share`) quantile of the difficulties seen.
 
     Stochastic approximation after Robbins and Monro (1951): each prompt above moves the threshold up by
     step·(1 − share), each below moves it down by step·share; it rests where the share is met. The step
@@ -27,7 +27,7 @@ class Threshold:
         self.seen = seen
 
     def observe(self, difficulty: float) -> float:
-        """Learn from a prompt that the threshold was asked about. Gives the new threshold, 0..1."""
+        """Learn from the difficulty of a prompt. Returns the new threshold, in [0, 1]."""
         self.seen += 1
         step = max(self._options.floor, self._options.rate / math.sqrt(self.seen))
         moved = self.value + step * ((1.0 if difficulty >= self.value else 0.0) - self._share)
@@ -35,23 +35,26 @@ class Threshold:
         return self.value
 
     def as_json(self) -> dict[str, Any]:
-        """What to keep from start to start."""
+        """Return the state to keep between starts."""
         return {"share": self._share, "threshold": self.value, "seen": self.seen}
 
     @classmethod
     def restored(
         cls, data: Mapping[str, Any], share: float, start: float, options: CalibrationOptions | None = None
     ) -> Threshold:
-        """From what was kept. Another share begins anew from the threshold that was reached."""
+        """Restore from a kept state. Another share counts its steps anew, from the threshold that was
+        reached.
+        """
         value = float(data.get("threshold", start))
         seen = int(data.get("seen", 0)) if data.get("share") == share else 0
         return cls(share, min(max(value, 0.0), 1.0), options, seen)
 
 
 def limit_for(values: Seq[float], share: float) -> float:
-    """The limit below which (strictly) that share of the values lies, rounded down to whole values.
+    """Return the value at rank `share` of the sorted values: that fraction of them, rounded down, is below
+    it.
 
-    `values`: for each answer of a sample the lowest mean logprob that its monitor saw. At least one is
+    `values`: for each answer of a sample, the lowest mean logprob that its monitor saw. At least one is
     needed.
     """
     ordered = sorted(values)

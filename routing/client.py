@@ -32,15 +32,15 @@ ENGLISH: Literal["english"] = "english"
 
 
 class AsyncHybridClient:
-    """Answers from the device when it can, from the cloud when it must.
+    """Answers from the device when it can, from the cloud when it must. Use it on one event loop.
 
     `device`: an AsyncEngine, the path of an artifact, or the address of a server on this machine (a URL or an
     Endpoint). `cloud`: any OpenAI-compatible URL, or an Endpoint with its key, model and prices. One of them
-    may be missing. `difficulty`: scores a prompt 0..1, and what is hard goes to the cloud; "english" is the
-    package's own model, which knows only English and only what a prompt looks like; None: no prompt is sent
-    away for its looks. `state`: a JSON file that keeps costs, the calibrated threshold and speeds; what was
-    private is kept beside it, in FILE.private. `records`: a JSONL file for decision records. Use it on one
-    event loop.
+    may be missing. `difficulty`: a function that scores a prompt in [0, 1]; hard prompts go to the cloud.
+    "english" is the package's own model, which knows only English and only surface features of a prompt. With
+    None, no prompt goes to the cloud for its difficulty. `state`: a JSON file that keeps costs, the
+    calibrated threshold and speeds; marks of private texts are kept in FILE.private. `records`: a JSONL file
+    for decision records.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class AsyncHybridClient:
         self.chat = _AsyncChat(self.router)
 
     async def close(self) -> None:
-        """Keep the state, close connections, free a device that was loaded here."""
+        """Save the state, close connections, and free a device that was loaded here."""
         await self.router.close()
 
     async def __aenter__(self) -> Self:
@@ -108,9 +108,9 @@ class AsyncCompletions:
         """Answer a conversation, whole or in chunks, with OpenAI's parameters.
 
         `x_nearfar`: mode, private, conversation, expected_tokens of this request (also inside `extra_body`,
-        and private in a message). What has been private stays so in later requests that carry or quote it.
-        RequestError, OverloadError (`retry_after`) or EngineError name all reasons where neither side can
-        answer.
+        and private in a message). A text that has been private stays private in later requests that carry or
+        quote it. Raises RequestError, OverloadError (`retry_after`) or EngineError, with all reasons, where
+        neither side can answer.
         """
         asked = hints_of(messages, params)
         plan = await self._router.plan(asked)
@@ -121,7 +121,7 @@ class AsyncCompletions:
 
 class HybridClient:
     """`AsyncHybridClient` for synchronous code; usable from several threads. A `device` may be an Engine: the
-    client runs beside it.
+    client then runs on its event loop.
     """
 
     def __init__(
@@ -199,9 +199,9 @@ class Completions:
 
 
 class _Begun(AsyncStream[ChatCompletionChunk]):
-    """A stream whose first chunk is here already: what goes wrong before it is raised by `create`.
+    """A stream whose first chunk has come already, so that `create` raises errors before it.
 
-    And a generator that has begun can be closed; one that has not would keep its place in the budget.
+    Also, a generator that has begun can be closed; one that has not would keep its reservation in the budget.
     """
 
     @classmethod
@@ -219,8 +219,8 @@ class _Begun(AsyncStream[ChatCompletionChunk]):
 
 
 async def _chunks(run: Run, usage: bool) -> AsyncGenerator[ChatCompletionChunk, None]:
-    """Chunks of a response. The last piece waits until the costs are known, so that its chunk can tell
-    them.
+    """Yield the chunks of a response. The last piece waits until the costs are known, so that its chunk can
+    have them.
     """
     head = _head(run)
     begun, last = False, None
@@ -264,7 +264,7 @@ def _choice(run: Run, piece: Piece) -> ChunkChoice:
 
 
 def _logprobs(run: Run, piece: Answered) -> list[TokenLogprob]:
-    """What the caller asked for; the monitor may have asked for more."""
+    """The log-probabilities that the caller requested; the monitor may have requested more."""
     top = run.plan.call.top_logprobs
     return (
         []
@@ -274,7 +274,9 @@ def _logprobs(run: Run, piece: Answered) -> list[TokenLogprob]:
 
 
 def _device(given: AsyncEngine | Endpoint | str | Path | None, policy: Policy) -> Device | None:
-    """A device of what the caller gave. An address must be this machine's: private requests go there."""
+    """Make the device. An address must be this machine's, since private requests go there. Raises
+    RequestError for others.
+    """
     if given is None:
         return None
     if isinstance(given, str) and given.startswith(("http://", "https://")):

@@ -1,5 +1,5 @@
-"""Watches an answer on its way: log-probabilities, entropy and repetition say when a model has lost its
-thread.
+"""Watches an answer while it is generated: log-probabilities, entropy and repetition show when a model goes
+wrong.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from nearfar.routing.types import Reason
 
 @dataclass(frozen=True)
 class Token:
-    """A token of the answer. `top`: log-probabilities of the likeliest tokens, the chosen one perhaps
-    among them.
+    """A token of the answer. `top`: log-probabilities of the likeliest tokens, which may include the chosen
+    one.
     """
 
     text: str
@@ -25,7 +25,9 @@ class Token:
 
 
 def entropy(top: Seq[float]) -> float:
-    """Entropy in nats, from below: what the given tokens leave over counts as one more token."""
+    """Lower bound of the entropy in nats: the probability that the given tokens leave counts as one more
+    token.
+    """
     given = [(math.exp(value), value) for value in top]
     rest = 1.0 - sum(p for p, _ in given)
     known = -sum(p * value for p, value in given if p > 0.0)
@@ -33,7 +35,9 @@ def entropy(top: Seq[float]) -> float:
 
 
 class Monitor:
-    """Takes the tokens of one answer in order. `lowest_logprob` and `highest_entropy` are for calibration."""
+    """Watches the tokens of one answer, in order. `lowest_logprob` and `highest_entropy` are for
+    calibration.
+    """
 
     def __init__(self, options: MonitorOptions | None = None) -> None:
         self._options = options or MonitorOptions()
@@ -48,7 +52,7 @@ class Monitor:
         self.highest_entropy: float | None = None
 
     def push(self, token: Token) -> Reason | None:
-        """Why the answer should be escalated after this token; None: it goes on."""
+        """Take the next token. Returns why the answer should be escalated, or None to continue."""
         self._count += 1
         if token.logprob is not None:
             self._logprobs.append(
@@ -76,7 +80,7 @@ class Monitor:
         return Reason("high_entropy", "device", mean, limit) if limit is not None and mean > limit else None
 
     def _repeat(self, text: str) -> Reason | None:
-        """The shortest period that has come often enough in a row, this token its end."""
+        """Find the shortest period that ends with this token and has repeated often enough in a row."""
         for period in range(1, len(self._texts) + 1):
             same = self._texts[-period] == text
             self._runs[period] = self._runs[period] + 1 if same else 0
@@ -85,7 +89,7 @@ class Monitor:
         if repeats is None:
             return None
         for period in range(1, self._options.period + 1):
-            # A run of r equal tokens at distance p is r + p tokens that consist of one period over and over.
+            # A run of r equal tokens at distance p means r + p tokens that repeat one period.
             length = self._runs[period] + period
             if self._runs[period] and length >= max(repeats * period, self._options.min_repeat):
                 return Reason("repetition", "device", length, period)

@@ -1,8 +1,7 @@
-"""Device or cloud: a pure function of request, device, cloud and policy. TypeScript has the same; both pass
-the vectors.
+"""Chooses device or cloud: a pure function of request, device, cloud and policy. The TypeScript version is
+the same; both pass the shared vectors.
 
-Order: what is impossible → budgets → is the device able → is it fast enough → power → where the cache is warm
-→ the device.
+Order of the rules: impossible → budgets → difficulty → speed → power → warm cache → the device.
 """
 
 from __future__ import annotations
@@ -24,7 +23,9 @@ from nearfar.routing.types import (
 
 
 def decide(request: Request, device: DeviceState, cloud: CloudState, policy: Policy) -> Decision:
-    """Where a request goes, and why. Same arguments, same answer: no clock, no randomness."""
+    """Decide where a request goes, and why. Equal arguments give an equal decision: there is no clock and no
+    randomness.
+    """
     mode: Mode = "device_only" if request.private else request.mode or policy.mode
     predicted = Predictions(predict_device(request, device), predict_cloud(request, cloud))
     cost = cost_of(request.prompt_tokens, request.max_tokens, cloud, policy)
@@ -45,14 +46,14 @@ def decide(request: Request, device: DeviceState, cloud: CloudState, policy: Pol
 
 
 def cost_of(prompt_tokens: int, answer_tokens: int, cloud: CloudState, policy: Policy) -> float:
-    """What the cloud charges for a prompt and its answer, in the policy's unit."""
+    """Return the cloud's price of a prompt and its answer, in the policy's unit."""
     if policy.budget_unit == "tokens":
         return prompt_tokens + answer_tokens
     return (prompt_tokens * cloud.price_in + answer_tokens * cloud.price_out) / 1e6
 
 
 def predict_device(request: Request, device: DeviceState) -> Prediction | None:
-    """Times on the device; None while its prefill speed is not known."""
+    """Predict times on the device; None while its prefill speed is unknown."""
     if not device.prefill_tps:
         return None
     fresh = max(request.prompt_tokens - request.conversation.cached_device, 0)
@@ -60,7 +61,7 @@ def predict_device(request: Request, device: DeviceState) -> Prediction | None:
 
 
 def predict_cloud(request: Request, cloud: CloudState) -> Prediction | None:
-    """Times in the cloud; None while its round trip is not known."""
+    """Predict times in the cloud; None while its round trip is unknown."""
     if cloud.round_trip is None:
         return None
     fresh = max(request.prompt_tokens - request.conversation.cached_cloud, 0)
@@ -76,7 +77,7 @@ def _prediction(ttft: float, request: Request, decode_tps: float | None) -> Pred
 
 
 def _device_blocks(request: Request, device: DeviceState, mode: Mode) -> list[Reason]:
-    """Why the device cannot answer."""
+    """The reasons why the device cannot answer."""
     blocks = [Reason("mode", "device", mode)] if mode == "cloud_only" else []
     if not device.available:
         blocks.append(Reason("unavailable", "device", device.why))
@@ -95,7 +96,7 @@ def _device_blocks(request: Request, device: DeviceState, mode: Mode) -> list[Re
 
 
 def _cloud_blocks(request: Request, cloud: CloudState, mode: Mode) -> list[Reason]:
-    """Why the cloud cannot answer, or may not."""
+    """The reasons why the cloud cannot, or must not, answer."""
     if request.private:
         return [Reason("private_quote" if request.quotes_private else "private", "cloud")]
     blocks = [Reason("mode", "cloud", mode)] if mode == "device_only" else []
@@ -116,7 +117,7 @@ def _cloud_blocks(request: Request, cloud: CloudState, mode: Mode) -> list[Reaso
 
 
 def _budget_blocks(request: Request, cost: float, policy: Policy, mode: Mode) -> list[Reason]:
-    """Budgets that the call could exceed. Who asks for the cloud only gets it, and pays."""
+    """The budgets that the call could exceed. A cloud_only request is not bound by budgets."""
     if mode in ("device_only", "cloud_only"):
         return []
     blocks = []
@@ -145,7 +146,7 @@ class _Wanted:
 
 
 def _wanted(case: _Case) -> _Wanted:
-    """Where the request should go if both sides could take it."""
+    """The side where the request should go if both could take it."""
     if case.mode in ("device_only", "cloud_only"):  # the other side's block says it all
         return _Wanted("device" if case.mode == "device_only" else "cloud", ())
     if case.mode == "prefer_device":
@@ -168,7 +169,9 @@ def _wanted(case: _Case) -> _Wanted:
 
 
 def _slow(case: _Case) -> tuple[Reason, ...]:
-    """Objectives that the device misses and the cloud, as far as is known, comes nearer to."""
+    """The objectives that the device misses, where the cloud is expected to be faster or its speed is
+    unknown.
+    """
     device, cloud, policy = case.predicted.device, case.predicted.cloud, case.policy
     if device is None:
         return ()
@@ -183,7 +186,7 @@ def _slow(case: _Case) -> tuple[Reason, ...]:
 
 
 def _power(device: DeviceState, policy: Policy) -> tuple[Reason, ...]:
-    """What the device's battery asks for."""
+    """The reasons of the device's battery to use the cloud."""
     if device.charging:
         return ()
     reasons = []
@@ -195,8 +198,8 @@ def _power(device: DeviceState, policy: Policy) -> tuple[Reason, ...]:
 
 
 def _sticky(case: _Case) -> tuple[Reason, ...]:
-    """A conversation whose cache is warm in the cloud, and whose prefill on the device costs too much (or
-    nobody knows).
+    """The reason to stay in the cloud: the conversation's cache is warm there, and a prefill on the device
+    takes too long or an unknown time.
     """
     conversation, device = case.request.conversation, case.device
     if conversation.last_route != "cloud" or conversation.cached_cloud <= conversation.cached_device:

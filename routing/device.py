@@ -1,4 +1,4 @@
-"""The device's side: an edge engine in this process."""
+"""The device side: an edge engine in this process."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ _IGNORED = (
     "user",
     "model",
 )
-"""Parameters that mean something to a service only; `model` is the cloud's."""
+"""Parameters that only a service understands; `model` names the cloud's."""
 
 
 FORMATS: tuple[Feature, ...] = ("tools", "json_schema", "json_object", "grammar")
-"""What an engine does where the library for grammars is installed."""
+"""Features of an engine if the grammar library is installed."""
 CLOSING_SECONDS = 1.0
-"""What a step under way gets to end."""
+"""Seconds that a step under way gets to end."""
 
 
 class EngineDevice:
-    """An engine, or the artifact that becomes one when it is first needed.
+    """An engine, or the artifact that is loaded as one when it is first needed.
 
-    ArtifactError where there is no such artifact; a device that lacks what the artifact needs is unavailable,
-    which is no error.
+    A missing artifact raises ArtifactError. A device that lacks what the artifact needs counts as
+    unavailable, which is no error.
     """
 
     def __init__(self, source: AsyncEngine | str | Path, timeouts: Timeouts) -> None:
@@ -61,7 +61,7 @@ class EngineDevice:
         self._closing: set[asyncio.Future[None]] = set()
 
     async def open(self) -> AsyncEngine | None:
-        """The engine; None if this device cannot have one."""
+        """Return the engine, loaded if needed; None if this device cannot run it."""
         async with self._loading:
             if self._engine is None and self._why is None:
                 assert not isinstance(self._source, AsyncEngine)
@@ -79,8 +79,8 @@ class EngineDevice:
     async def measure(
         self, messages: tuple[Mapping[str, Any], ...], params: Mapping[str, Any]
     ) -> Size | None:
-        """Exact: the prompt's tokens, and those whose keys and values are in the cache now. None: no
-        engine.
+        """Return the exact number of the prompt's tokens, and of those in the cache now. None where there is
+        no engine or no chat template.
         """
         if (engine := await self.open()) is None or not engine.codec.has_template:
             return None
@@ -96,7 +96,9 @@ class EngineDevice:
         return Size(len(tokens), len(table.index.lookup(tokens, limit)) * table.page_size)
 
     async def state(self) -> DeviceState:
-        """The device now. The queue is what other requests' prompts still cost."""
+        """Return the device's present state. `queue_seconds` is the time for the prompts of other
+        requests.
+        """
         if (engine := await self.open()) is None:
             return DeviceState(available=False, why=self._why)
         if not engine.codec.has_template:
@@ -113,7 +115,9 @@ class EngineDevice:
         )
 
     async def stream(self, call: Call) -> AsyncGenerator[Piece, None]:
-        """The engine's answer."""
+        """Yield the engine's answer. Raises SideError where the device stalls or fails, RequestError where it
+        rejects the request.
+        """
         if (engine := await self.open()) is None:
             raise SideError(f"the device cannot run the model: {self._why}", "unavailable")
         params: Any = {**_known(call.body), "stream_options": {"include_usage": True}}
@@ -147,12 +151,12 @@ class EngineDevice:
             raise SideError("the device's answer ended before it was whole", "lost")
 
     async def close(self) -> None:
-        """Close the engine if it was loaded here; another is its owner's."""
+        """Close the engine if it was loaded here; an engine that was given belongs to its owner."""
         if self._engine is not None and not isinstance(self._source, AsyncEngine):
             await self._engine.close()
 
     async def _end(self, chunks: AsyncStream[ChatCompletionChunk]) -> None:
-        """Stop the work. A device that hangs does not end, either, so it is not waited for long."""
+        """Stop the work. A hanging device does not end, so the wait is short."""
         closing = asyncio.ensure_future(chunks.close())
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
@@ -180,6 +184,8 @@ def _piece(chunk: ChatCompletionChunk) -> Piece:
 
 
 def _known(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What the engine knows, and what it must refuse; not what means nothing to it."""
+    """Keep the parameters that the engine knows or must reject; drop those that only a service
+    understands.
+    """
     known = {*ChatParams.__annotations__, *CommonParams.__annotations__} - {"model"}
     return {name: value for name, value in body.items() if name in known or name not in _IGNORED}

@@ -32,10 +32,10 @@ class Endpoint:
     """An OpenAI-compatible server.
 
     `url`: with or without /v1. `model` None: the first that it lists. `key` None: from NEARFAR_CLOUD_KEY, or
-    none. `context`: tokens; None: as it lists, or unknown. `features`: what it can do. Prices are per million
-    tokens. `continues`: it takes `continue_final_message` (nearfar, vLLM), so that it can go on with an
-    answer that was begun elsewhere. `prefill_tps`: if known. `cache_seconds`: how long its cache keeps a
-    conversation.
+    none. `context`: tokens; None: as listed, or unknown. `features`: the supported features. Prices are per
+    million tokens. `continues`: the server takes `continue_final_message` (nearfar, vLLM), so that it can
+    continue an answer that was begun elsewhere. `prefill_tps`: tokens per second, if known. `cache_seconds`:
+    how long its cache keeps a conversation.
     """
 
     url: str
@@ -50,7 +50,7 @@ class Endpoint:
     cache_seconds: float = 300.0
 
     def __post_init__(self) -> None:
-        """RequestError for an address that nobody can ask, and for a key that is no text."""
+        """Check the fields. Raises RequestError for an invalid address, and for a key that is no string."""
         parts = urlsplit(self.url) if isinstance(self.url, str) else None
         if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
             raise RequestError(
@@ -73,7 +73,7 @@ class Endpoint:
 
     @property
     def local(self) -> bool:
-        """Whether the address can only be this machine."""
+        """Whether the address is this machine's."""
         return is_local(urlsplit(self.url).hostname or "")
 
 
@@ -94,8 +94,8 @@ class EndpointSide:
         self._server = Server(endpoint.root, self._http, waits)
 
     async def describe(self) -> None:
-        """Ask for the model and its context where they are not given. SideError where the endpoint does
-        not answer.
+        """Query the endpoint for the model and its context where they are not given. Raises SideError where
+        it does not answer.
         """
         if self._described:
             return
@@ -111,15 +111,15 @@ class EndpointSide:
         self._described = True
 
     async def name_model(self) -> None:
-        """Ask for the model where none is given. SideError where the endpoint does not answer."""
+        """Query the endpoint for the model where none is given. Raises SideError where it does not answer."""
         if self._model is None:
             await self.describe()
 
     async def elsewhere(self) -> str | None:
-        """Why the server does not compute here, as far as it can prove; None where it proves, now, that it
-        runs on this machine as this user, and says that it computes itself.
+        """Why the server is not proven to compute here. None where it proves now that it runs on this machine
+        as this user, and says that it computes the model itself.
 
-        An address of this machine is no proof: a tunnel of ssh, a container's published port and a proxy have
+        An address of this machine is no proof: an ssh tunnel, a container's published port and a proxy have
         one, too.
         """
         nonce = secrets.token_hex(NONCE_BYTES)
@@ -137,7 +137,9 @@ class EndpointSide:
         return None
 
     async def stream(self, call: Call) -> AsyncGenerator[Piece, None]:
-        """The endpoint's answer. A continuation needs one that `continues`."""
+        """Yield the endpoint's answer. A continuation needs an endpoint that `continues`. Raises
+        SideError.
+        """
         if call.prefix and not self.endpoint.continues:
             raise SideError(
                 f"{self.endpoint.root} cannot go on with an answer that was begun elsewhere",
@@ -168,7 +170,7 @@ class EndpointSide:
 
 
 class _Watch:
-    """Takes the time of an answer."""
+    """Measures the times of an answer."""
 
     def __init__(self, speeds: Speeds, prompt_tokens: int) -> None:
         self._speeds, self._prompt = speeds, prompt_tokens
@@ -177,14 +179,14 @@ class _Watch:
         self._tokens = 0
 
     def saw(self, piece: Piece) -> None:
-        """A piece came."""
+        """Note a piece that came."""
         if piece.tokens:
             self._last = time.monotonic()
             self._first = self._first or self._last
             self._tokens += piece.tokens
 
     def end(self) -> None:
-        """The answer is whole."""
+        """Note the end of the answer, and update the speeds."""
         if self._first:
             self._speeds.first_token(self._first - self._start, self._prompt)
             self._speeds.decode(self._tokens - 1, self._last - self._first)
@@ -195,7 +197,7 @@ def _side_error(error: RemoteError) -> SideError:
 
 
 def _pieces(chunk: Chunk) -> list[Piece]:
-    """What a chunk says, in the client's own records."""
+    """Convert a chunk to the client's own records."""
     found = [Piece(**vars(part)) for part in chunk.parts]
     if (usage := chunk.usage) is not None:
         found.append(Piece(usage=Usage(usage.prompt, usage.completion, usage.prompt + usage.completion)))

@@ -1,9 +1,9 @@
-"""The hand-over as a table: (phase, event) → next state and actions. TypeScript has the same; both replay the
-same scripts.
+"""The hand-over as a table: (phase, event) → next state and actions. The TypeScript version is the same; both
+replay the same scripts.
 
-Pure: no clock, no text, no I/O. A driver tells what happened and does what it is told: the router lets a side
-take over or not, the side is asked, pieces are shown. What has been shown is never taken back; after a finish
-nobody goes on.
+The table is pure: it has no clock, no text, no I/O. A driver reports events and performs the actions: it asks
+the router whether a side may take over, calls the side, shows pieces. What has been shown is never taken
+back; after a finish no side continues.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from nearfar.routing.policy import Policy
 from nearfar.routing.types import Decision, Reason, Side
 
 Phase = Literal["idle", "answering", "racing", "asking", "finished", "over"]
-"""racing: both sides, nothing shown yet. asking: the router is asked whether a side may take over. finished:
-the answer is whole, and its side still tells what it used.
+"""racing: both sides answer, nothing is shown yet. asking: the router decides whether a side may take over.
+finished: the answer is complete, and its side still reports its usage.
 """
 
 EventKind = Literal["start", "piece", "ended", "failed", "refused", "silent", "admitted", "barred", "left"]
@@ -25,16 +25,17 @@ Outcome = Literal["ok", "failed", "refused", "left"]
 Why = Literal["failed", "refused", "unwatched", "low", "hedge"]
 
 FINAL = ("401", "403", "404", "shape", "no_continuation")
-"""Failures that no second try changes."""
+"""Codes of failures that a second try does not change."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What does not change during an answer.
+    """Settings that stay the same during an answer.
 
-    `plain`: the text says all that another side must know to go on. `watched`: the device's monitor may call
-    the cloud; `restart`: to begin anew while nothing is shown; `hold`: tokens that are held back for that.
-    `hedge`: who is started too `hedge_seconds` of silence.
+    `plain`: the text is all that another side must know to continue. `watched`: the device's monitor may
+    escalate to the cloud; `restart`: the escalated answer begins anew while nothing is shown; `hold`: tokens
+    that are held back for that. `hedge`: the side that is started in addition after `hedge_seconds` of
+    silence.
     """
 
     max_tokens: int
@@ -51,11 +52,11 @@ class Rules:
 
 @dataclass(frozen=True)
 class Event:
-    """What happened. piece: `tokens` of the answer, the last with a `finish`; `low`: why the monitor is
-    discontent with it.
+    """An event. "piece": `tokens` of the answer, the last one with a `finish`; `low`: why the monitor flagged
+    it.
 
-    failed: `code` says how. refused: `code` is the parameter; "logprobs" that only the monitor wanted are
-    `unwatched`.
+    "failed": `code` is the kind of failure. "refused": `code` is the rejected parameter; `unwatched`: only
+    the monitor wanted the rejected logprobs.
     """
 
     on: EventKind
@@ -70,12 +71,12 @@ class Event:
 
 @dataclass(frozen=True)
 class Action:
-    """What to do.
+    """An action of the driver.
 
-    "open" a side. "settle" it: end its part and account for it. "admit", "retry": ask the router whether a
-    side may take over, the second after a wait; the answer is an event. "hold" the piece. "show" what is held
-    and the piece; "show_held"; "drop" what is held. "finish": the answer ends without a side's word. "fail"
-    with the last error.
+    "open": start a side. "settle": end its part and account for it. "admit", "retry": ask the router whether
+    a side may take over, "retry" after a wait; the answer is an event. "hold": hold the piece back. "show":
+    show the held pieces and this one. "show_held": show the held pieces. "drop": discard the held pieces.
+    "finish": end the answer without a finish from a side. "fail": raise the last error.
     """
 
     do: Literal["open", "settle", "admit", "retry", "hold", "show", "show_held", "drop", "finish", "fail"]
@@ -88,8 +89,8 @@ class Action:
 
 @dataclass(frozen=True)
 class State:
-    """An answer on its way. `shown`, `held`, `seen`: tokens that the caller has, that are held back, that
-    this part gave.
+    """The state of an answer. `shown`: tokens that the caller has; `held`: tokens that are held back; `seen`:
+    tokens of the present part.
     """
 
     side: Side
@@ -130,7 +131,7 @@ Next = tuple[State, tuple[Action, ...]]
 def rules_of(
     policy: Policy, decision: Decision, *, max_tokens: int, plain: bool, private: bool, streamed: bool
 ) -> Rules:
-    """The rules of one answer. A whole answer is shown at its end only, so all of it can be replaced."""
+    """Make the rules of one answer. A whole answer is shown only at its end, so all of it can be replaced."""
     free = policy.shadow is None and not private
     watched = free and policy.escalation != "off" and decision.fallback == "cloud"
     restart = policy.escalation == "restart"
@@ -149,12 +150,14 @@ def rules_of(
 
 
 def begin(rules: Rules, side: Side, reasons: tuple[Reason, ...] = (), *, degraded: bool = False) -> State:
-    """Before the first event, which is start."""
+    """Return the state before the first event, which is "start"."""
     return State(side, plain=rules.plain, reasons=reasons, degraded=degraded)
 
 
 def step(rules: Rules, state: State, event: Event) -> Next:
-    """The next state, and what is to be done. What the table does not have is late, and changes nothing."""
+    """Return the next state and the actions. An event that the table does not have came late and changes
+    nothing.
+    """
     if (row := TABLE.get((state.phase, event.on))) is None:
         return state, ()
     if state.phase in ("answering", "finished") and event.side not in (None, state.side):
@@ -196,7 +199,9 @@ def _shown(state: State) -> State:
 
 
 def _low(rules: Rules, state: State, event: Event) -> Next:
-    """The monitor is discontent: the cloud, if it may. What is held is shown, unless it can be replaced."""
+    """The monitor flagged the answer: hand over to the cloud if allowed. Held pieces are shown, unless they
+    can be replaced.
+    """
     actions: tuple[Action, ...] = ()
     assert event.low is not None
     state = replace(state, watching=False, escalated=True, pending=event, reasons=(*state.reasons, event.low))
@@ -206,7 +211,9 @@ def _low(rules: Rules, state: State, event: Event) -> Next:
 
 
 def _failed(rules: Rules, state: State, event: Event) -> Next:
-    """Who goes on: a device that failed is not asked again, a cloud that failed only as a retry."""
+    """A side failed: choose who continues. A failed device is not tried again, a failed cloud only as a
+    retry.
+    """
     side, code = state.side, event.code or "cut"
     actions = (Action("settle", side, "failed"), *_dropping(state))
     state = _dropped(rules, state)
@@ -227,8 +234,8 @@ def _order(rules: Rules, state: State, code: str) -> tuple[Side, ...]:
 
 
 def _refused(rules: Rules, state: State, event: Event) -> Next:
-    """What the device refuses the cloud may take, if nothing is shown yet; what the cloud refuses is the
-    caller's.
+    """A side rejected the request. The cloud may take what the device rejects if nothing is shown yet; the
+    cloud's rejection goes to the caller.
     """
     actions = (Action("settle", state.side, "refused"), *_dropping(state))
     state = _dropped(rules, state)
@@ -249,8 +256,8 @@ def _silent(rules: Rules, state: State, event: Event) -> Next:
 def _ask(
     rules: Rules, state: State, candidates: tuple[Side, ...], why: Why, actions: tuple[Action, ...]
 ) -> Next:
-    """Ask for the first of the candidates. A private answer has no cloud among them, and one that cannot
-    go on has none.
+    """Ask the router for the first candidate. A private answer excludes the cloud, and an answer that cannot
+    be continued has no candidates.
     """
     if rules.private:
         candidates = tuple(side for side in candidates if side != "cloud")
@@ -264,7 +271,7 @@ def _ask(
 
 
 def _nobody(rules: Rules, state: State, actions: tuple[Action, ...] = ()) -> Next:
-    """No side takes over: the one that is there goes on, if it can."""
+    """No side takes over: the present side continues, if it can."""
     if state.why == "hedge":
         return replace(state, phase="answering"), actions
     if state.why == "low" and state.pending is not None:  # the cloud was wanted
@@ -306,7 +313,7 @@ def _open(rules: Rules, state: State, side: Side) -> Next:
 
 
 def _facing(rules: Rules, state: State, side: Side) -> State:
-    """One side answers."""
+    """Make one side the answering one."""
     watching = side == "device" and rules.watched and not state.escalated
     return replace(state, phase="answering", side=side, watching=watching)
 
@@ -319,7 +326,7 @@ def _won(rules: Rules, state: State, event: Event) -> Next:
 
 
 def _fell_out(rules: Rules, state: State, event: Event) -> Next:
-    """One of the two is out of the race; the other goes on alone."""
+    """One of the two sides left the race; the other continues alone."""
     out = event.side or state.side
     if event.on == "refused":
         noted = (
@@ -334,7 +341,7 @@ def _fell_out(rules: Rules, state: State, event: Event) -> Next:
 
 
 def _whole(rules: Rules, state: State, event: Event) -> Next:
-    """After the finish the answer is whole, however its stream ends."""
+    """After the finish the answer is complete, however its stream ends."""
     return replace(state, phase="over"), (Action("settle", state.side, "ok"),)
 
 
@@ -350,7 +357,7 @@ def _counted(state: State, side: Side, code: str) -> State:
 
 
 def _dropped(rules: Rules, state: State) -> State:
-    """Without what was held back, of which nobody knows."""
+    """Discard what was held back, which no one has seen."""
     return replace(state, held=0, plain=state.plain if state.shown else rules.plain)
 
 

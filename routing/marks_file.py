@@ -1,4 +1,6 @@
-"""What a client knows of private texts from start to start: marks under this user's key, a line at a time."""
+"""The file of private marks that a client keeps between starts: hashes under this user's key, one addition
+per line.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +23,14 @@ log = logging.getLogger(__name__)
 MARK_BYTES = 8
 VERSION = 1
 LINES, BYTES = 1000, 4 << 20
-"""Lines and size from which a file is written anew when it is opened. All that is kept is less than half of
+"""Lines and bytes from which a file is rewritten when it is opened. The kept marks take less than half of
 that size.
 """
 
 
 @dataclass(frozen=True)
 class Known:
-    """What was added at once: ids of conversations, marks of whole texts, marks of windows."""
+    """The contents of one addition: ids of conversations, marks of whole texts, marks of windows."""
 
     conversations: tuple[str, ...] = ()
     texts: tuple[bytes, ...] = ()
@@ -39,8 +41,8 @@ class Known:
 
 
 class MarksFile:
-    """A file beside the state, that is only added to. It holds no text: marks are hashes under a key that
-    lies in another file (`nearfar.machine`), so that the file alone cannot answer whether a text was private.
+    """An append-only file beside the state. It has no text: marks are hashes under a key in another file
+    (`nearfar.machine`), so the file alone cannot show whether a text was private.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -52,9 +54,9 @@ class MarksFile:
         self.worn = False
 
     def load(self) -> list[Known]:
-        """What was added, in order. RequestError where the file cannot be read: what is private hangs on
-        it. Marks under another key are left out, and so is a last line that a process did not end; the file
-        is `worn` then, and must be renewed before anything is added.
+        """Return the additions, in order. Raises RequestError where the file cannot be read, since privacy
+        depends on it. Marks under another key are left out, and so is an incomplete last line; then the file
+        is `worn` and must be renewed before anything is added.
         """
         if self.path is None or not self.path.exists():
             return []
@@ -75,7 +77,7 @@ class MarksFile:
         return known
 
     def add(self, *known: Known) -> None:
-        """Append: what is added is in the file when this returns, whatever becomes of the process."""
+        """Append marks. They are in the file when this returns, even if the process ends."""
         if self.path is None:
             return
         try:
@@ -88,7 +90,7 @@ class MarksFile:
             log.warning("%s cannot be written, and a restart forgets what is private: %s", self.path, error)
 
     def renew(self, known: Known) -> None:
-        """Write the whole file anew, with all that is kept."""
+        """Rewrite the whole file with all kept marks."""
         if self.path is None:
             return
         try:
@@ -97,7 +99,7 @@ class MarksFile:
             log.warning("%s cannot be written: %s", self.path, error)
 
     def _name(self) -> str:
-        """The key's name, which does not tell the key."""
+        """The key's name, which does not reveal the key."""
         return blake2b(b"name", key=self.key, digest_size=MARK_BYTES).hexdigest()
 
     def _head(self) -> str:

@@ -1,4 +1,4 @@
-"""What the owner of an application decides once: the policy. Defaults live here and nowhere else."""
+"""The policy: settings that an application's owner chooses once. Their defaults are defined only here."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _ONE_OF: dict[str, tuple[str | None, ...]] = {
     "after_cut": ("device", "cloud"), "shadow": (None, "device", "cloud"),
 }  # fmt: skip
 _LEAST = {"window": 1, "period": 1, "failures": 1, "default_max_tokens": 1, "logprob": -math.inf}
-"""The least value of each number of a policy; 0 for all others."""
+"""The least value of a policy's numbers; 0 for numbers that are not listed."""
 
 
 class _Options:
-    """Refuses values that make no sense, however the options were made."""
+    """Options that reject senseless values, however they are made."""
 
     def __post_init__(self) -> None:
         _check(self)
@@ -39,7 +39,7 @@ def _check(options: object) -> None:
 
 
 def _wrong(name: str, kind: str, value: object) -> str | None:
-    """What a value should be; None: it is."""
+    """Describe the values that a field allows; None if this value is one."""
     if name in _ONE_OF:
         return None if value in _ONE_OF[name] else f"one of {', '.join(str(each) for each in _ONE_OF[name])}"
     kinds = kind.split(" | ")
@@ -73,13 +73,12 @@ def _parsed(group: type[Group], data: object, where: str) -> Group:
 
 @dataclass(frozen=True)
 class RetryOptions(_Options):
-    """How a failed call to the cloud is tried again, before anything of its answer was shown. Times are
-    seconds.
+    """How a failed call to the cloud is retried before any of its answer was shown. Times are in seconds.
 
-    At most `attempts` times a request. Attempt n waits a random part of min(`cap`, `base`·2ⁿ) after what
-    Retry-After asks for; a wait beyond `max_wait` is not worth it. All requests share a budget: it holds at
-    most `burst` retries, and each request adds `ratio` of one, so that retries stay under that share of the
-    traffic. Where the device can answer it does after `before_fallback` retries.
+    A request is retried at most `attempts` times. Attempt n waits the time of Retry-After and a random part
+    of min(`cap`, `base`·2ⁿ); if the wait exceeds `max_wait`, there is no retry. All requests share a budget:
+    it holds at most `burst` retries, and each request adds `ratio` of one, so that retries stay under that
+    share of the traffic. Where the device can answer, it does so after `before_fallback` retries.
     """
 
     attempts: int = 2
@@ -93,11 +92,10 @@ class RetryOptions(_Options):
 
 @dataclass(frozen=True)
 class MonitorOptions(_Options):
-    """When a device's answer is taken to go wrong: docs/routing.md says how each figure is made. None: not
-    watched.
+    """When a device's answer counts as going wrong; docs/routing.md defines each figure. None: not watched.
 
-    Means are over the last `window` tokens, from the `min_tokens`-th on. `logprob`: natural logarithms,
-    `entropy`: nats. `repeats`: how often a run of up to `period` tokens must come in a row, in at least
+    Means are over the last `window` tokens, from the `min_tokens`-th on. `logprob`: natural logarithm,
+    `entropy`: nats. `repeats`: how often a run of up to `period` tokens must repeat, over at least
     `min_repeat` tokens.
     """
 
@@ -112,7 +110,7 @@ class MonitorOptions(_Options):
 
 @dataclass(frozen=True)
 class CalibrationOptions(_Options):
-    """How fast the difficulty threshold follows. Step n moves by at most max(`floor`, `rate`/√n)."""
+    """How fast the difficulty threshold follows. Step n moves it by at most max(`floor`, `rate`/√n)."""
 
     rate: float = 0.1
     floor: float = 0.002
@@ -120,10 +118,10 @@ class CalibrationOptions(_Options):
 
 @dataclass(frozen=True)
 class Timeouts(_Options):
-    """Seconds to wait for the cloud: for a connection, the first token, the next token; and for the device's
-    first and next.
+    """Seconds to wait: for the cloud's connection, first token and next token, and for the device's first and
+    next token.
 
-    The device's first token may take long: kernels may have to be compiled.
+    The device's first token may take long, because kernels may have to be compiled.
     """
 
     connect: float = 5.0
@@ -135,19 +133,20 @@ class Timeouts(_Options):
 
 @dataclass(frozen=True)
 class Policy(_Options):
-    """The policy of a hybrid client. Times are seconds; docs/routing.md explains every field.
+    """The policy of a hybrid client. Times are in seconds; docs/routing.md explains every field.
 
     `difficulty_threshold`: prompts at least this difficult go to the cloud. `ttft`, `completion`: objectives
     for the first and the last token. `battery_floor`: below this charge, unplugged, work goes to the cloud.
-    Budgets are in `budget_unit`; `spent_day` is what the day has cost already. `sticky_seconds`: a re-prefill
-    longer than this keeps a conversation where it is.
+    Budgets are in `budget_unit`; `spent_day` is the day's cost so far. `sticky_seconds`: a re-prefill longer
+    than this keeps a conversation where it is.
 
-    `target_share`: the share of requests that shall go to the cloud; the threshold follows it.
-    `default_max_tokens`: of a request without a limit. `escalation`: what happens when the monitor finds an
+    `target_share`: the target share of requests to the cloud, which the threshold follows.
+    `default_max_tokens`: limit of a request without one. `escalation`: the action when the monitor finds an
     answer going wrong. `hold_tokens`: tokens of a device's answer that are held back at its beginning, while
-    it can be restarted unseen. `after_cut`: who goes on when the cloud's stream is cut. `hedge_seconds`:
-    start the other side too when no token came by then. `shadow`: decide and record, but answer from this
-    side where the request's own mode allows it. `record_text`: decision records may have the texts.
+    it can be restarted unseen. `after_cut`: the side that continues when the cloud's stream is cut.
+    `hedge_seconds`: start the other side too when no token came by then. `shadow`: decide and record, but
+    answer from this side where the request's own mode allows it. `record_text`: decision records may contain
+    the texts.
     """
 
     mode: Mode = "auto"
@@ -177,7 +176,7 @@ class Policy(_Options):
 
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> Policy:
-        """From its JSON form; refuses names that nobody knows."""
+        """Parse the JSON form. Raises RequestError for unknown names."""
         groups: dict[str, type] = {
             "monitor": MonitorOptions, "breaker": BreakerOptions, "device_breaker": BreakerOptions,
             "retry": RetryOptions, "calibration": CalibrationOptions, "timeouts": Timeouts,

@@ -1,4 +1,4 @@
-"""The battery, where the platform tells."""
+"""Reads the battery, where the platform reports it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import time
 from dataclasses import dataclass
 
 FRESH_SECONDS = 30.0
-"""A battery does not change faster than that, and asking takes system calls."""
+"""Seconds for which a reading is used: a battery changes slowly, and reading takes system calls."""
 
 
 @dataclass(frozen=True)
 class Power:
-    """`battery`: 0..1. None: there is none, or nobody knows."""
+    """The state of the battery. `battery`: charge in [0, 1]. None: no battery, or unknown."""
 
     battery: float | None = None
     charging: bool | None = None
@@ -21,7 +21,7 @@ _last: tuple[float, Power] | None = None
 
 
 def power() -> Power:
-    """What psutil says, where it is installed."""
+    """Return the reading from psutil, if it is installed."""
     global _last
     now = time.monotonic()
     if _last is None or now - _last[0] > FRESH_SECONDS:

@@ -1,5 +1,5 @@
-"""Privacy belongs to the text: what a private request carried stays on the device, whoever carries or quotes
-it again. Nothing is sent here.
+"""Privacy belongs to the text: the texts of a private request stay on the device, also in later requests that
+carry or quote them. Nothing is sent from here.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from nearfar.routing.marks_file import MARK_BYTES, Known, MarksFile
 from nearfar.routing.quotes import letters, windows
 
 LONG = 32
-"""Characters from which a whole message is known again wherever it stands; shorter ones only as the beginning
-they were.
+"""Characters from which a whole message is recognized anywhere; a shorter one only as the same beginning of a
+conversation.
 """
 
 REMEMBERED, WINDOWS = 20_000, 100_000
-"""Texts, conversations and windows that are kept; those used longest ago are forgotten first."""
+"""Most texts, conversations and windows that are kept; the least recently used are forgotten first."""
 
 QUOTE = 12
-"""Characters in a row that make an error's message a quotation."""
+"""Characters in a row that make an error message a quotation."""
 
 UNSAID = ("role", "type", "id", "tool_call_id")
-"""Fields of messages and their parts that say nothing."""
+"""Fields of messages and parts that carry no text of the user."""
 
 FILES = ("image_url", "input_audio", "video_url", "file")
-"""Parts that are no text."""
+"""Types of parts that are files."""
 
 Message = Mapping[str, Any]
 Messages = Iterable[Message]
@@ -38,8 +38,8 @@ Messages = Iterable[Message]
 
 @dataclass(frozen=True)
 class Marks:
-    """Hashes of what a request says, under the key of the client: of each of its beginnings, of each long
-    message, of the windows of all its texts and of its files; and of those of them that are its user's own.
+    """Hashes of a request's texts under the client's key: of each beginning of the conversation, of each long
+    message, and of the windows of all texts and files; `own` has the windows of the user's own texts.
     """
 
     begun: tuple[bytes, ...]
@@ -49,10 +49,10 @@ class Marks:
 
 
 class PrivateTexts:
-    """Knows again what was private: by the conversation's id, by the messages it begins with, by each message
-    of some length, by quotations wherever they stand.
+    """Recognizes private texts: by the conversation's id, by the messages it begins with, by each long
+    message, and by quotations anywhere.
 
-    `path` is where marks stay from start to start. `conversations` are those of the old form of the state.
+    `path`: the file that keeps the marks between starts. `conversations`: ids from the state's old form.
     """
 
     def __init__(self, path: Path | None = None, conversations: Iterable[str] = ()) -> None:
@@ -68,10 +68,11 @@ class PrivateTexts:
             self._keep(Known(new))
 
     def marks(self, messages: Messages, params: Mapping[str, Any] | None = None) -> Marks:
-        """The marks of a request. This takes a while for a long request, and may be called in a thread.
+        """Compute the marks of a request. This takes a while for a long request, and may be called in a
+        thread.
 
-        What an application says to all (the system prompt, tools, other parameters) is nobody's secret, so
-        its windows are not the user's own; but it may quote what is one.
+        Texts that an application sends to all (the system prompt, tools, other parameters) are no secret, so
+        their windows are not the user's own; but they may quote a private text.
         """
         begun, whole, quoted, own = [], [], set[bytes](), set[bytes]()
         chain = blake2b(key=self._file.key, digest_size=16)
@@ -90,7 +91,7 @@ class PrivateTexts:
         return Marks(tuple(begun), tuple(whole), frozenset(quoted), frozenset(own))
 
     def known(self, marks: Marks, conversation: str | None) -> Literal["earlier", "quote"] | None:
-        """Whether a request carries a text of a private one again, or quotes one."""
+        """Whether a request carries an earlier private text again ("earlier") or quotes one ("quote")."""
         texts = _used(self._texts, (*marks.begun, *marks.whole))
         quoted = _used(self._windows, marks.windows)
         if texts or (conversation is not None and conversation in self._conversations):
@@ -98,7 +99,9 @@ class PrivateTexts:
         return "quote" if quoted else None
 
     def remember(self, marks: Marks, conversation: str | None) -> None:
-        """A private request, or a private answer as a message. It is in the file when this returns."""
+        """Remember a private request, or a private answer as a message. It is in the file when this
+        returns.
+        """
         self._keep(
             Known(
                 (conversation,) if conversation is not None else (),
@@ -108,8 +111,8 @@ class PrivateTexts:
         )
 
     def remember_conversation(self, conversation: str | None) -> None:
-        """A request that quotes a private text: the conversation stays, and what is not of the quotation may
-        be what an application says to all.
+        """Remember the conversation of a request that quotes a private text. Its other texts are not
+        remembered, since they may be an application's own.
         """
         self._keep(Known((conversation,) if conversation is not None else ()))
 
@@ -140,7 +143,7 @@ class PrivateTexts:
 
 
 def without_quotes(said: str, messages: Messages) -> str:
-    """An error's message as it may be shown and logged: not if it has something of the prompt in it."""
+    """Return an error message for display and logs; a message that quotes the prompt is replaced."""
     said = said[:2000]
     for message in messages:
         text = _text(message)
@@ -155,7 +158,7 @@ def without_quotes(said: str, messages: Messages) -> str:
 
 
 def _used(kept: OrderedDict[bytes, None], marks: Iterable[bytes]) -> bool:
-    """Whether one of the marks is kept; those that are were used last."""
+    """Whether any of the marks is kept; kept ones become the most recently used."""
     found = [mark for mark in marks if mark in kept]
     for mark in found:
         kept.move_to_end(mark)
@@ -175,8 +178,8 @@ def _bytes(text: str) -> bytes:
 
 
 def _strings(value: Any, is_file: bool = False) -> Iterator[tuple[str, bool]]:
-    """Every text in messages and parameters, however deep: content, parts, reasoning, calls and results of
-    tools. And whether it is of a picture, a sound or another file, which is known again as a whole.
+    """Yield every text in messages and parameters, at any depth (content, parts, reasoning, calls and results
+    of tools), and whether it is a picture, a sound or another file, which is recognized only as a whole.
     """
     if isinstance(value, str):
         yield value, is_file
@@ -191,7 +194,7 @@ def _strings(value: Any, is_file: bool = False) -> Iterator[tuple[str, bool]]:
 
 
 def _text(message: Message) -> str:
-    """All that a message says: text, other parts and calls as JSON."""
+    """Return the whole content of a message: text, and other parts and calls as JSON."""
     content, calls = message.get("content"), message.get("tool_calls")
     parts = content if isinstance(content, list) else [content or ""]
     return "".join(map(_said, parts)) + (json.dumps(calls, default=str) if calls else "")

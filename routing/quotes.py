@@ -1,7 +1,7 @@
-"""Knows a quotation of a text wherever it stands: the windows of its letters that are compared.
+"""Recognizes a quotation of a text anywhere, by comparing windows of its letters.
 
 Winnowing (Schleimer, Wilkerson, Aiken 2003): of each run of windows the one with the least hash is picked, in
-the text and in what may quote it, so both pick the same. TypeScript picks the same windows (quotes.ts).
+the text and in a possible quotation, so both pick the same. TypeScript picks the same windows (quotes.ts).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy.typing as npt
 Hashes = npt.NDArray[np.uint32]
 
 WINDOW = 32
-"""Bytes of a window: nothing shorter is ever taken for a quotation."""
+"""Bytes of a window: nothing shorter counts as a quotation."""
 RUN = 8
-"""Windows of which one is picked."""
+"""Number of consecutive windows of which one is picked."""
 FOUND = WINDOW + RUN - 1
 """Bytes from which a quotation is always found."""
 
@@ -27,18 +27,18 @@ _FACTOR = 0x9E3779B1
 
 
 def letters(text: str) -> bytes:
-    """The letters and digits of a text as UTF-8: what blanks, line breaks, signs of quoting and Markdown,
-    escapes of JSON and HTML, and capitals of ASCII leave alone.
+    """Return the letters and digits of a text as UTF-8. Blanks, line breaks, quote and Markdown signs, and
+    escapes of JSON and HTML are removed, and ASCII capitals lowered.
     """
     if "\\" in text or "&" in text:
         text = _ESCAPES.sub(lambda found: chr(int(found[1], 16)) if found[1] else " ", text)
-    # Two escapes of JSON may be one letter together; what is left of half a letter is none.
+    # Two JSON escapes may form one letter together; an unpaired half is dropped.
     text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "ignore")
     return _OTHER.sub("", unicodedata.normalize("NFKC", text)).encode().lower()
 
 
 def windows(data: bytes) -> set[bytes]:
-    """The picked windows of what `letters` gave; none where it is shorter than a window."""
+    """Return the picked windows of the bytes from `letters`; none where they are shorter than a window."""
     count = len(data) - WINDOW + 1
     if count < 1:
         return set()
@@ -53,7 +53,7 @@ def windows(data: bytes) -> set[bytes]:
 
 
 def _window_hashes(values: Hashes) -> Hashes:
-    """The polynomial of each window's bytes, modulo 2^32."""
+    """Return each window's polynomial hash, modulo 2^32."""
     factor, size = _FACTOR, 1
     while size < WINDOW:
         values = values[:-size] * np.uint32(factor) + values[size:]
@@ -62,7 +62,7 @@ def _window_hashes(values: Hashes) -> Hashes:
 
 
 def _mixed(values: Hashes) -> Hashes:
-    """Each bit of a hash made to depend on all (MurmurHash3's end), so that the least is any of them."""
+    """Mix the bits of each hash (MurmurHash3's finalizer), so that any window may have the least."""
     values = (values ^ (values >> np.uint32(16))) * np.uint32(0x85EBCA6B)
     values = (values ^ (values >> np.uint32(13))) * np.uint32(0xC2B2AE35)
     return values ^ (values >> np.uint32(16))

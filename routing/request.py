@@ -1,4 +1,4 @@
-"""What the decision must know of a request, read off OpenAI's parameters."""
+"""Reads from OpenAI's parameters what the decision needs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _FORMATS: dict[str, Feature] = {
 
 @dataclass(frozen=True)
 class Hints:
-    """What a request says of its own routing (`x_nearfar`). `conversation`: an id, the same for all turns
-    of one.
+    """A request's hints for its own routing (`x_nearfar`). `conversation`: an id, the same for all turns of a
+    conversation.
     """
 
     mode: Mode | None = None
@@ -29,7 +29,9 @@ class Hints:
 
     @classmethod
     def parse(cls, data: Any) -> Hints:
-        """Check them. RequestError names what is wrong: a misspelt `private` must not pass."""
+        """Check and parse `x_nearfar`. Raises RequestError that names the mistake: a misspelt `private` must
+        not pass.
+        """
         if not isinstance(data or {}, Mapping):
             raise RequestError(
                 f"x_nearfar must be an object with {', '.join(_HINTS)}, not a {type(data).__name__}",
@@ -58,7 +60,7 @@ _HINTS = tuple(_CHECKS)
 
 @dataclass(frozen=True)
 class Asked:
-    """A request as the sides may see it, and what it says of its own routing."""
+    """A request without its hints, as the sides may see it, and the hints."""
 
     messages: tuple[dict[str, Any], ...]
     params: dict[str, Any]
@@ -66,11 +68,11 @@ class Asked:
 
 
 def hints_of(messages: Any, params: Mapping[str, Any]) -> Asked:
-    """The one reading of a request's own words: `x_nearfar` at the top, in `extra_body` and (private) of a
+    """Read a request's routing hints: `x_nearfar` at the top, in `extra_body`, and (private only) in a
     message.
 
-    The fields of `extra_body` become fields of the request. RequestError for any other place that looks like
-    them.
+    The fields of `extra_body` become fields of the request. Raises RequestError for similar names in other
+    places.
     """
     extra = params.get("extra_body") or {}
     if not isinstance(extra, Mapping):
@@ -110,7 +112,9 @@ def _no_strangers(given: Mapping[str, Any], where: str) -> None:
 
 
 def _together(said: list[Hints]) -> Hints:
-    """All of them; private if one says so."""
+    """Merge the hints; the request is private if any of them says so. Raises RequestError where they
+    contradict each other.
+    """
     found: dict[str, Any] = {"private": any(hints.private for hints in said)}
     for name in ("mode", "conversation", "expected_tokens"):
         values = {getattr(hints, name) for hints in said} - {None}
@@ -121,7 +125,7 @@ def _together(said: list[Hints]) -> Hints:
 
 
 def limit_of(params: Mapping[str, Any], default: int) -> int:
-    """Tokens that the answer may have."""
+    """Return the most tokens that the answer may have."""
     for name in ("max_completion_tokens", "max_tokens"):
         value = params.get(name)
         if value is not None:
@@ -132,7 +136,7 @@ def limit_of(params: Mapping[str, Any], default: int) -> int:
 
 
 def features_of(messages: tuple[Mapping[str, Any], ...], params: Mapping[str, Any]) -> tuple[Feature, ...]:
-    """What a side must be able to do."""
+    """Return the features that a side needs for the request."""
     found: list[Feature] = []
     if params.get("tools") and params.get("tool_choice") != "none":
         found.append("tools")
@@ -155,7 +159,7 @@ def features_of(messages: tuple[Mapping[str, Any], ...], params: Mapping[str, An
 
 
 def call_of(messages: tuple[Mapping[str, Any], ...], params: Mapping[str, Any], default_limit: int) -> Call:
-    """The call that either side gets. RequestError for what the client does not do."""
+    """Make the call for either side. Raises RequestError for parameters that the client does not support."""
     if params.get("n") not in (None, 1):
         raise RequestError("n: the hybrid client gives one answer a request; ask several times", "n")
     if params.get("continue_final_message"):
@@ -168,6 +172,6 @@ def call_of(messages: tuple[Mapping[str, Any], ...], params: Mapping[str, Any], 
 
 
 def is_plain(params: Mapping[str, Any]) -> bool:
-    """Whether the text so far says all that another side must know to go on with an answer."""
+    """Whether the text of an answer is all that another side must know to continue it."""
     kind = (params.get("response_format") or {}).get("type", "text")
     return not params.get("tools") and kind == "text"

@@ -1,4 +1,4 @@
-"""What all requests of a client share: both sides, their breakers and speeds, budgets, the threshold,
+"""State that all requests of a client share: both sides, their breakers and speeds, budgets, the threshold,
 conversations.
 """
 
@@ -49,12 +49,12 @@ from nearfar.routing.types import (
 Device = EngineDevice | EndpointSide
 Scorer = Callable[[str], float]
 REMEMBERED = 1000
-"""Conversations whose place is remembered."""
+"""Most conversations whose last side is remembered."""
 
 
 @dataclass(frozen=True)
 class States:
-    """Both sides at the moment of a decision, and the policy with what has been spent and learnt."""
+    """Both sides at the moment of a decision, and the policy with its present costs and threshold."""
 
     device: DeviceState
     cloud: CloudState
@@ -63,8 +63,8 @@ class States:
 
 @dataclass(frozen=True)
 class Plan:
-    """A request that has been decided. `would`: what would have been decided, in shadow mode. `private_by`:
-    what made it private when it was decided; `marks`: what it may become private by.
+    """A request with its decision. `would`: the decision without shadow mode. `private_by`: why it was
+    private when it was decided; `marks`: the marks by which it may become private later.
     """
 
     id: str
@@ -81,7 +81,7 @@ class Plan:
 
 @dataclass(eq=False)
 class Ticket:
-    """A call to one side on its way: what its breaker and the ledger must hear of its end."""
+    """A call to one side under way, with what its breaker and the ledger need at its end."""
 
     side: Side
     given: Pass
@@ -91,7 +91,7 @@ class Ticket:
 
 @dataclass
 class _Memory:
-    """Where a conversation was last, and how much of it the cloud has seen and when."""
+    """A conversation's last side, and how many of its tokens the cloud has seen and when."""
 
     last_route: Side | None = None
     cloud_tokens: int = 0
@@ -99,7 +99,7 @@ class _Memory:
 
 
 class Router:
-    """Decides, admits and accounts. Everything is on one event loop."""
+    """Decides, admits and accounts, all on one event loop."""
 
     def __init__(
         self, device: Device | None, cloud: EndpointSide | None, policy: Policy, score: Scorer | None,
@@ -133,13 +133,15 @@ class Router:
                 side.speeds.prefill_tps = given or side.speeds.prefill_tps
 
     def side(self, name: Side) -> Device:
-        """One side; it is there when it has been decided for."""
+        """Return one side, which must exist."""
         found = self.device if name == "device" else self.cloud
         assert found is not None
         return found
 
     async def plan(self, asked: Asked) -> Plan:
-        """Decide for a request and admit it. An error that names the reasons where nothing can take it."""
+        """Decide for a request and admit it. Raises an error with all reasons where neither side can take
+        it.
+        """
         messages, params, hints = asked.messages, asked.params, asked.hints
         marks = await asyncio.to_thread(self._private.marks, messages, params)
         private_by = self._private_by(marks, hints)
@@ -172,11 +174,13 @@ class Router:
         return replace(plan, ticket=self._ticket(plan, decision.route, decision.cost))
 
     def private_by(self, plan: Plan) -> PrivateBy | None:
-        """What makes a request private by now: others may have come since it was decided."""
+        """The reason why a request is private now; later requests may have made it private since its
+        decision.
+        """
         return plan.private_by or self._private_by(plan.marks, plan.hints)
 
     async def admit(self, plan: Plan, side: Side) -> Ticket | None:
-        """Let a side take over, if it may now: everything is looked at again."""
+        """Let a side take over if it may now; everything is checked again. Returns None where it may not."""
         request = plan.request
         if plan.hints.conversation is not None:
             spent = self._ledger.spent_conversation(plan.hints.conversation)
@@ -188,7 +192,7 @@ class Router:
     def leave(
         self, ticket: Ticket, plan: Plan, outcome: Outcome, used: Usage | None, error: SideError | None = None
     ) -> float:
-        """A call ended. `used`: what it is charged for; None: nothing. Gives what it cost."""
+        """Account for a call that ended, and return its cost. `used`: the charged tokens; None: no charge."""
         if ticket.ended:
             return 0.0
         ticket.ended = True
@@ -208,11 +212,11 @@ class Router:
         return cost
 
     def price(self, plan: Plan, used: Usage) -> float:
-        """What the cloud charges for these tokens."""
+        """Return the cloud's price of these tokens."""
         return cost_of(used.prompt_tokens, used.completion_tokens, plan.states.cloud, self.policy)
 
     def remember(self, plan: Plan, route: Side, tokens: int, answer: str) -> None:
-        """An answer is there: the conversation's place, and what is kept from start to start."""
+        """Record an answer: the conversation's last side, and the state to keep."""
         if answer and self.private_by(plan) is not None:
             said = self._private.marks([{"role": "assistant", "content": answer}])
             self._private.remember(said, None)
@@ -227,7 +231,7 @@ class Router:
         self._state.changed()
 
     def _kept(self) -> dict[str, Any]:
-        """Costs, threshold and speeds, as they are now."""
+        """The state to keep: costs, threshold and speeds."""
         sides = {"device": self.device, "cloud": self.cloud}
         return {
             "ledger": self._ledger.as_json(),
@@ -236,8 +240,8 @@ class Router:
         }
 
     def record(self, plan: Plan, outcome: Mapping[str, Any], answer: str | None = None) -> None:
-        """Write a decision record. Texts only where the policy allows them, and never of a private
-        request.
+        """Write a decision record. It has texts only where the policy allows them, and never those of a
+        private request.
         """
         states, private_by = plan.states, self.private_by(plan)
         line: dict[str, Any] = {
@@ -260,15 +264,15 @@ class Router:
         self.records.add(line)
 
     async def close(self) -> None:
-        """Close both sides."""
+        """Save the state and close both sides."""
         await self._state.settled()
         for side in (self.device, self.cloud):
             if side is not None:
                 await side.close()
 
     def _private_by(self, marks: Marks, hints: Hints) -> PrivateBy | None:
-        """What makes a request private now. Its texts are private from then on; of one that quotes a private
-        text, its conversation.
+        """The reason why a request is private now. Remembers its texts as private, or its conversation if it
+        only quotes a private text.
         """
         found: PrivateBy | None = (
             "request" if hints.private else self._private.known(marks, hints.conversation)
@@ -280,13 +284,15 @@ class Router:
         return found
 
     def _ticket(self, plan: Plan, side: Side, cost: float) -> Ticket:
-        """Called without a pause after the decision, so that what it saw still holds."""
+        """Make the ticket of a call. Called without an await after the decision, so that the decision still
+        holds.
+        """
         given = self._breakers[side].begin(self._clock())
         reservation = self._ledger.reserve(plan.hints.conversation, cost) if side == "cloud" else None
         return Ticket(side, given or "request", reservation)
 
     def _preferring(self, side: Side, request: Request, states: States) -> Decision:
-        """The decision if that side is wanted, as far as the request's mode leaves a choice."""
+        """Decide as if that side were preferred, as far as the request's mode leaves a choice."""
         mode: Mode = request.mode or states.policy.mode
         if mode not in ("device_only", "cloud_only"):
             mode = "prefer_device" if side == "device" else "prefer_cloud"
@@ -295,7 +301,7 @@ class Router:
     async def _seen(
         self, request: Request, marks: Marks, hints: Hints, private_by: PrivateBy | None
     ) -> tuple[Request, States, PrivateBy | None]:
-        """A request and both sides as they are when this returns: asking the device takes time, in which
+        """Return a request and both sides in their present state. Querying the device takes time, in which
         another request can make this one private.
         """
         states = await self._states(request := _made_private(request, private_by))
@@ -349,7 +355,7 @@ class Router:
 
     async def _measure(self, call: Call, mode: Mode) -> Size:
         if isinstance(self.device, EngineDevice) and (self.device.opened or mode != "cloud_only"):
-            # What the engine cannot read (images, tools) is the cloud's, and guessed.
+            # What the engine cannot read (images, tools) goes to the cloud, and its size is estimated.
             with suppress(RequestError):
                 if (size := await self.device.measure(call.messages, call.params)) is not None:
                     return size
@@ -408,7 +414,7 @@ _WORDS = {
     "breaker_open": "it failed, and is asked again in {value} s",
     "retry_after": "it asked to be left alone for {value} s",
 }
-"""What a reason says, for people; the values of others say it themselves (docs/routing.md, "Reasons")."""
+"""Messages for reasons. For other reasons the code and the value are shown (docs/routing.md, "Reasons")."""
 
 
 def _words_of(reason: Reason) -> str:
@@ -421,7 +427,7 @@ def _words_of(reason: Reason) -> str:
 
 
 def _refusal(decision: Decision) -> NearfarError:
-    """The error of a request that nothing can take."""
+    """Make the error of a request that neither side can take."""
     shown = "; ".join(f"{reason.side or 'request'}: {_words_of(reason)}" for reason in decision.reasons)
     message = (
         f"neither the device nor the cloud can answer this ({shown}): change the mode or the policy, or "
@@ -442,5 +448,5 @@ def _refusal(decision: Decision) -> NearfarError:
 
 
 def _today() -> str:
-    """The day that budgets count by (UTC)."""
+    """The day of the budgets (UTC)."""
     return datetime.now(UTC).date().isoformat()

@@ -1,4 +1,4 @@
-"""One request on its way: drives the hand-over table through the sides, and shows what it says."""
+"""Runs one request: drives the hand-over table with the events of the sides, and shows the pieces."""
 
 from __future__ import annotations
 
@@ -23,16 +23,14 @@ from nearfar.routing.sides import Call, SideError
 from nearfar.routing.types import Reason, Side
 
 TOP_LOGPROBS = 5
-"""Alternatives asked for where entropy is watched."""
+"""Number of alternatives that are requested where entropy is watched."""
 
 Happened = tuple[Event, Piece | None]
 
 
 @dataclass(eq=False)
 class _Leg:
-    """One side's part of the answer, as it is accounted for. `task`: its next event, where it is awaited
-    beside others.
-    """
+    """One side's part of the answer, for accounting. `task`: its next event, when both sides are awaited."""
 
     ticket: Ticket
     source: AsyncGenerator[Piece, None]
@@ -44,8 +42,8 @@ class _Leg:
 
 
 class Run:
-    """The answer of one plan. What `pieces` has given out is shown: it is never taken back and never given
-    again.
+    """The answer of one plan. A piece that `pieces` has yielded is shown: it is never taken back and never
+    yielded again.
     """
 
     def __init__(self, router: Router, plan: Plan, *, streamed: bool) -> None:
@@ -70,15 +68,15 @@ class Run:
 
     @property
     def usage(self) -> Usage:
-        """Tokens of the whole answer, wherever its parts came from."""
+        """Tokens of the whole answer, from all its parts."""
         if self._usage is not None and self._parts == 1:
             return self._usage
         prompt = self.plan.request.prompt_tokens
         return Usage(prompt, self._count, prompt + self._count)
 
     def provenance(self, *, whole: bool) -> Provenance:
-        """Where the answer comes from, as far as it is known. `whole`: it is complete, and so are its
-        costs.
+        """The sides and reasons of the answer, as far as they are known. `whole`: the answer is complete, and
+        so are its costs.
         """
         state, plan = self._state, self.plan
         worth = self._router.price(plan, self.usage) if state.path else 0.0
@@ -94,7 +92,7 @@ class Run:
         )
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """The answer piece by piece, the one with its finish last. Closing this stops the work on both
+        """Yield the answer piece by piece, the one with its finish last. Closing this stops the work on both
         sides.
         """
         error: BaseException | None = None
@@ -120,10 +118,10 @@ class Run:
                 await self._settle(leg, "left")
             self._end(error)
 
-    # What the table says is done.
+    # Performing the table's actions.
 
     def _showing(self, action: Action, piece: Piece | None) -> list[Piece]:
-        """What an action shows."""
+        """The pieces that an action shows."""
         if action.do == "finish":
             return [Piece(finish="length")]  # the only end that the table itself gives
         if action.do not in ("show", "show_held"):
@@ -132,7 +130,7 @@ class Run:
         return [*held, piece] if action.do == "show" and piece is not None else held
 
     async def _done(self, action: Action, piece: Piece | None) -> Event | None:
-        """Do what is no showing. Asking the router gives an event."""
+        """Run every action except showing. Asking the router returns an event."""
         match action.do:
             case "hold" if piece is not None:
                 self._held.append(piece)
@@ -166,7 +164,7 @@ class Run:
         self._legs[ticket.side] = _Leg(ticket, source, monitor, self._count)
 
     async def _from_cloud(self, call: Call) -> AsyncGenerator[Piece, None]:
-        """The cloud's answer, if the request has not become private while the cloud named its model."""
+        """Yield the cloud's answer, unless the request became private while the cloud named its model."""
         cloud = self._router.side("cloud")
         assert isinstance(cloud, EndpointSide)
         await cloud.name_model()
@@ -177,9 +175,7 @@ class Run:
                 yield piece
 
     async def _settle(self, leg: _Leg, outcome: Outcome) -> None:
-        """Account for a part once, and end it. It is charged for if it gave something, or may have begun
-        to.
-        """
+        """Account for a part once, and end it. It is charged if it gave something, or may have begun to."""
         self._legs.pop(leg.ticket.side, None)
         prompt, count = self.plan.request.prompt_tokens + leg.before, leg.count
         used = leg.usage or (Usage(prompt, count, prompt + count) if count or outcome == "left" else None)
@@ -191,7 +187,7 @@ class Run:
         await leg.source.aclose()
 
     async def _waited(self) -> bool:
-        """Wait for a retry, if the policy and the budget have one left."""
+        """Wait for a retry. Returns False where the policy or the budget has none left."""
         retry_after = self._error.retry_after if isinstance(self._error, SideError) else None
         wait = backoff(self._state.cloud_failures - 1, self._router.random(), retry_after, self._policy.retry)
         if wait is None or not self._router.retries.withdraw():
@@ -200,7 +196,7 @@ class Run:
         return True
 
     async def _admit(self, side: Side) -> bool:
-        """Let a side take over, if it may and can go on with what is there."""
+        """Let a side take over. Returns whether it may, and can continue the present text."""
         source = self._router.cloud if side == "cloud" else self._router.device
         if self._text and isinstance(source, EndpointSide) and not source.endpoint.continues:
             return False
@@ -221,11 +217,11 @@ class Run:
             return OverloadError(message, error.retry_after if error.retry_after is not None else 1.0)
         return EngineError(message)
 
-    # What happens.
+    # Reading the events.
 
     async def _next(self) -> Happened:
-        """The next event: of the side that answers, or of the first of both, or that it is silent for too
-        long.
+        """Wait for the next event of the answering side, or of the faster of two, or "silent" after too long
+        without one.
         """
         state, rules = self._state, self._rules
         legs = [self._legs[side] for side in state.running]
@@ -250,7 +246,7 @@ class Run:
         return Event("silent"), None
 
     async def _of(self, leg: _Leg) -> Happened:
-        """What a side does next: a piece with something of the answer, or its end."""
+        """The next event of a side: a piece with a part of the answer, or its end."""
         side = leg.ticket.side
         try:
             while (piece := await anext(leg.source, None)) is not None:
@@ -280,8 +276,8 @@ class Run:
         return Event("ended", side), None
 
     def _low(self, leg: _Leg, piece: Piece) -> Reason | None:
-        """What the monitor says of a piece's tokens. A piece without log-probabilities counts as one
-        token.
+        """The monitor's reason about a piece's tokens, or None. A piece without log-probabilities counts as
+        one token.
         """
         if leg.monitor is None or piece.finish is not None or self._state.escalated:
             return None
@@ -289,16 +285,16 @@ class Run:
         found = [reason for token in tokens if (reason := leg.monitor.push(token)) is not None]
         return found[0] if found else None
 
-    # What is noted on the way.
+    # Recording.
 
     def _note(self, piece: Piece) -> None:
-        """Take note of what is about to be shown."""
+        """Record a piece that is about to be shown."""
         self._first = self._first or time.monotonic()
         self._text += piece.text
         self._count += piece.tokens
 
     def _end(self, error: BaseException | None) -> None:
-        """Give back what is still held, remember the conversation, write the decision record."""
+        """Release remaining tickets, remember the conversation, write the decision record."""
         for ticket in self._tickets:  # admitted, but the caller left before the call began
             self._router.leave(ticket, self.plan, "left", None)
         usage, monitor, path = self.usage, self._monitor, self._state.path
@@ -324,7 +320,7 @@ def _kind(error: BaseException | None) -> str | None:
 
 
 def _watching(call: Call, options: MonitorOptions, features: tuple[str, ...]) -> Call:
-    """The call with the log-probabilities that the monitor needs."""
+    """Add the log-probabilities that the monitor needs to the call."""
     needed = TOP_LOGPROBS if options.entropy is not None else 0 if options.logprob is not None else None
     if needed is None or "logprobs" not in features:
         return call

@@ -1,4 +1,4 @@
-"""What the hybrid client answers: OpenAI's shapes as plain records, with `x_nearfar` beside them."""
+"""The hybrid client's answers: OpenAI's shapes as plain records, with an additional field `x_nearfar`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ class Provenance(Record):
     """Where an answer came from and why.
 
     `route`: the side that gave its end; `path`: all sides that gave a part of it, in order. `degraded`: the
-    device answered, though the cloud was wanted. `spent`, `saved`: what the cloud has cost, and what it would
-    have cost beyond that, in the policy's unit; both are known with the last chunk. `would_route`: of shadow
-    mode.
+    device answered though the cloud was wanted. `spent`, `saved`: the cloud's cost, and what it would have
+    cost beyond that, in the policy's unit; both come with the last chunk. `would_route`: the route without
+    shadow mode.
     """
 
     route: Side | None
@@ -60,6 +60,6 @@ class ChatCompletionChunk(Record):
 
 @dataclass(frozen=True)
 class Piece(pieces.Piece):
-    """What a side adds to an answer, before it has a shape. One with `usage` may come after the last one."""
+    """A side's addition to an answer, before it has a shape. One with `usage` may come after the last one."""
 
     usage: Usage | None = None

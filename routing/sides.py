@@ -1,4 +1,4 @@
-"""What the client knows of a side: how to ask it, how it fails, and how fast it was."""
+"""Interface of a side: how it is called, how it fails, and how fast it was."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from nearfar.routing.speed import Speeds
 from nearfar.routing.types import Feature
 
 CHARS_PER_TOKEN = 4
-"""For prompts whose tokenizer is not here."""
+"""Characters per token, for estimates where the prompt's tokenizer is not here."""
 
 
 class SideError(NearfarError):
-    """A side failed: the other may do better. `code` is short, for reasons: a status, timeout, connection,
+    """A side failed; the other may do better. `code` is short, for reasons: a status, timeout, connection,
     lost, cut.
 
-    `retry_after`: seconds that it asked for. `busy`: it works, but takes nothing now.
+    `retry_after`: seconds that the side requested. `busy`: it works, but takes no more requests now.
     """
 
     def __init__(
@@ -31,9 +31,7 @@ class SideError(NearfarError):
 
 @dataclass(frozen=True)
 class Call:
-    """What a side is asked for: OpenAI's parameters, and the beginning of the answer if there is one
-    already.
-    """
+    """A call to a side: OpenAI's parameters, and the beginning of the answer if there is one already."""
 
     messages: tuple[Mapping[str, Any], ...]
     params: Mapping[str, Any]
@@ -42,19 +40,19 @@ class Call:
     top_logprobs: int | None = None
 
     def after(self, text: str, tokens: int) -> Call:
-        """The call that goes on after `text`, the `tokens` tokens of the answer so far."""
+        """Return the call that continues after `text`, the `tokens` tokens of the answer so far."""
         return replace(self, prefix=text, max_tokens=max(self.max_tokens - tokens, 1))
 
     @property
     def given(self) -> list[dict[str, Any]]:
-        """The messages, the beginning of the answer included."""
+        """The messages, with the beginning of the answer if there is one."""
         begun = [{"role": "assistant", "content": self.prefix}] if self.prefix else []
         return [*map(dict, self.messages), *begun]
 
     @property
     def body(self) -> dict[str, Any]:
-        """Parameters of the call besides messages: greedy or not, limits, and whether the last message
-        goes on.
+        """The call's parameters other than messages: sampling, limits, and whether the last message
+        continues.
         """
         made = {name: value for name, value in self.params.items() if value is not None and name not in _OURS}
         made["max_tokens"] = self.max_tokens
@@ -75,12 +73,12 @@ _OURS = (
     "model",
     "stream",
 )
-"""Set by the client itself for each call."""
+"""Parameters that the client itself sets for each call."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """Tokens of a prompt, and how many of them the side has in its cache."""
+    """The tokens of a prompt, and how many of them the side has in its cache."""
 
     prompt: int
     cached: int = 0
@@ -93,17 +91,17 @@ class AnswerSource(Protocol):
     features: tuple[Feature, ...]
 
     def stream(self, call: Call) -> AsyncGenerator[Piece, None]:
-        """The answer piece by piece; closing it stops the work. SideError if the side fails, RequestError
-        if it refuses.
+        """Yield the answer piece by piece; closing it stops the work. Raises SideError if the side fails,
+        RequestError if it rejects the request.
         """
         ...
 
     async def close(self) -> None:
-        """Free what it holds."""
+        """Free the side's resources."""
         ...
 
 
 def estimate(messages: tuple[Mapping[str, Any], ...], params: Mapping[str, Any]) -> int:
-    """Tokens of a prompt, guessed from its characters."""
+    """Estimate a prompt's tokens from its characters."""
     text = sum(len(str(message.get("content") or "")) for message in messages)
     return max((text + len(str(params.get("tools") or ""))) // CHARS_PER_TOKEN + 4 * len(messages), 1)

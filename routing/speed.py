@@ -1,4 +1,4 @@
-"""How fast each side was lately: exponentially weighted means of what was measured."""
+"""Recent speed of each side: exponentially weighted means of measurements."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 WEIGHT = 0.3
 """Weight of a new measurement."""
 MIN_PREFILL = 16
-"""A shorter prefill measures launches, not the device."""
+"""Least tokens of a measured prefill: a shorter one measures launches, not the device."""
 MIN_DECODE = 4
 
 
 @dataclass
 class Speeds:
-    """Tokens a second, and seconds to the first token of a prompt that costs nothing. None: not measured
+    """Tokens per second, and seconds to the first token without prefill (`round_trip`). None: not measured
     yet.
     """
 
@@ -24,7 +24,7 @@ class Speeds:
     round_trip: float | None = None
 
     def prefill(self, tokens: int, seconds: float) -> None:
-        """A prompt of so many uncached tokens took so long."""
+        """Note that a prompt of `tokens` uncached tokens took `seconds`."""
         if tokens >= MIN_PREFILL and seconds > 0:
             self.prefill_tps = _mean(self.prefill_tps, tokens / seconds)
 
@@ -34,19 +34,19 @@ class Speeds:
             self.decode_tps = _mean(self.decode_tps, tokens / seconds)
 
     def first_token(self, seconds: float, uncached_tokens: int) -> None:
-        """Note that the first token came after `seconds`. The known time of prefill is no part of the round
-        trip.
+        """Note that the first token came after `seconds`. The known time of prefill is subtracted from the
+        round trip.
         """
         prefill = uncached_tokens / self.prefill_tps if self.prefill_tps else 0.0
         self.round_trip = _mean(self.round_trip, max(seconds - prefill, 0.0))
 
     def as_json(self) -> dict[str, Any]:
-        """What to keep from start to start."""
+        """Return the state to keep between starts."""
         return asdict(self)
 
     @classmethod
     def restored(cls, data: Mapping[str, Any]) -> Speeds:
-        """From what was kept."""
+        """Restore from a kept state."""
         return cls(**{name: data.get(name) for name in ("prefill_tps", "decode_tps", "round_trip")})
 
 

@@ -1,4 +1,4 @@
-"""What a hybrid client keeps from start to start, and its decision records."""
+"""The state that a hybrid client keeps between starts, and its decision records."""
 
 from __future__ import annotations
 
@@ -17,27 +17,31 @@ from nearfar.folders import write_whole
 log = logging.getLogger(__name__)
 
 VERSION = 2
-"""1 had the ids of private conversations in it, which are in a file of their own now: a nearfar that does not
-know that file must not take the state for whole.
+"""Version of the state. Version 1 contained the ids of private conversations, which are in a separate file
+now: a nearfar that does not know that file must not accept the state.
 """
 
 
 def private(path: Path) -> TextIO:
-    """Open a file to append to it. A new one is its owner's alone: it tells who asked what, when."""
+    """Open a file to append to it. A new one is readable by its owner only: it shows who requested what, and
+    when.
+    """
     return open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8")
 
 
 class StateFile:
     """A small JSON file: costs, the calibrated threshold, measured speeds. One process at a time owns it.
 
-    A file that cannot be read is an error, for budgets hang on it; one that cannot be written is logged.
+    A file that cannot be read is an error, since budgets depend on it; one that cannot be written is logged.
     """
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
 
     def load(self) -> dict[str, Any]:
-        """The content; empty where there is no file yet."""
+        """Return the content; empty where there is no file yet. Raises RequestError for an unreadable
+        file.
+        """
         if self.path is None or not self.path.exists():
             return {}
         try:
@@ -51,7 +55,7 @@ class StateFile:
         return dict(data)
 
     def save(self, content: Mapping[str, Any]) -> None:
-        """Write the file anew."""
+        """Replace the file's content."""
         if self.path is None:
             return
         try:
@@ -62,8 +66,8 @@ class StateFile:
 
 
 class StateWriter:
-    """Writes the state beside the event loop: each change at once, and those that come while one is written
-    together after it. With a thousand conversations a write took 0.76 s, in which no answer went on.
+    """Writes the state in the background: a change at once, and changes during a write together after it.
+    With a thousand conversations a write took 0.76 s, during which no answer could continue.
     """
 
     def __init__(self, file: StateFile, content: Callable[[], Mapping[str, Any]]) -> None:
@@ -73,7 +77,7 @@ class StateWriter:
         self._task: asyncio.Task[None] | None = None
 
     def changed(self) -> None:
-        """There is something new to keep."""
+        """Schedule a write of the changed state."""
         self._changes += 1
         if self._file.path is None or (self._task is not None and not self._task.done()):
             return
@@ -86,7 +90,7 @@ class StateWriter:
             self._task.add_done_callback(self._ended)
 
     async def settled(self) -> None:
-        """All that there is now is on the disk, as far as it can be written."""
+        """Write the present state, and wait until it is on the disk, as far as it can be written."""
         self.changed()
         wanted = self._changes
         while self._task is not None and self._written < wanted:
@@ -103,7 +107,7 @@ class StateWriter:
             self._save(self._changes, self._content())
 
     def _save(self, changes: int, content: Mapping[str, Any]) -> None:
-        """Write the content after so many changes; never over a later one."""
+        """Write the content after `changes` changes, but never over later content."""
         with self._one:
             if changes > self._written:
                 self._file.save(content)
@@ -111,15 +115,15 @@ class StateWriter:
 
 
 class Records:
-    """Decision records, one JSON object a line. A line that cannot be written is logged, and costs no
-    answer.
+    """Decision records, one JSON object per line. A line that cannot be written is logged, and no answer
+    fails for it.
     """
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Append one."""
+        """Append a record."""
         if self.path is None:
             return
         try:

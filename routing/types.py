@@ -1,6 +1,4 @@
-"""What the decision is made from, and what it is. The names are those of the shared JSON vectors and of
-TypeScript.
-"""
+"""Inputs and output of the decision. The names are those of the shared JSON vectors and of TypeScript."""
 
 from __future__ import annotations
 
@@ -14,7 +12,9 @@ Side = Literal["device", "cloud"]
 Mode = Literal["device_only", "prefer_device", "auto", "prefer_cloud", "cloud_only"]
 Unit = Literal["tokens", "money"]
 PrivateBy = Literal["request", "earlier", "quote"]
-"""What makes a request private: it says so, it carries a text of an earlier one that did, or quotes one."""
+"""Why a request is private: it says so ("request"), it carries an earlier private text ("earlier"), or it
+quotes one.
+"""
 Feature = Literal["tools", "json_schema", "json_object", "grammar", "images", "logprobs", "reasoning"]
 
 MODES: tuple[Mode, ...] = ("device_only", "prefer_device", "auto", "prefer_cloud", "cloud_only")
@@ -31,9 +31,7 @@ FEATURES: tuple[Feature, ...] = (
 
 @dataclass(frozen=True)
 class Conversation:
-    """Where a conversation was answered last, what each side has of it in its cache (tokens), and what it
-    has cost.
-    """
+    """A conversation's last side, its tokens in each side's cache, and its cost so far."""
 
     last_route: Side | None = None
     cached_device: int = 0
@@ -45,8 +43,8 @@ class Conversation:
 class Request:
     """A request as the decision sees it: counts, no text.
 
-    `max_tokens` bounds the answer, `expected_tokens` is its likely length. `difficulty` is 0..1, None where
-    nobody scored it. `quotes_private`: it is private because it quotes a private text.
+    `max_tokens` bounds the answer, `expected_tokens` is its likely length. `difficulty` is in [0, 1], None
+    where it was not scored. `quotes_private`: the request is private because it quotes a private text.
     """
 
     prompt_tokens: int
@@ -61,17 +59,18 @@ class Request:
 
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> Request:
-        """From its JSON form."""
+        """Parse the JSON form."""
         conversation = Conversation(**data.get("conversation") or {})
         return cls(**{**data, "features": tuple(data.get("features", ())), "conversation": conversation})
 
 
 @dataclass(frozen=True)
 class DeviceState:
-    """The device now. `context`, `free_kv_tokens`: tokens; speeds: tokens a second; `battery`: 0..1.
+    """The device's present state. `context`, `free_kv_tokens`: tokens; speeds: tokens per second; `battery`:
+    charge in [0, 1].
 
-    `here`: it computes on this machine, as far as it proves, else `why` says what is missing; a server that
-    hands requests on does not.
+    `here`: the device is proven to compute on this machine, else `why` names what is missing; a server that
+    forwards requests does not compute.
     """
 
     available: bool = True
@@ -89,15 +88,16 @@ class DeviceState:
 
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> DeviceState:
-        """From its JSON form."""
+        """Parse the JSON form."""
         return cls(**{**data, "features": tuple(data.get("features", ()))})
 
 
 @dataclass(frozen=True)
 class CloudState:
-    """The cloud now. `retry_after`, `round_trip`, `queue_seconds`: seconds; prices: per million tokens.
+    """The cloud's present state. `retry_after`, `round_trip`, `queue_seconds`: seconds; prices: per million
+    tokens.
 
-    `round_trip` is the time to the first token of a prompt that costs nothing.
+    `round_trip` is the time to the first token without prefill.
     """
 
     available: bool = True
@@ -116,14 +116,14 @@ class CloudState:
 
     @classmethod
     def parse(cls, data: Mapping[str, Any]) -> CloudState:
-        """From its JSON form."""
+        """Parse the JSON form."""
         return cls(**{**data, "features": tuple(data.get("features", ()))})
 
 
 @dataclass(frozen=True)
 class Reason:
-    """One reason: docs/routing.md lists the codes. `value` is what was found, `limit` what it was held
-    against.
+    """One reason: docs/routing.md lists the codes. `value` is the measured value, `limit` the limit it was
+    compared with.
     """
 
     code: str
@@ -134,7 +134,7 @@ class Reason:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds to the first token and to the last; None where a speed is not known yet."""
+    """Predicted seconds to the first token and to the last; None where a speed is unknown."""
 
     ttft: float
     total: float | None = None
@@ -142,7 +142,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What is predicted for each side."""
+    """Predictions for each side; None where unknown."""
 
     device: Prediction | None = None
     cloud: Prediction | None = None
@@ -152,8 +152,8 @@ class Predictions:
 class Decision:
     """Where a request goes, and where it goes if that fails. `route` None: nowhere, and `reasons` say why.
 
-    `degraded`: the device answers, though the cloud was wanted. `cost`: the most that the cloud may charge
-    for the request, in the policy's unit.
+    `degraded`: the device answers though the cloud was wanted. `cost`: the most that the cloud may charge for
+    the request, in the policy's unit.
     """
 
     route: Side | None
@@ -164,5 +164,5 @@ class Decision:
     cost: float = 0
 
     def as_json(self) -> dict[str, Any]:
-        """As in the vectors."""
+        """Return the JSON form, as in the vectors."""
         return {**asdict(self), "reasons": [asdict(reason) for reason in self.reasons]}

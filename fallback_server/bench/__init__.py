@@ -1,1 +1,1 @@
-"""`nearfar bench serve`: load on a server with OpenAI's interface, and figures of how it bore it."""
+"""`nearfar bench serve`: puts load on a server with OpenAI's interface and measures how it answers."""

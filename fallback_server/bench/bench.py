@@ -1,4 +1,4 @@
-"""The bench: look at the server, make the requests, put load on it level by level, and report."""
+"""The bench: inspect the server, make the requests, apply the load level by level, and report."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ OPEN_REQUESTS = 256
 
 @dataclass(frozen=True)
 class Plan:
-    """A level to come. `load`: concurrency of a closed loop, mean requests a second of an open one (0: one
-    request).
+    """A level to run. `load` is the concurrency of a closed loop, or the mean requests per second of an open
+    loop (0 for a single request).
     """
 
     name: str
@@ -32,7 +32,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Report:
-    """All that was found."""
+    """The results of a run."""
 
     options: BenchOptions
     server: Server
@@ -40,7 +40,7 @@ class Report:
     interrupted: bool
 
     def record(self) -> dict[str, Any]:
-        """For JSON; without the API key."""
+        """The report as JSON values, without the API key."""
         options = asdict(replace(self.options, key=None))
         options["work"]["trace"] = self.options.work.trace.name if self.options.work.trace else None
         server = {
@@ -58,28 +58,28 @@ class Report:
 
 
 class Watcher:
-    """Is told how the bench goes; this one does not care."""
+    """Callbacks for the bench's progress; this base class ignores them."""
 
     def looked(self, server: Server) -> None:
-        """The server has been looked at."""
+        """Called when the server has been inspected."""
 
     def began(self, plan: Plan) -> None:
-        """A level begins."""
+        """Called when a level begins."""
 
     def done(self, outcome: Outcome) -> None:
-        """A request has ended."""
+        """Called when a request has ended."""
 
     def ended(self, figures: Level) -> None:
-        """A level has ended."""
+        """Called when a level has ended."""
 
 
 def run(url: str, options: BenchOptions, watcher: Watcher | None = None) -> Report:
-    """Run the bench. Ctrl-C ends it, and the report has what there is."""
+    """Run the bench. Ctrl-C ends it, and the report holds the results so far."""
     return asyncio.run(measure(url, options, watcher or Watcher()))
 
 
 async def measure(url: str, options: BenchOptions, watcher: Watcher) -> Report:
-    """See `run`."""
+    """Run the bench on the current event loop. See `run`."""
     client = Client(url, options)
     found: list[Level] = []
     try:
@@ -100,7 +100,7 @@ async def measure(url: str, options: BenchOptions, watcher: Watcher) -> Report:
 async def _level(
     client: Client, plan: Plan, options: BenchOptions, server: Server, done: Callable[[Outcome], None]
 ) -> load.Run:
-    # Each level's own prompts: none finds another level's in the server's prefix cache.
+    # Each level has its own prompts, so that none finds another level's in the server's prefix cache.
     work = options.work
     asks = [
         Ask(
@@ -116,7 +116,7 @@ async def _level(
 
 
 def plans(options: BenchOptions, server: Server) -> Iterator[Plan]:
-    """The levels, in order."""
+    """Yield the levels in the order in which they run."""
     work = options.work
     trace = traces.read_trace(work.trace) if work.trace is not None else None
 

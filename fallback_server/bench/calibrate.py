@@ -1,5 +1,5 @@
-"""Before the load: which model, how long its context is, what the server takes, and what words cost in its
-tokens.
+"""Inspects the server before the load: its model, its context length, the fields that it accepts, and how
+many of its tokens each word costs.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from nearfar.remote.errors import RefusedError, RemoteError
 REPEATS = 4
 AT_ONCE = 4
 BUSY_WAITS = (0.1, 0.3, 1.0, 3.0, 10.0)
-"""Seconds to wait when a server that others use, or that takes little at once, answers 429."""
+"""Seconds to wait between attempts when the server answers 429: others may use it, or it takes few requests
+at once.
+"""
 
 
 @dataclass(frozen=True)
 class Server:
-    """What is known of the server. `notes`: what the reader of the figures should know."""
+    """The facts that are known of the server. `notes`: remarks for whoever reads the figures."""
 
     url: str
     model: str
@@ -33,7 +35,7 @@ class Server:
 
 
 async def look(client: Client, words: Sequence[str] = WORDS) -> Server:
-    """Ask the server; sets the client's model and `ignore_eos`."""
+    """Query the server; sets the client's `model` and `ignore_eos`."""
     notes = []
     listed = await client.models()
     if not client.model and not listed:
@@ -74,7 +76,7 @@ async def _measure(client: Client, words: Sequence[str]) -> Words:
 
 
 async def _takes(client: Client) -> bool:
-    """Whether the server takes the body that the client makes now."""
+    """Whether the server accepts the body that the client makes now."""
     try:
         await _prompt_tokens(client, OPENING)
     except RefusedError:
@@ -83,7 +85,7 @@ async def _takes(client: Client) -> bool:
 
 
 async def _prompt_tokens(client: Client, prompt: str) -> int | None:
-    """Tokens of a prompt as the server counts them; None where it does not tell."""
+    """Tokens of a prompt as the server counts them; None where it reports no usage."""
     waits = list(BUSY_WAITS)
     while True:
         try:

@@ -1,4 +1,4 @@
-"""One request to a server with OpenAI's interface, and when its answer came."""
+"""Sends one request to a server with OpenAI's interface and records when its answer came."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from nearfar.remote.server import CHAT, COMPLETIONS, Listed, Server, Waits, clie
 class Outcome:
     """How a request went. Times are in seconds on one clock; `due` is when it should have been sent.
 
-    `first`: the first piece of the answer. `gaps`: between its pieces. `error`: its kind, None for an answer
-    that ended well. Token counts are the server's (`usage`), or None where it tells none; `pieces` then
-    stands for the answer's.
+    `first` is the time of the answer's first piece, `gaps` are the seconds between its pieces. `error` is the
+    kind of error, None for an answer that ended well. Token counts come from the server's `usage` and are
+    None where it reports none; `pieces` then stands for the answer's tokens.
     """
 
     due: float
@@ -39,7 +39,9 @@ class Outcome:
 
     @property
     def ttft(self) -> float | None:
-        """Time to the first token, from when the request was due: a client that is late hides no waiting."""
+        """Seconds from the time when the request was due to its first token. A late client thus hides no
+        waiting.
+        """
         return None if self.first is None else self.first - self.due
 
     @property
@@ -51,18 +53,18 @@ class Outcome:
 
     @property
     def e2e(self) -> float:
-        """From when the request was due until its end."""
+        """Seconds from the time when the request was due to its end."""
         return self.end - self.due
 
     @property
     def output(self) -> int:
-        """Tokens of the answer, as well as they are known."""
+        """Tokens of the answer; its pieces where the server reports no count."""
         return self.pieces if self.output_tokens is None else self.output_tokens
 
 
 @dataclass(frozen=True)
 class Ask:
-    """What to send."""
+    """A request to send: its prompt, and the wanted lengths in tokens."""
 
     prompt: str
     prompt_tokens: int
@@ -70,7 +72,7 @@ class Ask:
 
 
 class Client:
-    """Sends requests to one server. `ignore_eos` may be turned off when the server is found to refuse it."""
+    """Sends requests to one server. `ignore_eos` may be turned off when the server rejects it."""
 
     def __init__(self, url: str, options: BenchOptions) -> None:
         self._http = client(options.key, options.timeout, direct=False)
@@ -86,11 +88,11 @@ class Client:
         await self._http.aclose()
 
     async def models(self) -> tuple[Listed, ...]:
-        """What the server lists."""
+        """Return the models that the server lists."""
         return await self._server.models(self._options.timeout)
 
     async def whole(self, prompt: str, tokens: int) -> Mapping[str, Any]:
-        """An answer that is not streamed."""
+        """Return an answer that is not streamed."""
         return await self._server.post(self._path, self._body(prompt, tokens))
 
     def _body(self, prompt: str, tokens: int) -> dict[str, Any]:
@@ -106,7 +108,7 @@ class Client:
         return body
 
     async def stream(self, ask: Ask, due: float) -> Outcome:
-        """Send a request and watch its answer come. Never raises but for cancellation."""
+        """Send a request and record when its answer comes. Raises nothing but cancellation."""
         sent, watch = time.perf_counter(), _Watch()
         error, message = None, ""
         try:
@@ -136,11 +138,11 @@ class Client:
 
 
 _KINDS = {"timeout": "timeout", "connection": "connect", "cut": "cut", "shape": "not SSE", "error": "stream"}
-"""What went wrong with a stream, beside a status."""
+"""Names of the errors of a stream that have no HTTP status, by their code."""
 
 
 class _Watch:
-    """What has come of an answer."""
+    """Times and counts of an answer as it comes."""
 
     def __init__(self) -> None:
         self.first: float | None = None
@@ -150,12 +152,12 @@ class _Watch:
         self.usage: Usage | None = None
 
     def take(self, chunk: Chunk, now: float) -> None:
-        """One event of the stream."""
+        """Take in one event of the stream."""
         self.usage = chunk.usage or self.usage
         for part in chunk.parts:
             said = part.text or part.reasoning or part.tool_calls
-            # An answer may end without having said a thing: tokens without a text. Its end is all that can be
-            # seen of it.
+            # An answer may end without any text: some tokens have none. Then its end is all that can be
+            # observed.
             if said or (part.finish is not None and self.first is None):
                 self._piece(now)
 

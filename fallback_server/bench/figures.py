@@ -1,4 +1,4 @@
-"""Figures of a level: percentiles, rates, goodput."""
+"""Computes the figures of a level: percentiles, rates, goodput."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ class Summary:
 
 @dataclass(frozen=True)
 class Level:
-    """Figures of one level. Rates are a second, over the whole level.
+    """Figures of one level. Rates are per second, over the whole level.
 
-    `good` is the part of all requests sent that ended well and within the SLO, `goodput` those a second.
-    `lag`: how late the client sent. `prompt_error`: mean distance of prompts from the wanted length, in
-    tokens (None: not known). `curve`: TTFT by rank, for plots, at most 100 points (part, seconds).
+    `good` is the fraction of all requests sent that ended well and within the SLO, `goodput` the number of
+    these per second. `lag`: how late the client sent, in seconds. `prompt_error`: mean distance of prompts
+    from the wanted length, in tokens (None: unknown). `ttft_curve`, `tpot_curve`: at most 100 points
+    (fraction of requests, seconds) of the distribution, for plots.
     """
 
     name: str
@@ -63,7 +64,9 @@ class Level:
 
 
 def level(name: str, mode: str, load: float, run: Run, slo: Slo) -> Level:
-    """The figures of a level. Latencies are of the requests that ended well; an error counts for no rate."""
+    """Compute the figures of a level. Latencies are of the requests that ended well; failed requests count
+    for no rate.
+    """
     ok = [outcome for outcome in run.outcomes if outcome.error is None]
     failed = [outcome for outcome in run.outcomes if outcome.error is not None]
     seconds = max(run.seconds, 1e-9)
@@ -105,13 +108,15 @@ def level(name: str, mode: str, load: float, run: Run, slo: Slo) -> Level:
 
 
 def within(outcome: Outcome, slo: Slo) -> bool:
-    """Whether a request that ended well kept the SLO. One token has no TPOT to break."""
+    """Whether a request that ended well kept the SLO. An answer of one token has no TPOT and keeps that
+    bound.
+    """
     return outcome.ttft is not None and outcome.ttft <= slo.ttft and (outcome.tpot or 0.0) <= slo.tpot
 
 
 def percentile(ordered: Sequence[float], part: float) -> float:
-    """A percentile of sorted values, between the two nearest ranks (numpy's "linear", type 7 of Hyndman and
-    Fan).
+    """A percentile of sorted values, interpolated between the two nearest ranks (numpy's "linear", type 7 of
+    Hyndman and Fan). `part` is in [0, 1].
     """
     place = (len(ordered) - 1) * part
     below = math.floor(place)
@@ -120,7 +125,7 @@ def percentile(ordered: Sequence[float], part: float) -> float:
 
 
 def summary(values: Sequence[float]) -> Summary:
-    """Mean, percentiles, maximum."""
+    """Return count, mean, percentiles and maximum of the values."""
     if not values:
         return Summary()
     ordered = sorted(values)
@@ -129,7 +134,7 @@ def summary(values: Sequence[float]) -> Summary:
 
 
 def curve(values: Sequence[float], points: int = 100) -> tuple[tuple[float, float], ...]:
-    """Points (part of the values, the value that they do not exceed) of the distribution."""
+    """Return points of the distribution: (fraction of the values, the value that they do not exceed)."""
     if not values:
         return ()
     ordered = sorted(values)

@@ -1,7 +1,7 @@
 """The two kinds of load.
 
-Closed: so many clients, each sends its next request when it has its answer. Open: requests are sent when they
-are due, whatever the server does.
+In a closed loop, a fixed number of clients each send the next request when the answer has come. In an open
+loop, requests are sent when they are due, whatever the server does.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ Done = Callable[[Outcome], None]
 
 @dataclass
 class Run:
-    """What came of a level. `seconds`: from its beginning until the last answer, or until it was stopped."""
+    """The outcomes of a level. `seconds`: from its beginning until the last answer, or until it was
+    stopped.
+    """
 
     outcomes: list[Outcome] = field(default_factory=list)
     seconds: float = 0.0
@@ -28,7 +30,9 @@ class Run:
 
 
 async def closed(client: Client, asks: Sequence[Ask], concurrency: int, limit: float, done: Done) -> Run:
-    """Send `asks` with so many under way at any time; after `limit` seconds no more are begun."""
+    """Send `asks` with `concurrency` of them under way at any time; no request begins after `limit`
+    seconds.
+    """
     start = time.perf_counter()
     run, waiting = Run(), iter(asks)
 
@@ -43,7 +47,7 @@ async def closed(client: Client, asks: Sequence[Ask], concurrency: int, limit: f
 
 
 async def open_(client: Client, asks: Sequence[Ask], at: Sequence[float], limit: float, done: Done) -> Run:
-    """Send each of `asks` at its time; those due after `limit` seconds are left out."""
+    """Send each of `asks` at its time in `at`; requests due after `limit` seconds are left out."""
     start = time.perf_counter()
     run = Run()
 
@@ -64,8 +68,8 @@ async def _one(client: Client, ask: Ask, due: float, run: Run, done: Done) -> No
 
 
 async def _together(run: Run, work: Sequence[Coroutine[Any, Any, None]], start: float) -> Run:
-    """Until all have ended, or until Ctrl-C: asyncio.run cancels its main task then, which keeps what it
-    has.
+    """Wait until all have ended or until Ctrl-C. On Ctrl-C asyncio.run cancels its main task, which keeps the
+    outcomes so far.
     """
     tasks = [asyncio.ensure_future(one) for one in work]
     try:

@@ -14,7 +14,9 @@ Api = Literal["completions", "chat"]
 
 @dataclass(frozen=True)
 class Slo:
-    """What a request must keep to count for goodput. Seconds; `tpot` is the mean time between its tokens."""
+    """Bounds that a request must keep to count for goodput, in seconds. `tpot` is the mean time between
+    tokens.
+    """
 
     ttft: float = 1.0
     tpot: float = 0.1
@@ -22,12 +24,12 @@ class Slo:
 
 @dataclass(frozen=True)
 class Workload:
-    """Which requests are sent. Lengths are in tokens.
+    """The requests to send. Lengths are in tokens.
 
-    With `trace`, lengths (times `scale`), arrivals and shared beginnings are those of the file. Without,
-    lengths are drawn from lognormal distributions with the means `prompt_tokens` and `output_tokens`,
-    arrivals from a Poisson process. `shared_prefix`: tokens that all prompts begin with, on top. None for
-    `max_prompt` or `max_output`: the model's context.
+    With `trace`, the file gives lengths (multiplied by `scale`), arrivals and shared beginnings. Without,
+    lengths are drawn from lognormal distributions with the means `prompt_tokens` and `output_tokens` and the
+    sigma `spread`, arrivals from a Poisson process. `shared_prefix`: tokens that all prompts begin with, in
+    addition. None for `max_prompt` or `max_output` means the model's context.
     """
 
     trace: Path | None = None
@@ -53,11 +55,12 @@ class Workload:
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """A run. `requests` of a level; None: four times its concurrency, at least 32. Times are in seconds.
+    """Settings of a run. `requests`: requests per level; None means four times its concurrency, at least 32.
+    Times are in seconds.
 
-    `rates` are mean requests a second of open loops; none: the trace's own rate. `level_seconds`: after that
-    no more requests of a level begin. `ignore_eos` asks for answers of full length; it is given up where the
-    server refuses the field.
+    `rates` are mean requests per second of open loops; without any, the trace's own rate is used.
+    `level_seconds`: no request of a level begins later than this. `ignore_eos` requests answers of full
+    length; it is turned off where the server rejects the field.
     """
 
     mode: Mode = "closed"
@@ -87,5 +90,5 @@ class BenchOptions:
             raise RequestError(f"requests must be at least 1, not {self.requests}", "requests")
 
     def count(self, concurrency: int) -> int:
-        """Requests of a closed loop at this concurrency."""
+        """Requests of a level of a closed loop at this concurrency."""
         return self.requests or max(32, 4 * concurrency)

@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing else."""
+"""Renders the report as one self-contained HTML page."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Texts of a wanted number of tokens, for any tokenizer, without having it.
+"""Makes texts of a wanted number of tokens for any tokenizer, without having the tokenizer.
 
-Tokenizers split at blanks before anything else, so a text of words costs what its words cost, plus what the
-chat template and the beginning add (the overhead). Both are measured with the server's own
-`usage.prompt_tokens` (calibrate.py): the word repeated, less the overhead, divided by the repeats. Words that
-do not cost a whole number of tokens are left out. Where the server tells no usage, a word counts for one
-token and the report says so.
+Tokenizers split at blanks before anything else. So the tokens of a text of words are the sum of its words'
+tokens, plus what the chat template and the opening add (the overhead). Both are measured with the server's
+own `usage.prompt_tokens` (calibrate.py): a word's cost is the count of a prompt that repeats it, less the
+overhead, divided by the repeats. Words that do not cost a whole number of tokens are left out. Where the
+server reports no usage, a word counts as one token and the report says so.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ WORDS = [
 
 @dataclass(frozen=True)
 class Words:
-    """What was measured: tokens of each word, and of a prompt with no words but the opening."""
+    """Measured costs: the tokens of each word, and of a prompt with the opening alone (`overhead`)."""
 
     costs: dict[str, int]
     overhead: int
@@ -53,10 +53,11 @@ class Words:
 
 
 def text(words: Words, item: Item, index: int, shared_prefix: int, seed: str) -> str:
-    """The prompt of a request, of `item.prompt_tokens` tokens overhead included, as near as the words allow.
+    """Return the prompt of a request: `item.prompt_tokens` tokens with the overhead, as near as the words
+    allow.
 
-    `index` makes it unlike any other where the trace shares nothing. Equal blocks at equal places give equal
-    text.
+    Where the trace shares nothing, `index` makes the text unlike any other. Equal blocks at equal places give
+    equal text.
     """
     left = item.prompt_tokens - words.overhead
     parts = [OPENING]
@@ -75,7 +76,9 @@ def text(words: Words, item: Item, index: int, shared_prefix: int, seed: str) ->
 
 
 def fill(words: Words, tokens: int, seed: str) -> list[str]:
-    """Words of so many tokens together, drawn with a seed; short by less than the cheapest word."""
+    """Draw words of `tokens` tokens together with a seed; the sum falls short by less than the cheapest
+    word.
+    """
     r = random.Random(seed)
     names = list(words.costs)
     cheapest = min(words.costs.values())

@@ -1,6 +1,4 @@
-"""Line charts as inline SVG: no library, no network, readable in any browser. Colours come from the page's
-CSS.
-"""
+"""Line charts as inline SVG, without a library or a network. The page's CSS gives the colours."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ LEFT, RIGHT, TOP, BOTTOM = 62, 14, 34, 44
 
 @dataclass(frozen=True)
 class Line:
-    """Points (x, y) under one name; marked and with a tooltip where `dots`."""
+    """Points (x, y) under one name. With `dots` each point has a mark and a tooltip."""
 
     name: str
     points: tuple[tuple[float, float], ...]
@@ -31,8 +29,8 @@ def chart(
     even: bool = False,
     bound: float | None = None,
 ) -> str:
-    """A chart. `even`: places on the x axis are equally far apart, such as 1, 4, 16. `bound`: a horizontal
-    line (the SLO).
+    """Return a chart as SVG; "" without points. With `even`, the x values (1, 4, 16, …) are equally far
+    apart. `bound` draws a horizontal line (the SLO).
     """
     xs = sorted({x for line in lines for x, _ in line.points})
     ys = [y for line in lines for _, y in line.points]

@@ -1,4 +1,4 @@
-"""The report in a terminal."""
+"""Renders the report in a terminal."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Bars(Watcher):
 
 
 def view(report: Report) -> Group:
-    """What was borne, how long it took, and what the reader should know."""
+    """Render throughput, latencies and remarks of a report."""
     slo = report.options.slo
     rates = Table(title=report.server.model, box=box.SIMPLE)
     for name in ("load", "ended well", "req/s", "answer tokens/s", "cached", "goodput, req/s"):
@@ -73,7 +73,7 @@ def view(report: Report) -> Group:
 
 
 def remarks(report: Report) -> list[str]:
-    """What the reader of the figures should know, as plain sentences."""
+    """Remarks on the figures, as plain sentences."""
     said = list(report.server.notes)
     for one in report.levels:
         said += [

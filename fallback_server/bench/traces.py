@@ -1,5 +1,5 @@
-"""Requests to send: arrival, lengths, and which beginnings they share. From trace files, or drawn with a
-seed.
+"""Requests to send, with arrival, lengths and the beginnings that they share: from trace files, or drawn with
+a seed.
 
 Azure's format (AzurePublicDataset, LLM inference traces) is CSV with TIMESTAMP, ContextTokens,
 GeneratedTokens. Mooncake's (kvcache-ai/Mooncake, FAST'25) is JSON lines with timestamp (ms), input_length,
@@ -27,8 +27,8 @@ MOONCAKE_BLOCK = 512
 class Item:
     """A request of a trace.
 
-    `at`: seconds after the first. `blocks`: what each stretch of `block` prompt tokens is filled
-    with; equal numbers are equal text. No blocks: a prompt like no other.
+    `at`: seconds after the first request. `blocks`: a number for each stretch of `block` prompt tokens; equal
+    numbers mean equal text. Without blocks, the prompt shares nothing with others.
     """
 
     at: float
@@ -39,7 +39,9 @@ class Item:
 
 
 def read_trace(path: Path) -> list[Item]:
-    """All requests of a file, by time, the first at 0. The format is told by the suffix: .csv or .jsonl."""
+    """Read all requests of a file, sorted by time, the first at 0. The suffix (.csv or .jsonl) determines the
+    format. Raises RequestError for a file that cannot be read or is no trace.
+    """
     readers = {".csv": _azure, ".jsonl": _mooncake}
     if path.suffix not in readers:
         raise RequestError(f"{path}: a trace is .csv (Azure's format) or .jsonl (Mooncake's)", "trace")
@@ -83,8 +85,8 @@ def _mooncake(path: Path) -> list[Item]:
 
 
 def synthetic(work: Workload, count: int) -> list[Item]:
-    """Lengths from lognormal distributions with the wanted means; arrivals of a Poisson process, one a
-    second.
+    """Draw lengths from lognormal distributions with the wanted means, and arrivals from a Poisson process
+    with one per second.
     """
     r = random.Random(f"lengths {work.seed}")
 
@@ -100,7 +102,9 @@ def synthetic(work: Workload, count: int) -> list[Item]:
 
 
 def sample(items: Sequence[Item], work: Workload, count: int) -> list[Item]:
-    """`count` items of a trace in their order, each once before any comes again: for closed loops."""
+    """Choose `count` items of a trace for closed loops, in their order; no item repeats before all have come
+    once.
+    """
     r = random.Random(f"sample {work.seed}")
     chosen: list[int] = []
     while len(chosen) < count:
@@ -109,8 +113,8 @@ def sample(items: Sequence[Item], work: Workload, count: int) -> list[Item]:
 
 
 def window(items: Sequence[Item], work: Workload, count: int) -> list[Item]:
-    """`count` items that follow each other, from a place drawn by the seed: for open loops. The first
-    arrives at 0.
+    """Choose `count` consecutive items for open loops, from a place drawn by the seed. The first arrives at
+    0.
     """
     first = random.Random(f"window {work.seed}").randrange(max(1, len(items) - count + 1))
     chosen = items[first : first + count]
@@ -118,8 +122,8 @@ def window(items: Sequence[Item], work: Workload, count: int) -> list[Item]:
 
 
 def at_rate(items: Sequence[Item], rate: float | None) -> list[Item]:
-    """Arrivals stretched so that the mean rate is `rate` requests a second; their bursts stay. None: as
-    they are.
+    """Stretch arrivals so that the mean rate is `rate` requests per second; bursts stay. With None they are
+    unchanged.
     """
     span = items[-1].at
     if rate is None or span == 0:
@@ -129,8 +133,8 @@ def at_rate(items: Sequence[Item], rate: float | None) -> list[Item]:
 
 
 def fit(items: Sequence[Item], work: Workload, context: int | None, overhead: int) -> list[Item]:
-    """Lengths times the scale, within the limits and the model's context; a prompt is at least `overhead`
-    + 1 tokens.
+    """Scale the lengths and limit them to the options and the model's context; a prompt has at least
+    `overhead` + 1 tokens.
     """
     made = []
     for item in items:

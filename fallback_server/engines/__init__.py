@@ -1,1 +1,1 @@
-"""Engines of the server: what stands between a request of the API and a model."""
+"""Engines of the server: the layer between an API request and a model."""

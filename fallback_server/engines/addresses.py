@@ -1,4 +1,6 @@
-"""Addresses behind one engine: what each serves, which is up, how busy each is, and which to ask next."""
+"""The upstream addresses of one engine: the models that each serves, its health and load, and which to use
+next.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,10 @@ Clock = Callable[[], float]
 
 @dataclass(eq=False)
 class Address:
-    """One server. `models`: as it listed them last. `trouble`: why it lists none now. `heard` is when it was
-    last known to work, on the monotonic clock.
+    """One upstream server. `models`: the models that it listed last. `trouble`: why listing fails now, or "".
+    `heard`: when it was last known to work, on the monotonic clock.
 
-    Each path has a circuit of its own: a server without embeddings chats all the same.
+    Each path has its own circuit breaker: a server without embeddings can still answer chats.
     """
 
     server: Server
@@ -37,13 +39,15 @@ class Address:
 
     @property
     def answers(self) -> bool:
-        """Whether it may be asked for answers now: a path that nobody used has nothing against it."""
+        """Whether the address may get requests for answers now. A path without calls so far counts as
+        working.
+        """
         used = [self.breakers[path] for path in (CHAT, COMPLETIONS) if path in self.breakers]
         return not used or any(breaker.allows(self.clock()) for breaker in used)
 
     @property
     def why(self) -> str:
-        """What is wrong with it, in a few words."""
+        """Why the address is not usable, in a few words."""
         if self.trouble:
             return self.trouble
         if not self.models:
@@ -51,16 +55,16 @@ class Address:
         return "its last requests failed" if not self.answers else "nothing was heard of it lately"
 
     def breaker(self, path: str) -> Breaker:
-        """The circuit of one path."""
+        """Return the circuit breaker of a path."""
         return self.breakers.setdefault(path, Breaker(self.options))
 
     def works(self) -> None:
-        """It was seen to work."""
+        """Record that the address works now."""
         self.heard = self.clock()
 
     async def list(self, seconds: float) -> bool:
-        """Ask for its models, which costs it nothing. Whether it told them; if not, those of the last time
-        hold.
+        """Request the address's list of models, which costs it nothing. Returns whether it lists any; if the
+        request fails, the earlier list stays.
         """
         try:
             found = await self.server.models(seconds)
@@ -82,7 +86,7 @@ class Address:
 
     @contextmanager
     def calling(self, path: str) -> Iterator[None]:
-        """A call to a path: its circuit hears how it ends."""
+        """Count a call to a path as under way, and report its outcome to the path's circuit breaker."""
         breaker = self.breaker(path)
         given = breaker.begin(self.clock()) or "request"
         self.under_way += 1
@@ -111,9 +115,9 @@ class Address:
 
 
 class AddressBook:
-    """Chooses of the addresses that serve a model the one with the fewest requests under way.
+    """Chooses, among the addresses that serve a model, the one with the fewest requests under way.
 
-    One that knows the prompt's beginning is preferred as long as it has no more than `slack` requests more.
+    An address that knows the prompt's beginning is preferred as long as it has at most `slack` requests more.
     """
 
     def __init__(
@@ -124,7 +128,9 @@ class AddressBook:
         self.prefixes: PrefixMap[Address] = PrefixMap()
 
     def models(self) -> tuple[Listed, ...]:
-        """All that are served, in the order of the addresses; of a context that differs, the shortest."""
+        """All models that the addresses serve, in the order of the addresses. Where their context lengths
+        differ, the shortest counts.
+        """
         found: dict[str, Listed] = {}
         for model in (model for address in self.addresses for model in address.models):
             known = found.setdefault(model.id, model)
@@ -133,14 +139,14 @@ class AddressBook:
         return tuple(found.values())
 
     def candidates(self, prompt: str, path: str, model: str, attempts: int) -> Iterator[Address]:
-        """The addresses to ask, one after the other. Each is chosen when it is asked for."""
+        """Yield the addresses to try, one after the other. Each is chosen when the caller takes it."""
         tried: list[Address] = []
         while len(tried) < attempts and (address := self.choose(prompt, path, model, tried)) is not None:
             tried.append(address)
             yield address
 
     def choose(self, prompt: str, path: str, model: str, without: Collection[Address] = ()) -> Address | None:
-        """The address for a prompt; None if all that serve the model are down or excluded."""
+        """Choose the address for a prompt; None if all that serve the model are down or excluded."""
         now = self._clock()
         able = [
             address for address in self.addresses

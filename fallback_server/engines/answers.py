@@ -1,4 +1,6 @@
-"""Answers of a token backend on their way to text: detokenized, stopped, taken apart."""
+"""Turns the events of a token backend into text: detokenizes them, applies stop strings, and splits the
+answer into its parts.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,7 @@ from nearfar.fallback_server.engines.base import TokenUsage
 
 @dataclass(frozen=True)
 class Echo:
-    """What comes before an answer that repeats its prompt. `answer` False: nothing but the prompt is
-    wanted.
-    """
+    """The prompt that an answer repeats. `answer` False: only the prompt is wanted."""
 
     text: str
     tokens: tuple[int, ...]
@@ -50,7 +50,7 @@ class Choice:
         self._begins = 0 if echo is None else len(echo.text)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """The answer piece by piece; leaving the iteration stops the request."""
+        """Yield the answer piece by piece; leaving the iteration stops the request."""
         try:
             async for event in self._events:
                 self.cached = self.cached or event.cached_tokens
@@ -85,7 +85,7 @@ class Choice:
         return self._text.push(event.token, event.finish, logprobs, self._begins)
 
     def _echoed(self, event: TokenEvent, echo: Echo) -> Piece:
-        """The prompt. A token without a predecessor has no log-probability."""
+        """Return the prompt as a piece. Its first token has no log-probability (NaN)."""
         logprobs = []
         given = event.prompt_logprobs or ()
         for token, entry in zip(echo.tokens, given, strict=bool(given)) if given else ():
@@ -111,13 +111,13 @@ class LocalAnswers:
     ended: Callable[[], object]
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Pieces of all answers as they come."""
+        """Yield pieces of all answers as they come."""
         async with aclosing(merge(self.choices)) as pieces:
             async for piece in pieces:
                 yield piece
 
     async def aclose(self) -> None:
-        """Cancel what is still going; call it in any case."""
+        """Cancel the answers that still run; must be called in any case."""
         for choice in self.choices:
             with suppress(Exception):  # what failed has been raised already
                 await choice.aclose()

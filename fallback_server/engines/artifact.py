@@ -1,4 +1,4 @@
-"""Token backend over the edge runtime: a device or a small box serves its artifact."""
+"""Token backend over the edge runtime, with which a device or a small machine serves its artifact."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ from nearfar.fallback_server.token_stream import TaskStream, TaskStreams, check_
 log = logging.getLogger(__name__)
 
 FRESH = 5.0
-"""Seconds for which a step that was read proves that the engine lives, and that a probe may take. On a device
-whose steps take longer, twice the last of them proves it: while a long prompt is read, no token comes.
+"""Seconds for which a finished step proves that the engine lives, and seconds that a probe may take. On a
+device with long steps, twice the last step's time counts: no token comes while a long prompt is read.
 """
 PRIORITY_SECONDS = 1.0
-"""A step of priority is worth so much waiting. So a waiting request cannot be overtaken for ever."""
+"""Seconds of waiting that one step of priority is worth. So a waiting request cannot be overtaken for ever.
+"""
 
 
 @dataclass
@@ -54,7 +55,7 @@ class _Counts:
 
 @dataclass(order=True)
 class _Place:
-    """A place in the waiting line; `order` is the time of arrival, moved by the priority."""
+    """A place in the queue; `order` is the time of arrival, moved by the priority."""
 
     order: float
     number: int
@@ -62,7 +63,7 @@ class _Place:
 
 
 class ArtifactBackend:
-    """Runs requests through an EngineCore, as many at once as it has logits rows; the rest wait here by
+    """Runs requests through an EngineCore, as many at once as it has logits rows; the others wait here by
     priority.
     """
 
@@ -105,7 +106,9 @@ class ArtifactBackend:
         await self._streams.cancel(request_id)
 
     async def embed(self, request: EmbedRequest) -> Vector:
-        """Return an embedding model's vector, pooled by the last token; others have none."""
+        """Return an embedding model's vector, pooled by the last token. Raises RequestError for mean
+        pooling.
+        """
         if request.pooling == "mean":
             raise RequestError(
                 "an artifact pools by the last token, not by the mean: leave it out", "pooling"
@@ -125,7 +128,7 @@ class ArtifactBackend:
         return vector
 
     def stats(self) -> BackendStats:
-        """The figures now."""
+        """Return the engine's current figures."""
         table, counts = self.core.scheduler.table, self._counts
         return BackendStats(
             running=self._running,
@@ -151,7 +154,7 @@ class ArtifactBackend:
         )
 
     async def alive(self) -> bool:
-        """Whether a step was read lately, or a token comes now."""
+        """Whether a step was finished lately, or a probe generates a token within FRESH seconds."""
         if time.monotonic() - self.core.last_read < max(FRESH, 2 * self.core.step_seconds):
             return True
         if self._probe is None or self._probe.done():
@@ -167,7 +170,7 @@ class ArtifactBackend:
 
     @property
     def _waiting(self) -> int:
-        """Sequences that are to be completed or embedded and do not run yet."""
+        """Sequences to complete or to embed that do not run yet."""
         return len(self._streams) + self._embedding - self._running
 
     def _check_room(self) -> None:
@@ -191,7 +194,7 @@ class ArtifactBackend:
             )
 
     async def _run(self, request: TokenRequest, params: SamplingParams, stream: TaskStream) -> None:
-        """One request from its place in the line to its last token."""
+        """Run one request from its place in the queue to its last token."""
         try:
             constraint = await self._constraint(request)
             await self._turn(request.late + request.priority * PRIORITY_SECONDS)
@@ -234,7 +237,7 @@ class ArtifactBackend:
         return TokenConstraint(matcher, vocab, stops, request.min_tokens, request.held_token_ids)
 
     async def _turn(self, late: float) -> None:
-        """Wait for a free place among the running, as if one had come so many seconds later."""
+        """Wait for a free place, queued as if the request had arrived `late` seconds later."""
         if self._running < self.info.max_running and not self._line:
             self._running += 1
             return
@@ -249,7 +252,7 @@ class ArtifactBackend:
             raise
 
     def _leave(self) -> None:
-        """Give the place to the next in line."""
+        """Give the free place to the next in the queue."""
         self._running -= 1
         while self._line and self._running < self.info.max_running:
             turn = heapq.heappop(self._line).turn
@@ -271,8 +274,8 @@ class ArtifactBackend:
 
 
 def _params(request: TokenRequest) -> SamplingParams:
-    """The edge runtime's parameters; they refuse what is out of range. End tokens are watched here, not
-    there.
+    """Convert to the edge runtime's parameters, whose checks reject values out of range. End tokens are
+    handled here, not there.
     """
     sampling: Sampling = request.sampling
     return SamplingParams(

@@ -1,4 +1,4 @@
-"""The text-level protocol between the HTTP side and an engine: submit, stream, cancel, stats."""
+"""The text-level protocol between the HTTP side and an engine: prepare, submit, stream, cancel, stats."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ Prompt = str | tuple[int, ...]
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """One call of the API, validated. Either `messages` (chat) or `prompts` (completions, embeddings) is
-    given.
+    """One validated API call. It has either `messages` (chat) or `prompts` (completions, embeddings).
 
-    `sampling`: fields of Sampling, those that the caller gave; the model says the others. `max_tokens` None:
-    until the context is full. `body` is the call as it came, for engines that pass it on.
-    `tenant` is for whom it is answered: its salt keeps its prefixes apart from those of others. `pooling`:
-    vectors of the prompts are wanted (Engine.embed), no answers. `hints` say how much to think and to write,
-    which a chat template follows or not.
+    `sampling`: the fields of Sampling that the caller gave; the model has defaults for the others.
+    `max_tokens` None means until the context is full. `body` is the call as received, for engines that pass
+    it on. `tenant`: whose request it is; its salt keeps its prefixes apart from others'. `pooling` is set for
+    a request for vectors (Engine.embed). `hints` say how much to think and to write, which a chat template
+    may follow.
     """
 
     id: str
@@ -57,18 +56,18 @@ class EngineRequest:
 
     @property
     def chat(self) -> bool:
-        """Whether this is a chat completion."""
+        """Whether the request is a chat completion."""
         return bool(self.messages)
 
     @property
     def choices(self) -> int:
-        """How many answers it asks for."""
+        """The number of answers that the request asks for."""
         return self.n * max(len(self.prompts), 1)
 
 
 @dataclass(frozen=True)
 class TokenUsage:
-    """Tokens of a request so far; `cached` are those of the prompt that were in the cache."""
+    """Tokens of a request so far; `cached` counts the prompt tokens found in the cache."""
 
     prompt: int
     completion: int = 0
@@ -77,10 +76,10 @@ class TokenUsage:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request that an engine will take: its prompts as tokens.
+    """A request that an engine will take, with its prompts as tokens.
 
-    `prompt_tokens` counts each prompt once. For engines that do not tokenize it is an estimate, `prompts` is
-    empty, and `beginning` is how what the prompt says begins.
+    `prompt_tokens` counts each prompt once. Engines without a tokenizer estimate it, leave `prompts` empty,
+    and give the first characters of the prompt as `beginning`.
     """
 
     request: EngineRequest
@@ -89,19 +88,19 @@ class Prepared:
     grammar: Grammar | None = None
     reasoning_open: bool = False
     ignored: tuple[str, ...] = ()
-    """Fields of the request that would have changed nothing: hints that the chat template does not follow."""
+    """Fields of the request without effect: hints that the chat template does not follow."""
     beginning: str = ""
 
 
 class Answers(Protocol):
-    """The answers of one request on their way."""
+    """The answers of one request as they are generated."""
 
     def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Pieces of all answers as they come, to be iterated once."""
+        """Yield pieces of all answers as they come; to be iterated once."""
         ...
 
     async def aclose(self) -> None:
-        """Cancel what is still going. To be called in any case, whether the pieces were iterated or not."""
+        """Cancel what still runs. Must be called in any case, whether the pieces were iterated or not."""
         ...
 
     @property
@@ -112,7 +111,7 @@ class Answers(Protocol):
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """A model that can be asked for. `context_length` 0: not known. `here`: it is computed on this
+    """A model that the engine serves. `context_length` 0: unknown. `here`: the model is computed on this
     machine.
     """
 
@@ -123,7 +122,9 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class Embeddings:
-    """One vector an input, as the model makes it (its length need not be 1), and the tokens of all inputs."""
+    """One vector per input, as the model makes it (its length need not be 1), and the tokens of all
+    inputs.
+    """
 
     vectors: Seq[Vector]
     tokens: int
@@ -131,7 +132,7 @@ class Embeddings:
 
 @dataclass(frozen=True)
 class Unready:
-    """Why an engine is not ready. `details` are for whoever runs the server: they name addresses."""
+    """Why an engine is not ready. `details` name addresses and are for the operator only."""
 
     said: str
     details: str = ""
@@ -141,15 +142,16 @@ GENERATES_NOTHING = Unready("not ready: no token generated recently")
 
 
 class Engine(Protocol):
-    """What answers requests. All methods are called on one event loop; none blocks it.
+    """The interface of everything that answers requests. All methods are called on one event loop; none
+    blocks it.
 
-    `passes_on`: it gives requests to servers that may know fields and parts of messages unknown here.
+    `passes_on`: the engine forwards requests to servers that may know fields and message parts unknown here.
     """
 
     passes_on: bool
 
     def models(self) -> tuple[ModelInfo, ...]:
-        """What can be asked for; the first is the default."""
+        """Return the models that the engine serves; the first is the default."""
         ...
 
     async def prepare(self, request: EngineRequest) -> Prepared:
@@ -165,23 +167,27 @@ class Engine(Protocol):
         ...
 
     async def embed(self, prepared: Prepared) -> Embeddings:
-        """One vector for each prompt of a request with `pooling`. Cancelling the call ends the work."""
+        """Return one vector for each prompt of a request with `pooling`. Cancelling the call ends the
+        work.
+        """
         ...
 
     async def texts_of(self, tokens: Seq[Seq[int]]) -> list[str]:
-        """The text of each list of tokens. RequestError where the model's tokenizer is not here."""
+        """Return the text of each list of tokens. Raises RequestError where the model's tokenizer is not
+        here.
+        """
         ...
 
     def stats(self) -> BackendStats:
-        """The figures now."""
+        """Return the engine's current figures."""
         ...
 
     async def ready(self) -> bool:
-        """Whether it computed lately, or generates a token now, within seconds."""
+        """Whether the engine computed lately, or generates a token within seconds."""
         ...
 
     def unready(self) -> Unready:
-        """Why it was not ready when it was asked last."""
+        """Why the last call of `ready` gave False."""
         ...
 
     async def close(self, drain: float = 0.0) -> None:

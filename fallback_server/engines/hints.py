@@ -1,4 +1,6 @@
-"""How much a model shall think and write: fields of many APIs, which only a chat template can follow."""
+"""Hints of a request on how much a model shall think and write. Many APIs have such fields; only a chat
+template can follow them.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +12,14 @@ from typing import Any, Literal
 THINKING = ("enable_thinking", "thinking")
 """Variables by which chat templates turn thinking on or off: Qwen's, and DeepSeek's and Granite's."""
 IDLE = "medium"
-"""The value of an effort or a verbosity that asks for nothing special."""
+"""The neutral value of an effort or a verbosity."""
 
 
 @dataclass(frozen=True)
 class Hint:
-    """One such field: `name` as the client wrote it, its kind, and the value.
+    """One hint: `name` is the client's field, `kind` what it sets, and `value` its value.
 
-    The value of "thinking" is a truth; the others' are words such as "low" and "high".
+    The value of "thinking" is a bool; the others are words such as "low" and "high".
     """
 
     name: str
@@ -26,9 +28,9 @@ class Hint:
 
 
 def followed(hints: Sequence[Hint], template: str, thinks: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """The variables for a chat template, and the names of hints that would change nothing.
+    """Return the variables for a chat template, and the names of hints that have no effect.
 
-    `thinks`: whether the model's answers have a section of reasoning. An effort of "none" turns thinking off
+    `thinks`: whether the model's answers have a reasoning section. An effort of "none" turns thinking off
     where the template has a variable for that.
     """
     variables: dict[str, Any] = {}
@@ -43,7 +45,7 @@ def followed(hints: Sequence[Hint], template: str, thinks: bool) -> tuple[dict[s
 
 
 def _variables(hint: Hint, template: str) -> dict[str, Any]:
-    """What a hint is to a chat template; nothing where the template has no variable for it."""
+    """The chat template's variables for a hint; empty where the template has none."""
     if hint.kind != "thinking":
         found: dict[str, Any] = {hint.kind: hint.value} if _names(template, hint.kind) else {}
         if hint.kind == "verbosity" or hint.value != "none":
@@ -53,5 +55,5 @@ def _variables(hint: Hint, template: str) -> dict[str, Any]:
 
 
 def _names(template: str, variable: str) -> bool:
-    """Whether a template has a variable of this name: not a member of something, not a text."""
+    """Whether a template uses a variable of this name; members and string literals do not count."""
     return re.search(rf"(?<![.\w'\"]){variable}\b(?!['\"])", template) is not None

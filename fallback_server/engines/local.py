@@ -1,4 +1,4 @@
-"""Text-level engine over any token backend: templates, tokens, stop strings, tools, reasoning."""
+"""Text-level engine over any token backend: chat templates, tokens, stop strings, tools, reasoning."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ from nearfar.format.conversion import plain
 
 @dataclass(frozen=True)
 class TextOptions:
-    """How text is handled. `reasoning`: auto (what the chat template shows), off, or the two marks as
-    BEGIN,END.
+    """How text is handled. `reasoning`: "auto" (as the chat template shows), "off", or the two marks as
+    "BEGIN,END".
 
-    Times are seconds for one request.
+    `template_timeout`: seconds that rendering and tokenizing may take for one request.
     """
 
     reasoning: str = "auto"
@@ -56,9 +56,9 @@ class TextOptions:
 
 @dataclass(frozen=True)
 class TextSource:
-    """What the text side needs of a model: the folder of its tokenizer files (of a checkpoint: its own), the
-    token that begins a text, how the model marks its answers (None: as these files show), and how its
-    embeddings are pooled (None: the model's files do not say).
+    """The model facts that the text side needs: the folder of its tokenizer files (a checkpoint's own
+    folder), the token that begins a text, how the model marks its answers (None: as these files show), and
+    how its embeddings are pooled (None: the files do not say).
     """
 
     directory: Path
@@ -68,10 +68,10 @@ class TextSource:
 
 
 class LocalEngine:
-    """A model of which the text side is here. `names` are what clients may call it.
+    """A model with its text side in this process. `names` are the names that clients may use for it.
 
-    `here`: its backend computes on this machine, and says so to clients that ask before they send what is
-    private.
+    `here`: its backend computes on this machine, and the server says so to clients that check before they
+    send private text.
     """
 
     passes_on = False
@@ -110,7 +110,7 @@ class LocalEngine:
         )
 
     async def start(self) -> None:
-        """Start the processes that a request needs, so that the first need not wait."""
+        """Start the processes that a request needs, so that the first request does not wait for them."""
         await self._text.warm()
 
     def models(self) -> tuple[ModelInfo, ...]:
@@ -118,7 +118,7 @@ class LocalEngine:
         return tuple(ModelInfo(name, self.backend.info.context_length, self._here) for name in self._names)
 
     async def prepare(self, request: EngineRequest) -> Prepared:
-        """Render, tokenize, check."""
+        """Render, tokenize and check a request."""
         prompts, tail, ignored = await self._prompts(request)
         context = self.backend.info.context_length
         longest = max(len(prompt) for prompt in prompts)
@@ -138,7 +138,7 @@ class LocalEngine:
         return Prepared(request, prompts, total, grammar, opened, ignored)
 
     async def submit(self, prepared: Prepared) -> LocalAnswers:
-        """Start the request: one sequence an answer."""
+        """Start the request, with one sequence per answer."""
         request = prepared.request
         choices: list[Choice] = []
         late = [self._shares.late(request.tenant) for _ in range(request.choices)]
@@ -167,8 +167,8 @@ class LocalEngine:
             await self.backend.cancel(f"{request_id}-{index}")
 
     async def embed(self, prepared: Prepared) -> Embeddings:
-        """One vector an input. No more inputs of a request stand in line at once than can run at once, so
-        that a long list does not fill the line.
+        """Return one vector per input. At most as many inputs of a request are queued at once as can run at
+        once, so that a long list does not fill the queue.
         """
         vectors = dict[int, Vector]()
         waiting = iter(enumerate(prepared.prompts))
@@ -205,11 +205,13 @@ class LocalEngine:
             self._shares.leave(request.tenant, 1)
 
     def _pooled_by(self, asked: Literal["mean", "last", "model"]) -> Literal["mean", "last", "model"]:
-        """What is asked for; "model": what the checkpoint says, else as its engine does by itself."""
+        """The requested pooling. For "model" it is the checkpoint's, or "model" where the checkpoint names
+        none.
+        """
         return self._pooling or asked if asked == "model" else asked
 
     async def texts_of(self, tokens: Seq[Seq[int]]) -> list[str]:
-        """The text of each list of tokens."""
+        """Return the text of each list of tokens. Raises RequestError for ids outside the vocabulary."""
         vocab = self.backend.info.vocab_size
         for each in tokens:
             if (wrong := outside(each, vocab)) is not None:
@@ -238,7 +240,9 @@ class LocalEngine:
     async def _prompts(
         self, request: EngineRequest
     ) -> tuple[tuple[tuple[int, ...], ...], str, tuple[str, ...]]:
-        """Token ids of each prompt; of a chat also the rendered text's end, and fields that it ignores."""
+        """Return the token ids of each prompt. For a chat, also return the end of the rendered text and the
+        hints that the template ignores.
+        """
         if not request.chat:
             param = "prompt" if request.pooling is None else "input"
             return tuple([await self._tokens(prompt, param) for prompt in request.prompts]), "", ()
@@ -249,7 +253,7 @@ class LocalEngine:
         return (_counted(answer["tokens"]),), answer["tail"], ignored
 
     def _chat_job(self, request: EngineRequest) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """The job of a text process, and the hints that the chat template does not follow."""
+        """Return the job for a text process, and the hints that the chat template does not follow."""
         may = offered(request.tools, request.tool_choice)
         source = self.codec.template_source(bool(may))
         if source is None:
@@ -291,7 +295,7 @@ class LocalEngine:
             raise ContextError(longest, context, "input", what="input")
 
     def _limit(self, request: EngineRequest, prompt: Seq[int]) -> int:
-        """Tokens that an answer to the prompt may have. 0 asked for (with echo) still takes a step."""
+        """Tokens that an answer to the prompt may have. A request for 0 (with echo) still takes a step."""
         room = self.backend.info.context_length - len(prompt)
         return room if request.max_tokens is None else max(min(request.max_tokens, room), 1)
 
@@ -352,14 +356,16 @@ class LocalEngine:
 
 
 def _counted(tokens: list[int] | int) -> tuple[int, ...]:
-    """Tokens as a text process gives them. A prompt that is longer than the context it only counts: any
-    tokens stand for those, for it is refused by their number.
+    """Convert the token list of a text process. For a prompt longer than the context it gives only the count;
+    zeros stand in for the tokens, since the request is rejected for its length.
     """
     return tuple(tokens) if isinstance(tokens, list) else (0,) * tokens
 
 
 def _with_reasoning(setting: str, form: AnswerFormat) -> AnswerFormat:
-    """The format with the marks of reasoning that a setting asks for."""
+    """Return the answer format with the reasoning marks of a setting. Raises RequestError for an unknown
+    setting.
+    """
     if setting == "auto":
         return form
     if setting == "off":

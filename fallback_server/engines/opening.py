@@ -1,4 +1,4 @@
-"""From what a user names to an engine: an artifact, a checkpoint, or the addresses of other servers."""
+"""Opens the engine for what the user names: an artifact, a checkpoint, or the addresses of other servers."""
 
 from __future__ import annotations
 
@@ -29,20 +29,21 @@ from nearfar.pooling import MODULES, pooling_of
 Kind = Literal["auto", "torch", "artifact", "upstream"]
 KINDS: tuple[Kind, ...] = ("auto", "torch", "artifact", "upstream")
 CHECKPOINT_FILES = ("*.json", "*.jinja", "*.model")
-"""What the torch engine reads of a hub repository beside its weights: transformers may ask for any of its
-settings.
+"""Files of a hub repository that the torch engine reads in addition to the weights: transformers may read any
+of its settings.
 """
 LOOKED_AT = ("config.json", ADAPTER, "tokenizer_config.json", *TEMPLATE_FILES, MODULES, "*/config.json")
-"""What is looked at before anything else is fetched or loaded."""
+"""Files that are checked before anything else is fetched or loaded."""
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How an engine is opened. `names`: what clients call the model, by default its own name.
+    """How an engine is opened. `names`: the names that clients use for the model; by default its own.
 
-    `device`, `threads`, `kv_memory` (bytes, or such as "512MB") are for local engines, `dtype` and
-    `max_running` for torch, `program` (a name) and `kv_bits` (of the KV cache) for artifacts. None: chosen by
-    what is found. `trust`: run the native code of an artifact that was not built here.
+    `device`, `threads`, `kv_memory` (bytes, or a size like "512MB") apply to local engines, `dtype` and
+    `max_running` to torch, `program` (a name) and `kv_bits` (of the KV cache) to artifacts. None means a
+    default that suits the machine and the model. `trust`: run the native code of an artifact that was not
+    built here.
     """
 
     names: tuple[str, ...] = ()
@@ -61,7 +62,9 @@ class EngineOptions:
 
 
 def guess(models: Seq[str]) -> Kind:
-    """What kind of engine these are for."""
+    """Infer the kind of engine from the models' names. Raises RequestError for a mix, or for several that are
+    no URLs.
+    """
     urls = [model.startswith(("http://", "https://")) for model in models]
     if all(urls):
         return "upstream"
@@ -75,7 +78,7 @@ def guess(models: Seq[str]) -> Kind:
 async def open_engine(
     models: Seq[str], kind: Kind, options: EngineOptions, tell: Tell | None = None
 ) -> Engine:
-    """Load a model, or connect to where it runs; `tell` is told what that is at."""
+    """Load a model, or connect to where it runs. `tell` receives the progress."""
     telling = Teller(tell)
     if kind not in KINDS:
         raise RequestError(f"engine must be one of {', '.join(KINDS)}, not {kind!r}", "engine")
@@ -102,7 +105,9 @@ async def open_engine(
 
 
 def _check(checkpoint: Path) -> None:
-    """CheckpointError or ArtifactError for what its settings rule out."""
+    """Check a checkpoint's settings. Raises CheckpointError or ArtifactError where they rule out serving
+    it.
+    """
     require_checkpoint(checkpoint)
     check_templates(checkpoint)
     pooling_of(checkpoint)
@@ -121,14 +126,14 @@ async def _download(repository: str, telling: Teller) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class ArtifactSource(TextSource):
-    """An artifact as a text source: where it is, and what its manifest says of its model."""
+    """An artifact as a text source: its path, and the model facts of its manifest."""
 
     path: Path
     model: Model
 
 
 def text_source(model: str, kind: Kind, options: EngineOptions) -> TextSource:
-    """What the text side needs of a model, without loading it."""
+    """Return the model facts that the text side needs, without loading the model."""
     if kind == "artifact":
         from nearfar.edge_runtime.artifact.loading import choose
 
@@ -141,7 +146,7 @@ def text_source(model: str, kind: Kind, options: EngineOptions) -> TextSource:
 
 
 async def open_backend(source: TextSource, options: EngineOptions, tell: Tell | None = None) -> Backend:
-    """Load an artifact, or a checkpoint with PyTorch: token ids in, token events out."""
+    """Load an artifact, or a checkpoint with PyTorch, as a token backend."""
     if isinstance(source, ArtifactSource):
         return await _artifact(source, options, tell)
     check_program("torch", options)
@@ -149,7 +154,7 @@ async def open_backend(source: TextSource, options: EngineOptions, tell: Tell | 
 
 
 def check_program(kind: Kind, options: EngineOptions) -> None:
-    """RequestError where options are of another kind of engine."""
+    """Raise RequestError where options belong to another kind of engine."""
     if options.program is not None and kind != "artifact":
         raise RequestError(
             f"program (--program) names one of an artifact's, but the engine is {kind}: leave it out, or "
@@ -169,7 +174,8 @@ async def _artifact(source: ArtifactSource, options: EngineOptions, tell: Tell |
     from nearfar.fallback_server.engines.artifact import ArtifactBackend
     from nearfar.fallback_server.grammars import GrammarService
 
-    # Beside the engine's load: the compiler and the vocabulary take longer than the weights of a small model.
+    # Started while the engine loads: the compiler and the vocabulary take longer than a small model's
+    # weights.
     grammars = GrammarService(
         source.directory,
         source.model.vocab_size,
@@ -218,13 +224,13 @@ async def _torch(checkpoint: Path, options: EngineOptions) -> Backend:
 
 
 def _fetched(repository: str, stop: threading.Event | None = None) -> Path:
-    """A repository's checkpoint, as a directory in the hub's cache."""
+    """Fetch a repository's checkpoint and return its directory in the hub's cache."""
     weights = weights_of(repository, names_of(repository, stop))
     return snapshot(repository, (*weights, *CHECKPOINT_FILES), stop)
 
 
 def _bos(path: Path) -> int | None:
-    """The token that begins a text, as the checkpoint's config says."""
+    """The token that begins a text, from the checkpoint's config; None where it names none."""
     try:
         value = json.loads((path / "config.json").read_text(encoding="utf-8")).get("bos_token_id")
     except (OSError, ValueError) as error:

@@ -1,5 +1,5 @@
-"""One request on its way through upstream servers: streamed, retried before its first token, continued
-after it.
+"""Relays one request through upstream servers: streams it, retries before its first token, continues after
+it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _KEPT_BACK = (
     "request_id",
     "kv_transfer_params",
 )
-"""Fields of a request that are no business of the upstream's, or (the last two, vLLM's) are for servers among
-themselves.
+"""Fields that are not forwarded: they do not concern the upstream, or (the last two, vLLM's) are for servers
+among themselves.
 """
 
 
@@ -58,8 +58,8 @@ class Counts:
 
 @dataclass(frozen=True)
 class Route:
-    """Where requests may go, and how. `model`: its name there. `continues`: an answer may go on at another
-    address.
+    """Where a request may go. `model`: its name at the upstream. `continues`: an answer may continue at
+    another address. `salts`: the upstream takes `cache_salt`.
     """
 
     book: AddressBook
@@ -71,7 +71,7 @@ class Route:
 
 
 class _Stopped(Exception):
-    """The answers are to end, whatever the upstream has still to say."""
+    """Raised to end the answers at once, whatever the upstream still sends."""
 
 
 class Relay:
@@ -79,7 +79,7 @@ class Relay:
 
     def __init__(self, route: Route, prepared: Prepared) -> None:
         self._route, self._request = route, prepared.request
-        # What decides whose cache knows it: its tenant's salt, and its prompt.
+        # Affinity decides whose cache knows the prompt: it depends on the tenant's salt and the prompt.
         self._affinity = f"{prepared.request.tenant.salt}{prepared.beginning}"
         self._usage = TokenUsage(prepared.prompt_tokens)
         self._before = 0  # tokens of streams that were cut
@@ -94,11 +94,11 @@ class Relay:
 
     @property
     def usage(self) -> TokenUsage:
-        """As the upstream tells it; where it does not, what was counted here."""
+        """Tokens as the upstream reports them; without a report, as counted here."""
         return TokenUsage(self._usage.prompt, max(self._usage.completion, self._seen), self._usage.cached)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Pieces of all answers as they come."""
+        """Yield pieces of all answers as they come."""
         try:
             async with aclosing(self._routed(CHAT if self._request.chat else COMPLETIONS)) as pieces:
                 async for piece in pieces:
@@ -109,7 +109,9 @@ class Relay:
             yield Piece(0, finish="abort")
 
     async def _routed(self, path: str) -> AsyncGenerator[Piece, None]:
-        """Pieces of one address after the other, until one has brought the answers to their end."""
+        """Yield pieces from one address after the other, until one has finished the answers. Raises
+        EngineError when no address can.
+        """
         route, failures = self._route, list[RemoteError]()
         for address in route.book.candidates(self._affinity, path, route.model, route.attempts):
             route.counts.continued += bool(self._seen)
@@ -142,12 +144,12 @@ class Relay:
         raise unavailable(path, failures)
 
     async def aclose(self) -> None:
-        """Leave the upstream; its server sees the disconnect."""
+        """Leave the upstream, whose server sees the disconnect."""
         await self._hang_up()
         self.on_close()
 
     async def abort(self) -> None:
-        """End the answers as they are."""
+        """End the answers in their present state."""
         await self._hang_up()
 
     async def fail(self, error: NearfarError) -> None:
@@ -164,8 +166,8 @@ class Relay:
                 await self._chunks.aclose()
 
     def _can_continue(self) -> bool:
-        """Whether the emitted text says all that another server must know: one answer of plain text,
-        thought not about.
+        """Whether the text so far is all that another server must know: a single plain-text answer without
+        reasoning.
         """
         request = self._request
         plain = (
@@ -181,7 +183,7 @@ class Relay:
         return continued(body, self._text, self._seen) if self._seen else body
 
     async def _answers(self, address: Address, path: str) -> AsyncGenerator[Piece, None]:
-        """What one address gives of the answers. Those that it leaves out it is asked for one by one."""
+        """Yield the answers of one address. Answers that it leaves out are requested one by one."""
         left: Sequence[int] = ()
         try:
             async with aclosing(self._stream(address, path)) as pieces:
@@ -199,7 +201,7 @@ class Relay:
     async def _stream(
         self, address: Address, path: str, only: int | None = None
     ) -> AsyncGenerator[Piece, None]:
-        """The pieces of one call to an address: for all answers, or for one of them only."""
+        """Yield the pieces of one call to an address, for all answers or for answer `only`."""
         answers = self._request.choices if only is None else 1
         several = only is not None and len(self._request.prompts) > 1
         before, usage = self._usage.prompt if several else 0, None
@@ -220,7 +222,9 @@ class Relay:
                 self._route.counts.cached += self._usage.cached
 
     async def _next(self, chunks: AsyncGenerator[Chunk, None]) -> Chunk | None:
-        """The next chunk, None at the end. _Stopped when we are to end, which may be while this waits."""
+        """Return the next chunk, None at the end. Raises _Stopped when the relay is stopped, also while this
+        waits.
+        """
         try:
             async with asyncio.timeout(None) as self._waiting:
                 chunk = None if self._stopped else await anext(chunks, None)
@@ -241,8 +245,8 @@ class Relay:
         return part
 
     def _told(self, usage: Usage, others: int) -> None:
-        """The upstream's count. Of a continued answer the prompt ended with what was there of it, and that
-        is no prompt. `others`: tokens of the prompts of the calls before.
+        """Take in the upstream's token counts. In a continued answer the upstream counts the answer's first
+        part as prompt; it is subtracted. `others`: prompt tokens of earlier calls.
         """
         self._seen = max(self._seen, self._before + usage.completion)
         continues = self._before if self._request.choices == 1 else 0
@@ -251,8 +255,8 @@ class Relay:
 
 
 def unavailable(path: str, failures: list[RemoteError]) -> NearfarError:
-    """What a client is told when nobody answered: nothing of addresses and of what came from there; the
-    log has it.
+    """Return the error for a client when no upstream answered. It names no address and quotes no upstream
+    message; those are in the log.
     """
     busy = [failure.retry_after or 1.0 for failure in failures if failure.busy]
     if busy:
@@ -263,10 +267,10 @@ def unavailable(path: str, failures: list[RemoteError]) -> NearfarError:
 
 
 def upstream_body(request: EngineRequest, model: str, *, salted: bool) -> dict[str, Any]:
-    """What is asked of an upstream: the call as it came, less what is our own business, and with what we
-    decided.
+    """Return the upstream's request: the call as received, without the fields that stay here, with our own
+    decisions.
 
-    `salted`: the tenant's salt goes along, so that no tenant finds another's prompts in the upstream's cache.
+    `salted`: send the tenant's salt, so that no tenant finds another's prompts in the upstream's cache.
     """
     body = {name: value for name, value in request.body.items() if name not in _KEPT_BACK}
     body |= {"model": model}
@@ -278,7 +282,9 @@ def upstream_body(request: EngineRequest, model: str, *, salted: bool) -> dict[s
 
 
 def one_answer(body: Mapping[str, Any], request: EngineRequest, index: int) -> dict[str, Any]:
-    """The call for one answer of several: with its own prompt, and a seed that the others have not."""
+    """Return the request for one answer of several, with its own prompt and a seed that the others do not
+    have.
+    """
     made = {**body, "n": 1}
     made.pop("best_of", None)
     if not request.chat:
@@ -290,12 +296,12 @@ def one_answer(body: Mapping[str, Any], request: EngineRequest, index: int) -> d
 
 
 def prompt_size(request: EngineRequest) -> int:
-    """Characters and tokens of what the prompt says, about."""
+    """Approximate size of the prompt, in characters or tokens."""
     return characters(request.messages) if request.chat else sum(map(len, request.prompts))
 
 
 def prompt_text(request: EngineRequest) -> str:
-    """What the prompt says, for affinity and estimates."""
+    """The prompt as text, for affinity and estimates."""
     if request.chat:
         return json.dumps([request.tools, request.messages], ensure_ascii=False)
     return "\n".join(

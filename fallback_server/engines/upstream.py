@@ -1,5 +1,5 @@
-"""Engine in front of OpenAI-compatible servers (vLLM, SGLang, llama.cpp, nearfar): balance, retry,
-continue.
+"""Engine in front of OpenAI-compatible servers (vLLM, SGLang, llama.cpp, nearfar): it balances, retries and
+continues.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ log = logging.getLogger(__name__)
 
 KEY_VARIABLE = "NEARFAR_UPSTREAM_KEY"
 INPUTS_AT_ONCE = 256
-"""Embeddings in one call: an answer has at most remote.server.ANSWER_BYTES, as text."""
+"""Embeddings in one call. The limit keeps an answer, as text, within remote.server.ANSWER_BYTES."""
 OURS = ("model", "input", "encoding_format", "dimensions")
-"""Fields of a request for embeddings that this server follows itself."""
+"""Fields of an embedding request that this server handles itself."""
 CHARS_PER_TOKEN = 4
 
 
 @dataclass(frozen=True)
 class UpstreamOptions:
-    """How upstream servers are used. Times are seconds.
+    """How upstream servers are used. Times are in seconds.
 
-    `key`: sent as the bearer token; None: from NEARFAR_UPSTREAM_KEY. `continues`: the servers take
-    `continue_final_message` (vLLM, nearfar), so that an answer can go on elsewhere when its server fails.
-    `salts`: they take `cache_salt` (vLLM, SGLang, nearfar). `failures` in a row open a circuit for
-    `open_seconds`. `slack`: how many requests more than the least loaded an address may have and still be
-    preferred for a prompt whose beginning it knows. Addresses are asked for their models every
+    `key`: sent as the bearer token; None means NEARFAR_UPSTREAM_KEY. `continues`: the servers take
+    `continue_final_message` (vLLM, nearfar), so that an answer can continue elsewhere when its server fails.
+    `salts`: they take `cache_salt` (vLLM, SGLang, nearfar). `failures` in a row open a circuit breaker for
+    `open_seconds`. `slack`: how many more requests than the least loaded an address may have and still be
+    preferred for a prompt whose beginning it knows. Each address is queried for its models every
     `probe_seconds`.
     """
 
@@ -69,7 +69,7 @@ class UpstreamOptions:
 
 
 class UpstreamEngine:
-    """Several addresses as one engine. Each request goes to those that serve its model."""
+    """Several addresses as one engine. Each request goes to addresses that serve its model."""
 
     passes_on = True
 
@@ -89,9 +89,9 @@ class UpstreamEngine:
 
     @classmethod
     async def connect(cls, urls: Seq[str], options: UpstreamOptions, names: Seq[str] = ()) -> UpstreamEngine:
-        """Ask the addresses for their models; those that are not up yet are asked again and again.
+        """Query the addresses for their models; an address that is not up yet is queried again.
 
-        `names`: what clients call the model here; by default, each as it is called there.
+        `names`: the names that clients use for the model here; by default each model's upstream name.
         """
         engine = cls(urls, options, names)
         if not await engine._list():
@@ -104,7 +104,7 @@ class UpstreamEngine:
         return engine
 
     def models(self) -> tuple[ModelInfo, ...]:
-        """All that an address serves, or the one model under each of its names. Empty while nothing is
+        """All models that the addresses serve, or the one model under each of its names. Empty while none is
         known yet.
         """
         found = [ModelInfo(model.id, model.context or 0) for model in self.book.models()]
@@ -114,13 +114,13 @@ class UpstreamEngine:
         return tuple(ModelInfo(name, context) for name in self._names)
 
     async def prepare(self, request: EngineRequest) -> Prepared:
-        """Estimate the prompt; the upstream tokenizes and checks."""
+        """Estimate the prompt's tokens; the upstream tokenizes and checks."""
         text = await beside(lambda: prompt_text(request), prompt_size(request))
         tokens = max(len(text) // CHARS_PER_TOKEN, 1)
         return Prepared(request, (), tokens, beginning=text[: CHARACTERS * BLOCKS])
 
     async def submit(self, prepared: Prepared) -> Relay:
-        """Start a request; it goes out when its pieces are asked for."""
+        """Start a request; it is sent when its pieces are iterated."""
         options, name = self.options, self._there(prepared.request.model)
         route = Route(self.book, name, options.attempts, options.continues, options.salts, self.counts)
         relay = self._live[prepared.request.id] = Relay(route, prepared)
@@ -133,7 +133,7 @@ class UpstreamEngine:
             await relay.abort()
 
     async def embed(self, prepared: Prepared) -> Embeddings:
-        """One vector an input, pooled as the upstream does it."""
+        """Return one vector per input, pooled as the upstream does it."""
         request, name = prepared.request, self._there(prepared.request.model)
         own = {key: value for key, value in request.body.items() if key not in OURS}
         vectors, tokens = list[Vector](), 0
@@ -145,7 +145,7 @@ class UpstreamEngine:
         return Embeddings(vectors, tokens)
 
     async def _embedded(self, body: dict[str, Any], inputs: Seq[Prompt], name: str) -> Embeddings:
-        """The vectors of so many inputs as one answer can hold, by the first address that gives them."""
+        """Return the vectors of at most INPUTS_AT_ONCE inputs from the first address that gives them."""
         failures = list[RemoteError]()
         body = {**body, "input": [item if isinstance(item, str) else list(item) for item in inputs]}
         for address in self.book.candidates("", EMBEDDINGS, name, self.options.attempts):
@@ -158,11 +158,11 @@ class UpstreamEngine:
         raise unavailable(EMBEDDINGS, failures)
 
     async def texts_of(self, tokens: Seq[Seq[int]]) -> list[str]:
-        """Refused: the tokenizer is where the model is."""
+        """Raise RequestError: the tokenizer is where the model is."""
         raise RequestError("this server has no tokenizer: ask the server that computes the model")
 
     def stats(self) -> BackendStats:
-        """What was seen from here."""
+        """Return the figures as counted on this side."""
         counts = self.counts
         return BackendStats(
             running=sum(address.under_way for address in self.book.addresses),
@@ -178,7 +178,7 @@ class UpstreamEngine:
         )
 
     async def ready(self) -> bool:
-        """Whether an address that may be asked was seen to work lately, or lists a model now."""
+        """Whether a usable address worked lately, or lists a model now."""
         if self._seen_lately():
             return True
         if self._checking is None or self._checking.done():  # however many ask
@@ -187,7 +187,7 @@ class UpstreamEngine:
         return self._seen_lately()
 
     def unready(self) -> Unready:
-        """Which addresses do not answer, and why."""
+        """Name the addresses that do not answer, with the reason."""
         found = ", ".join(f"{address.server.name} ({address.why})" for address in self.book.addresses)
         lists = any(address.models for address in self.book.addresses)
         return Unready("no upstream server answers" if lists else "no upstream server lists a model", found)
@@ -205,7 +205,7 @@ class UpstreamEngine:
         await self._http.aclose()
 
     def _there(self, model: str) -> str:
-        """What a model is called upstream."""
+        """The upstream's name for a model."""
         return self._named if model in self._names else model
 
     def _seen_lately(self) -> bool:
@@ -215,7 +215,7 @@ class UpstreamEngine:
         )
 
     async def _list(self) -> bool:
-        """Ask all addresses what they serve. Whether any of them serves something."""
+        """Query all addresses for their models. Returns whether any lists one."""
         addresses = self.book.addresses
         found = await asyncio.gather(*(address.list(self.options.probe_timeout) for address in addresses))
         if self._names and not self._named and any(found):
@@ -229,7 +229,9 @@ class UpstreamEngine:
         return any(found)
 
     async def _list_always(self) -> None:
-        """New servers are found, and those that are gone, before a request meets them."""
+        """Query the addresses repeatedly, so that new and lost servers are noticed before a request meets
+        them.
+        """
         while True:
             await asyncio.sleep(self.options.probe_seconds)
             await self._list()

@@ -1,6 +1,6 @@
-"""What answers must match: grammars compiled by xgrammar in a child process, loaded where tokens are sampled.
+"""Grammars that answers must match: compiled by xgrammar in a child process, loaded where tokens are sampled.
 
-Importing this imports no xgrammar, which brings PyTorch with it.
+Importing this package does not import xgrammar, which brings PyTorch with it.
 """
 
 from nearfar.fallback_server.grammars.compiled import CompiledGrammars

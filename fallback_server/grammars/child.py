@@ -14,8 +14,8 @@ from nearfar.format.conversion import record
 
 
 def open_handler(settings: dict[str, Any]) -> Handler:
-    """Load the vocabulary. Settings: directory, vocab_size, eos (ids), answers (an AnswerFormat as JSON, or
-    None), compiled_bytes (the limit of an answer).
+    """Load the vocabulary and return the compiler of grammars. Settings: directory, vocab_size, eos (ids),
+    answers (an AnswerFormat as JSON, or None), compiled_bytes (the largest compiled grammar in bytes).
     """
     answers = settings["answers"] and record(AnswerFormat, settings["answers"])
     compile_grammar = compiler(

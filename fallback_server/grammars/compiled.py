@@ -1,5 +1,5 @@
-"""xgrammar's compiler for a model's vocabulary, and what it makes: as text between processes, as objects
-in them.
+"""Compiles grammars with xgrammar for a model's vocabulary, and loads them: text between processes, objects
+within one.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from nearfar.errors import RequestError
 from nearfar.format.answers import AnswerFormat
 
 BLANKS = 16
-"""Blanks in a row that JSON may have: small models would go on with them for ever."""
+"""Longest run of blanks that JSON may have: small models would write blanks for ever."""
 CALL_BLANKS = 1
-"""Blanks in a row in a tool's arguments, which nobody reads."""
+"""Longest run of blanks in a tool's arguments, where blanks have no use."""
 
 
 def vocabulary(
     directory: Path, vocab_size: int, eos: Sequence[int], answers: AnswerFormat | None = None
 ) -> Any:
-    """What xgrammar has to know of the tokenizer in a directory: the bytes of every token, none for
+    """Return xgrammar's TokenizerInfo for the tokenizer in a directory: the bytes of every token, empty for
     special ones.
     """
     import xgrammar
@@ -43,7 +43,9 @@ def vocabulary(
 
 
 def compiler(info: Any) -> Callable[[Grammar], Any]:
-    """Compiles a grammar for what `vocabulary` gave; RequestError says what is wrong with it."""
+    """Return a compiler of grammars for what `vocabulary` returned. It raises RequestError that says what is
+    wrong with a grammar.
+    """
     import xgrammar
 
     made = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
@@ -88,7 +90,7 @@ def compiler(info: Any) -> Callable[[Grammar], Any]:
 
 
 def _with_narrowed(record: Any) -> Any:
-    """A structural tag whose JSON schemas are such as xgrammar keeps to."""
+    """Return a structural tag with its JSON schemas rewritten to forms that xgrammar enforces."""
     if isinstance(record, list):
         return [_with_narrowed(one) for one in record]
     if not isinstance(record, dict):
@@ -96,17 +98,18 @@ def _with_narrowed(record: Any) -> Any:
     if record.get("type") != "json_schema":
         return {key: _with_narrowed(value) for key, value in record.items()}
     strict, param = record.get("strict", True), record.get("param", "response_format")
-    # Of many blanks xgrammar stores a mask for each.
+    # xgrammar stores a mask for each blank that it allows.
     most = {} if record.get("spaced") else {"max_whitespace_cnt": CALL_BLANKS if param == "tools" else BLANKS}
     schema = narrowed(record["json_schema"], strict=strict, param=param)
     return {"type": "json_schema", "json_schema": schema, **most}
 
 
 class CompiledGrammars:
-    """Compiled grammars of one vocabulary, read from the text that travels between processes; those read
-    lately are kept.
+    """Compiled grammars of one vocabulary, loaded from the text that travels between processes. Recently used
+    ones are kept.
 
-    May be called from several threads. `kept_bytes` bounds what is kept; what is in use lives on beside it.
+    May be called from several threads. `kept_bytes` bounds the kept grammars; grammars in use are not
+    counted.
     """
 
     def __init__(
@@ -129,12 +132,12 @@ class CompiledGrammars:
             self._info = self._info or vocabulary(*self._of)
 
     def known(self, key: str) -> Any | None:
-        """The compiled grammar of this key (`key_of`), if it is kept."""
+        """The compiled grammar of this key (`key_of`); None if it is not kept."""
         with self._lock:
             return self._kept.get(key)
 
     def load(self, key: str, compiled: str) -> Any:
-        """An xgrammar.CompiledGrammar. RequestError where this xgrammar does not take the text."""
+        """Return an xgrammar.CompiledGrammar. Raises RequestError where this xgrammar rejects the text."""
         if (known := self.known(key)) is not None:
             return known
         import xgrammar
@@ -151,13 +154,13 @@ class CompiledGrammars:
         return made
 
     def forget(self, key: str) -> None:
-        """Keep it no longer."""
+        """Drop the grammar of this key."""
         with self._lock:
             self._kept.drop(key)
 
 
 _SOURCE = re.compile(r"^\[[\d:]+\] \S+:\d+: (?:Check failed: .*? is false: )?")
-"""What xgrammar's messages begin with: a time, and a place in its source."""
+"""The prefix of xgrammar's messages: a time, and a place in its source."""
 
 
 def _first_line(error: Exception) -> str:

@@ -1,4 +1,4 @@
-"""A grammar while an answer is sampled, by the edge runtime or the torch engine."""
+"""A grammar's state while an answer is sampled, by the edge runtime or the torch engine."""
 
 from __future__ import annotations
 
@@ -16,19 +16,21 @@ log = logging.getLogger(__name__)
 
 
 def follow(compiled: Any, stops: frozenset[int]) -> Any:
-    """A matcher at the start of a compiled grammar. `stops`: the tokens that may end it, one at least."""
+    """Return a matcher at the start of a compiled grammar. `stops`: the tokens that may end it, at least
+    one.
+    """
     import xgrammar  # loaded by now, in a thread: it brings PyTorch with it, which takes seconds
 
     return xgrammar.GrammarMatcher(compiled, override_stop_tokens=sorted(stops))
 
 
 class TokenConstraint:
-    """Which tokens a request may take: those of its grammar, and no end token before `min_tokens`. Where the
-    grammar allows nothing but its end, the text ends all the same.
+    """The tokens that a request may take: those that its grammar allows, and no end token before
+    `min_tokens`. Where the grammar allows nothing but its end, the text ends before `min_tokens`.
 
-    It never raises: the engine's loop serves other requests too. For the same reason a grammar whose matcher
-    takes more than STEP_SECONDS of processor time for a token ends its request; ambiguous grammars get slower
-    with each.
+    No method raises, since the engine's loop serves other requests too. For the same reason a grammar whose
+    matcher takes more than STEP_SECONDS of processor time for a token ends its request; ambiguous grammars
+    get slower with each token.
     """
 
     STEP_SECONDS = 0.1
@@ -41,8 +43,8 @@ class TokenConstraint:
         min_tokens: int,
         held: frozenset[int] = frozenset(),
     ) -> None:
-        """`stops`: the tokens that end the text. `held`: those of them that may come only where nothing else
-        may, however many tokens there are (ignore_eos).
+        """`stops`: the tokens that end the text. `held`: the end tokens that are allowed only where the
+        grammar allows nothing else, after any number of tokens (ignore_eos).
         """
         self._matcher = matcher
         self._words = (vocab_size + 31) // 32
@@ -52,7 +54,7 @@ class TokenConstraint:
         self._failed = False
 
     def allowed(self) -> npt.NDArray[Any]:
-        """uint32 [(vocab_size+31)//32]."""
+        """Return the mask of allowed tokens, uint32 [(vocab_size+31)//32]."""
         row = np.full((1, self._words), -1, np.int32)
         if self._matcher is not None and not self._failed:
             self._timed(lambda matcher: matcher.is_terminated() or matcher.fill_next_token_bitmask(row))
@@ -60,7 +62,7 @@ class TokenConstraint:
         return without(words, self._stops if self._count < self._min else self._held)
 
     def accept(self, token: int) -> bool:
-        """Move on by a token."""
+        """Advance by a token. Returns False where the grammar does not allow it, or its matcher failed."""
         self._count += 1
         if self._matcher is None:
             return True

@@ -1,4 +1,4 @@
-"""Compiling off the event loop, in child processes within limits of time, memory and size.
+"""Compiles grammars off the event loop, in child processes with limits on time, memory and size.
 
 A hostile grammar can cost any amount of time and memory. A thread cannot be stopped; a process can.
 """
@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 
 
 class GrammarService:
-    """Compiles grammars for one vocabulary; a grammar that several wait for is compiled once, those made
-    lately are kept.
+    """Compiles grammars for one vocabulary. A grammar that several requests wait for is compiled once;
+    recently compiled ones are kept.
     """
 
     PROCESSES = 2
-    """Compiler processes: with two, one slow grammar does not hold up all others. The second starts when
+    """Compiler processes: with two, one slow grammar does not delay all others. The second starts when
     needed.
     """
 
@@ -45,8 +45,8 @@ class GrammarService:
         compiled_bytes: int = 64 << 20,
         kept_bytes: int = 64 << 20,
     ) -> None:
-        """`answers`: how the model marks its answers, None: as the directory shows. `timeout`: seconds for
-        one grammar, the start of its process not counted. `compiled_bytes`: the most it may become.
+        """`answers`: how the model marks its answers; None means as the directory shows. `timeout`: seconds
+        for one grammar, without the start of its process. `compiled_bytes`: the largest compiled grammar.
         """
         settings = {
             "directory": str(directory),
@@ -65,16 +65,16 @@ class GrammarService:
         self._warming: asyncio.Task[None] | None = None
 
     def start(self, *, here: bool) -> None:
-        """Start the compiler beside what goes on, so that the first grammar need not wait for it.
+        """Start the compiler in the background, so that the first grammar does not wait for it.
 
         `here`: answers are sampled in this process, which then needs xgrammar too.
         """
         self._warming = asyncio.create_task(self._warm(here))
 
     async def compiled(self, grammar: Grammar) -> str:
-        """The grammar as CompiledGrammars.load takes it.
+        """Return the grammar as CompiledGrammars.load takes it.
 
-        RequestError: it does not compile, or not within the limits. OverloadError: too many wait.
+        Raises RequestError where it does not compile within the limits, OverloadError where too many wait.
         """
         key = key_of(grammar)
         if (kept := self._kept.get(key)) is not None:
@@ -88,8 +88,8 @@ class GrammarService:
         return await asyncio.shield(task)  # others may wait for it too
 
     async def matcher(self, grammar: Grammar, stops: frozenset[int]) -> Any:
-        """A fresh xgrammar.GrammarMatcher, for sampling in this process. `stops`: tokens that may end the
-        text.
+        """Return a fresh xgrammar.GrammarMatcher for sampling in this process. `stops`: tokens that may end
+        the text.
         """
         key = key_of(grammar)
         made: Any = self._loaded.known(key)
@@ -123,7 +123,7 @@ class GrammarService:
 
 
 def _lacking() -> str | None:
-    """What is told where the library is not installed, as with the extra `front` alone."""
+    """The message where xgrammar is not installed, as with the extra `front` alone; else None."""
     if find_spec("xgrammar") is not None:
         return None
     return "grammars (response_format, tools) need xgrammar on the server: pip install 'nearfar[server]'"

@@ -1,1 +1,1 @@
-"""The HTTP side: OpenAI's shapes, limits, keys, metrics."""
+"""The HTTP side of the server: APIs, limits, keys, metrics."""

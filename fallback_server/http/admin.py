@@ -15,12 +15,12 @@ from nearfar.fallback_server.http.keys import KeyStore
 
 
 def router(service: Service, keys: KeyStore | None) -> APIRouter:
-    """The endpoints under /admin."""
+    """Make the router of the endpoints under /admin."""
     api = APIRouter(prefix="/admin")
 
     @api.get("/stats", response_model=None)
     async def stats() -> dict[str, Any]:
-        """Figures of engine and admission; `tasks` are those of the event loop, the one that answers
+        """Return the figures of engine and admission; `tasks` counts the event loop's tasks, this one
         included.
         """
         admission = service.admission
@@ -34,7 +34,7 @@ def router(service: Service, keys: KeyStore | None) -> APIRouter:
 
     @api.get("/keys", response_model=None)
     async def list_keys() -> dict[str, Any]:
-        """Names, limits and use of all keys; never what they are."""
+        """Return names, limits and use of all keys; never their hashes."""
         found = [asdict(key) for key in keys.keys] if keys else []
         for record in found:
             del record["hash"]
@@ -43,14 +43,14 @@ def router(service: Service, keys: KeyStore | None) -> APIRouter:
 
     @api.post("/keys/reload", response_model=None)
     async def reload_keys() -> dict[str, Any]:
-        """Read the keys file now; an invalid one is refused, and the keys stay."""
+        """Read the keys file now. An invalid file is rejected, and the present keys stay."""
         assert keys is not None  # nobody comes here without
         keys.reload()
         return {"keys": len(keys.keys)}
 
     @api.get("/requests", response_model=None)
     async def requests() -> dict[str, Any]:
-        """Requests under way."""
+        """List the requests under way."""
         now = time.monotonic()
         found = [
             {
@@ -67,7 +67,7 @@ def router(service: Service, keys: KeyStore | None) -> APIRouter:
 
     @api.delete("/requests/{name}", response_model=None)
     async def cancel(name: str) -> dict[str, Any]:
-        """End a request; its client gets what there is, with the finish reason abort."""
+        """End a request; its client gets the answer so far, with the finish reason abort."""
         call = service.live.get(name)
         if call is None:
             raise ApiError(404, f"there is no request {name!r:.100} under way", None, "not_found")

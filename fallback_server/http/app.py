@@ -45,13 +45,13 @@ from nearfar.machine import NONCE_HEADER, proof
 from nearfar.version import __version__
 
 READY_SECONDS = 7.0
-"""An engine that takes longer to say that it is ready is not."""
+"""Seconds that an engine may take to report that it is ready; a slower one counts as not ready."""
 
 
 @dataclass(frozen=True)
 class AppOptions:
-    """What an app needs beside its engine. `hosts`: the names that it answers for; none: all. `counts`:
-    its own, if not shared. `strict_fields`: unknown fields of requests are refused.
+    """Settings of an app. `hosts`: the host names that it answers for; none means all. `counts`: the counts
+    of limits; by default the app's own. `strict_fields`: reject unknown fields of requests.
     """
 
     limits: ServerLimits = field(default_factory=ServerLimits)
@@ -63,12 +63,12 @@ class AppOptions:
     counts: Counts | None = None
     strict_fields: bool = False
     store: bool = True
-    """Whether responses are kept in memory, to be asked for and followed by their ids."""
+    """Whether responses are kept in memory, so that later requests can read and continue them by id."""
 
 
 class JsonRoute(APIRoute):
-    """A route whose body is read as strict JSON. `teller`: logs what was ignored; None: nothing is.
-    `passes_on`: what is unknown here is for the engine's servers.
+    """A route whose body is read as strict JSON. `teller` logs ignored fields; None rejects unknown fields.
+    `passes_on`: unknown fields are for the engine's servers.
     """
 
     max_depth = ServerLimits.json_depth
@@ -107,7 +107,7 @@ class JsonRoute(APIRoute):
 
 
 def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
-    """The app over an engine. It does not close the engine."""
+    """Make the app over an engine. The app does not close the engine."""
     options = options or AppOptions()
     metrics = Metrics(lambda: [info.id for info in engine.models()], engine.stats)
     service = Service(
@@ -136,9 +136,9 @@ def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
             CORSMiddleware,
             allow_origins=list(options.cors),
             allow_methods=["GET", "HEAD", "POST"],
-            # Clients add headers of their own (the openai package nine), and none changes what is allowed.
+            # Clients add their own headers (the openai package nine), and none changes what is allowed.
             allow_headers=["*"],
-            # An origin that is named may call this machine from a public page, too.
+            # A named origin may call this machine from a public page, too.
             allow_private_network=True,
             expose_headers=["x-request-id", "retry-after", HEADER],
         )
@@ -151,7 +151,9 @@ def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
 
 
 def _router(prefix: str, service: Service, options: AppOptions) -> APIRouter:
-    """A router whose requests are read strictly, as bounded and as tolerantly as the options say."""
+    """Make a router that reads requests within the limits, and ignores unknown fields unless they are
+    rejected or passed on.
+    """
     teller = None if options.strict_fields or service.engine.passes_on else Teller()
     settings = {
         "max_depth": options.limits.json_depth, "teller": teller, "passes_on": service.engine.passes_on,
@@ -183,7 +185,7 @@ def _api(service: Service, options: AppOptions) -> APIRouter:
 
     @api.post("/embeddings", response_model=None)
     async def embed(body: EmbeddingRequest, request: Request) -> Response:
-        """Vectors of texts."""
+        """Return the vectors of texts."""
         return await _embed(service, request, body, passes_all)
 
     responses_routes.add(api, service, KeptResponses() if options.store else None)
@@ -193,7 +195,7 @@ def _api(service: Service, options: AppOptions) -> APIRouter:
 
     @api.get("/models", response_model=None)
     async def models(request: Request) -> dict[str, Any]:
-        """What can be asked for."""
+        """List the models that the key may use."""
         data = [_model(info, started, request) for info in _visible(service, request)]
         return {"object": "list", "data": data}
 
@@ -209,22 +211,24 @@ def _api(service: Service, options: AppOptions) -> APIRouter:
 
 
 def _probes(service: Service, keys: KeyStore | None) -> APIRouter:
-    """What balancers and Prometheus ask. Where there are keys, only an admin's is told addresses."""
+    """Make the routes for load balancers and Prometheus. On a server with keys, only an admin's key gets
+    addresses.
+    """
     router = APIRouter()
 
     @router.get("/", response_model=None)
     async def root() -> dict[str, Any]:
-        """Something answers here: clients ask before they ask for more."""
+        """Answer that a server is here: clients check this first."""
         return {"status": "ok", "server": "nearfar"}
 
     @router.get("/health", response_model=None)
     async def health() -> dict[str, Any]:
-        """The server is alive."""
+        """Answer that the server is alive."""
         return {"status": "ok"}
 
     @router.get("/ready", response_model=None)
     async def ready(request: Request) -> Response:
-        """The engine has computed lately, or generates a token now."""
+        """Answer whether the engine has computed lately, or generates a token now."""
         if service.draining:
             return JSONResponse({"status": "draining"}, 503)
         try:
@@ -242,7 +246,7 @@ def _probes(service: Service, keys: KeyStore | None) -> APIRouter:
 
     @router.get("/metrics", response_model=None)
     async def metrics() -> Response:
-        """Prometheus' text format."""
+        """Return the metrics in Prometheus' text format."""
         return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return router
@@ -251,7 +255,7 @@ def _probes(service: Service, keys: KeyStore | None) -> APIRouter:
 async def _complete(
     service: Service, request: Request, body: ChatRequest | CompletionRequest, passes_all: bool
 ) -> Response:
-    """`passes_all`: an upstream gets the body as it came."""
+    """Answer a completion. `passes_all`: the engine gets the body as received."""
     wanted = asked(service, request, body)
     if passes_all and isinstance(request, convert.JsonRequest):
         wanted = replace(wanted, body=convert.as_it_came(request.read, body))
@@ -287,7 +291,9 @@ def _model(info: Any, started: int, request: Request) -> dict[str, Any]:
 
 
 def _proof(request: Request) -> dict[str, str]:
-    """Proof for a request with a nonce that this server runs on its machine, as its user."""
+    """Return the proof, for a request with a nonce, that this server runs on the client's machine as the
+    client's user.
+    """
     _, port = request.scope.get("server") or ("", None)
     nonce = request.headers.get(NONCE_HEADER)
     made = proof(nonce, port) if nonce and port else None

@@ -1,5 +1,5 @@
-"""One call from admission to its last token: the same steps for chats and completions, whole and streamed,
-and for vectors.
+"""One call from admission to its last token. Chats and completions, whole and streamed, and vectors take the
+same steps.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from nearfar.fallback_server.http.writing import json_response
 from nearfar.fallback_server.tenants import ANONYMOUS, Tenant
 
 GONE = 499
-"""Status of a request whose client left; it is only ever logged."""
+"""Status of a request whose client left; it appears only in logs."""
 
 
 @dataclass
 class Service:
-    """What all calls share."""
+    """The objects that all calls share."""
 
     engine: Engine
     admission: Admission
@@ -54,7 +54,7 @@ class Service:
     live: dict[str, Call] = field(default_factory=dict)
 
     def turned_away(self, scope: Scope, error: ApiError) -> None:
-        """A request was refused before anybody knew what it asks."""
+        """Count and log a request that was rejected before its body was read."""
         problem, state = error.problem, scope["state"]
         self.metrics.unknown().outcome(_outcome(problem))
         if self.audit is not None:
@@ -72,7 +72,9 @@ class Service:
             self.audit.write(entry)
 
     def named(self, model: str | None, tenant: Tenant) -> str:
-        """The model that a request asks for; where it names none, the only one that its tenant may use."""
+        """Return the requested model; for a request without one, the only model that its tenant may use.
+        Raises ApiError where that is ambiguous.
+        """
         if model:
             return model
         there = [info.id for info in self.engine.models() if tenant.allows(info.id)]
@@ -83,22 +85,22 @@ class Service:
 
 
 def tenant_of(request: Request) -> Tenant:
-    """Who is asking."""
+    """The tenant of an HTTP request."""
     tenant = getattr(request.state, "tenant", ANONYMOUS)
     assert isinstance(tenant, Tenant)
     return tenant
 
 
 def _ticket_of(request: Request) -> Ticket:
-    """What the request was let in with, at the door."""
+    """The ticket with which the request was admitted."""
     ticket = request.state.ticket
     assert isinstance(ticket, Ticket)
     return ticket
 
 
 def _check_rights(service: Service, wanted: EngineRequest) -> None:
-    """Refuse a model that is not here, or not for this key (both look the same), and more urgency than it
-    may ask for.
+    """Raise an error for a model that does not exist or is not for this key (both look the same), or for more
+    urgency than the key may request.
     """
     tenant, model = wanted.tenant, wanted.model
     served = service.engine.models()
@@ -123,7 +125,7 @@ def _check_rights(service: Service, wanted: EngineRequest) -> None:
 
 
 class Call:
-    """A call on its way. Whatever happens, it ends once: place given back, counted, logged."""
+    """A call under way. However it ends, exactly once its place is freed, and it is counted and logged."""
 
     def __init__(self, service: Service, request: Request, wanted: EngineRequest) -> None:
         self.service, self.request, self.wanted = service, request, wanted
@@ -143,8 +145,8 @@ class Call:
         self._span: Span = service.tracer.span(operation, wanted.model, request.headers)
 
     async def respond(self, shape: Shape, stream: bool) -> Response:
-        """Answer. For a stream, the status is that of what happens up to the first piece, or within
-        `keep_alive` seconds.
+        """Answer the request. A stream's status is determined by what happens up to the first piece, or
+        within `keep_alive` seconds.
         """
         if stream:
             return await self._run(lambda: self._stream(shape))
@@ -153,12 +155,12 @@ class Call:
     async def embed(
         self, shape: EmbeddingShape, told: Callable[[dict[str, Any]], dict[str, Any]] = lambda record: record
     ) -> Response:
-        """Give vectors. `told`: makes another API's record of OpenAI's."""
+        """Answer with vectors. `told` converts OpenAI's record to another API's."""
         return await self._run(lambda: self._at_once(self._vectors(shape, told)))
 
     async def count(self, record: Callable[[Prepared], Awaitable[dict[str, object]]]) -> Response:
-        """Tell what the prompt is as tokens; `record` makes the answer of it. Nothing is computed, so this
-        costs no tokens.
+        """Answer with the prompt's tokens; `record` makes the answer. Nothing is computed, so this costs no
+        tokens.
         """
 
         async def counted() -> Response:
@@ -168,7 +170,7 @@ class Call:
         return await self._run(lambda: self._at_once(counted()))
 
     async def _run(self, answer: Callable[[], Awaitable[Response]]) -> Response:
-        """The call, once it is let in, and its end where that is not a stream's."""
+        """Admit the call and answer it; end it here unless a stream ends it later."""
         try:
             _check_rights(self.service, self.wanted)
             self._metrics = self.service.metrics.of(self.wanted.model)
@@ -189,7 +191,7 @@ class Call:
             return problem.response(self.request.url.path)
 
     async def cancel(self) -> None:
-        """End the call from outside; its client gets what there is."""
+        """End the call from outside; its client gets the answer so far."""
         if self.wanted.pooling is not None:
             raise ApiError(
                 409,
@@ -201,7 +203,7 @@ class Call:
 
     @property
     def metrics(self) -> CallMetrics:
-        """What is counted of it."""
+        """The metrics of the call's model."""
         return self._metrics or self.service.metrics.unknown()
 
     @property
@@ -228,7 +230,7 @@ class Call:
         return EventStream(self._events(shape, first, rest), self._finish, keep_alive, shape.media_type)
 
     async def _prepare(self) -> Prepared:
-        """The request as tokens, paid for."""
+        """Tokenize the request and charge its tokens."""
         prepared = self._prepared = await self.service.engine.prepare(self.wanted)
         if prepared.ignored:
             ignore(prepared.ignored)
@@ -243,7 +245,7 @@ class Call:
         return await json_response(told(shape.whole(found)), sum(map(len, found.vectors)))
 
     async def _pieces(self) -> AsyncGenerator[Piece, None]:
-        """Prepare, submit, and watch the pieces pass."""
+        """Prepare and submit the request, and observe its pieces."""
         answers = self._answers = await self.service.engine.submit(await self._prepare())
         async with aclosing(answers.pieces()) as pieces:
             async for piece in pieces:
@@ -263,7 +265,7 @@ class Call:
     async def _events(
         self, shape: Shape, first: asyncio.Future[Piece], rest: AsyncGenerator[Piece, None]
     ) -> AsyncGenerator[bytes, None]:
-        """The stream. An error after its beginning is told in the stream, at its end."""
+        """Yield the events of the stream. An error after its beginning is sent as the last event."""
         try:
             async with aclosing(rest):
                 piece = await first
@@ -288,7 +290,7 @@ class Call:
                 yield data
 
     async def _finish(self) -> None:
-        """The end of a stream, whether its events were ever asked for or not."""
+        """End the call of a stream, whether its events were sent or not."""
         await self._end(self._status, self._outcome)
 
     def _watch(self, piece: Piece) -> None:

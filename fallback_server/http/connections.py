@@ -1,6 +1,4 @@
-"""Connections of clients that are slow on purpose: uvicorn's protocol with a time limit wherever it would
-wait for ever.
-"""
+"""Protects against clients that are slow on purpose: uvicorn's protocol with a time limit on every wait."""
 
 from __future__ import annotations
 
@@ -15,15 +13,15 @@ from nearfar.fallback_server.http.errors import Problem
 from nearfar.fallback_server.http.limits import ServerLimits
 
 ALIVE = ("/health", "/metrics")
-"""What is answered however many connections there are: a server that is merely full must not be taken for
-dead.
-"""
+"""Paths that are answered at any number of connections: a full server must not be taken for a dead one."""
 
 
 class BoundedProtocol(H11Protocol):
-    """Aborts a connection whose headers do not come, or that takes none of what was written, for too long.
+    """Aborts a connection whose headers do not come, or which reads nothing of what was written, for too
+    long.
 
-    A client that reads one byte a second fills its window, the transport stops writing, and the time runs.
+    A client that reads one byte a second fills its window, the transport stops writing, and the time limit
+    runs.
     """
 
     limits = ServerLimits()
@@ -35,7 +33,7 @@ class BoundedProtocol(H11Protocol):
         self._app, self.app = self.app, self._within_limit
 
     async def _within_limit(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The app, while there are not too many connections. uvicorn's own limit answers in plain text,
+        """Call the app while there are not too many connections. uvicorn's own limit answers in plain text,
         and to probes too.
         """
         most = self.limits.connections
@@ -56,7 +54,8 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See asyncio.Protocol."""
         super().connection_made(transport)
-        # Linux would let it grow to megabytes, which the engine fills before anybody sees that nobody reads.
+        # Linux would let the buffer grow to megabytes, which the engine fills before a slow reader is
+        # noticed.
         transport.get_extra_info("socket").setsockopt(
             socket.SOL_SOCKET, socket.SO_SNDBUF, self.limits.send_buffer
         )
@@ -85,7 +84,7 @@ class BoundedProtocol(H11Protocol):
             self._writing = None
 
     def timeout_keep_alive_handler(self) -> None:
-        """Closing waits until all is written: not for ever."""
+        """Close an idle connection. Closing waits until all is written, but not for ever."""
         super().timeout_keep_alive_handler()
         self.loop.call_later(self.limits.write_timeout, self.transport.abort)
 
@@ -102,5 +101,5 @@ class BoundedProtocol(H11Protocol):
 
 
 def protocol(limits: ServerLimits) -> type[asyncio.Protocol]:
-    """The protocol with these limits: uvicorn makes the instances."""
+    """Return the protocol class with these limits; uvicorn makes the instances."""
     return type("LimitedProtocol", (BoundedProtocol,), {"limits": limits})

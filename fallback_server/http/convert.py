@@ -1,4 +1,4 @@
-"""From a request as clients send it to what an engine gets."""
+"""Converts requests as clients send them to engine requests."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ from nearfar.fallback_server.http.schemas import (
 
 _LOOKED_INTO = (dict, list, float)
 LARGE = 64 << 10
-"""Bytes of a body from which on it is parsed in a thread, for others wait meanwhile."""
+"""Bytes of a body from which on it is parsed in a thread, so that other requests do not wait."""
 
 
 class JsonRequest(Request):
-    """Reads a body as strict JSON: no NaN, no lone surrogates, no deep nests. `model`: what it is to
-    become.
+    """A request whose body is read as strict JSON: no NaN, no lone surrogates, no deep nesting. `model`: the
+    model that validates it.
     """
 
     max_depth = 64
     model: type[BaseModel] | None = None
     read: Any = None
-    """The body as it came, once it has been asked for."""
+    """The parsed body as received; None before `json` was called."""
 
     async def json(self) -> Any:
-        """The body; 400 if it is not what it must be.
+        """Return the body. Raises ApiError with 400 for invalid JSON.
 
-        A large one is validated in the thread as well. What is wrong with it is told by who validates it
-        again: FastAPI takes an instance of the model as it is.
+        A large body is also validated in the thread, and FastAPI takes the instance as it is. If that fails,
+        FastAPI validates the data again and reports the errors.
         """
         coding = self.headers.get("content-encoding", "identity").strip().lower()
         if coding not in ("", "identity"):
@@ -71,7 +71,9 @@ class JsonRequest(Request):
 
 
 def _validated(body: bytes, depth: int, model: type[BaseModel] | None) -> tuple[Any, Any]:
-    """The body, and what it is of the model; the body again where it is none."""
+    """Return the parsed body, and the body as an instance of `model`, or the data again where it is
+    invalid.
+    """
     data = _parse(body, depth)
     try:
         return data, data if model is None else model.model_validate(data)
@@ -89,7 +91,9 @@ def _parse(body: bytes, depth: int) -> Any:
 
 
 def _check_nest(data: Any, depth: int) -> None:
-    """Refuse what is nested too deeply, or holds numbers that JSON cannot carry on (1e999)."""
+    """Raise ApiError for data that is nested too deeply, or has numbers that JSON cannot represent
+    (1e999).
+    """
     level = [data]
     for _ in range(depth + 1):
         if any(type(item) is float and not math.isfinite(item) for item in level):
@@ -107,7 +111,7 @@ def _check_nest(data: Any, depth: int) -> None:
 
 
 def chat(body: ChatRequest) -> EngineRequest:
-    """A chat completion."""
+    """Convert a chat completion."""
     dumped = _dumped(body)
     tools = tuple({"type": "function", "function": tool["function"]} for tool in dumped.get("tools", ()))
     _small(tools, "tools")
@@ -129,7 +133,7 @@ def chat(body: ChatRequest) -> EngineRequest:
 
 
 def _hints(body: ChatRequest) -> tuple[Hint, ...]:
-    """How much to think and to write, in the words of all APIs."""
+    """Collect the hints on thinking and verbosity, under the field names of all APIs."""
     found: list[Hint] = []
     if body.reasoning_effort is not None:
         found.append(Hint("reasoning_effort", "reasoning_effort", body.reasoning_effort))
@@ -145,19 +149,19 @@ def _hints(body: ChatRequest) -> tuple[Hint, ...]:
 
 
 def completion(body: CompletionRequest) -> EngineRequest:
-    """A plain completion of one or several prompts."""
+    """Convert a plain completion of one or several prompts."""
     return EngineRequest(
         prompts=prompts(body.prompt),
         max_tokens=body.max_tokens,
         logprobs=body.logprobs,
         echo=bool(body.echo),
-        # The prompt may be a million token ids: it is passed on as it is.
+        # The prompt may be a million token ids: it is passed on without a copy.
         **_common(body, f"cmpl-{secrets.token_hex(12)}", {**_dumped(body, "prompt"), "prompt": body.prompt}),
     )
 
 
 def prompts(given: str | list[int] | list[str] | list[list[int]]) -> tuple[Prompt, ...]:
-    """One prompt or several, text or tokens."""
+    """Convert the prompts, text or tokens, to a tuple."""
     if isinstance(given, str):
         return (given,)
     if isinstance(given[0], int):
@@ -166,13 +170,13 @@ def prompts(given: str | list[int] | list[str] | list[list[int]]) -> tuple[Promp
 
 
 def _dumped(body: Common, *without: str) -> dict[str, Any]:
-    """The body as an upstream server gets it: without fields that change nothing, which it may not know."""
+    """Return the body for an upstream server, without fields that have no effect, which it may not know."""
     return body.model_dump(exclude_none=True, by_alias=True, exclude={*body.idle(), *without})
 
 
 def as_it_came(given: dict[str, Any], body: Common | EmbeddingRequest) -> dict[str, Any]:
-    """The body for an upstream that may know more than this server: as the client sent it, unknown fields and
-    parts of messages included, but for what asks for nothing.
+    """Return the body for an upstream that may know more fields: as the client sent it, with unknown fields
+    and parts of messages, but without fields that have no effect.
     """
     made = {name: value for name, value in given.items() if value is not None}
     for name, field in type(body).model_fields.items():
@@ -204,7 +208,7 @@ def _common(body: Common, name: str, dumped: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sampling(body: Common) -> dict[str, Any]:
-    """Fields of Sampling that the caller gave."""
+    """Return the fields of Sampling that the caller gave."""
     names = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
     given: dict[str, Any] = {name: value for name in names if (value := getattr(body, name)) is not None}
     if body.top_k is not None:
@@ -217,8 +221,8 @@ def _sampling(body: Common) -> dict[str, Any]:
 
 
 def _grammar(body: Common) -> Grammar | None:
-    """What the answer must match. OpenAI says it in response_format, vLLM in structured_outputs or
-    guided_*.
+    """Return the grammar that the answer must match. OpenAI has it in response_format, vLLM in
+    structured_outputs or guided_*.
     """
     if body.response_format is not None and body.response_format.type != "text":
         return _form(body.response_format)
@@ -266,7 +270,7 @@ def _guided(
 
 
 def _small(value: Any, param: str) -> str:
-    """As JSON, if that is not too large."""
+    """Return the value as JSON. Raises RequestError if that is too large."""
     text = json.dumps(value)
     if len(text) > MAX_SCHEMA_BYTES:
         raise RequestError(

@@ -1,4 +1,4 @@
-"""What is left of a key's minute: a token bucket for its requests and one for its tokens."""
+"""Limits of a key per minute, as two token buckets: one for its requests, one for its tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal, Protocol
 
 @dataclass(frozen=True)
 class Account:
-    """What a tenant may have of something in a minute."""
+    """A tenant's limit per minute, of requests or of tokens."""
 
     tenant: str
     what: Literal["requests", "tokens"]
@@ -18,22 +18,22 @@ class Account:
 
 
 class Counts(Protocol):
-    """Keeps accounts. One whose bound was edited keeps count of what was taken before."""
+    """The counts of accounts. An account whose limit was edited keeps its earlier use."""
 
     async def claim(self, account: Account, amount: float) -> float:
-        """Take so much if it is there, and give 0; else take nothing, and give the seconds until it will
-        be there.
+        """Take `amount` if it is available and return 0; else take nothing and return the seconds until it
+        is.
         """
         ...
 
     def take(self, account: Account, amount: float) -> None:
-        """Take so much, there or not. Less than nothing is given back."""
+        """Take `amount`, available or not. A negative amount is given back."""
         ...
 
 
 class Bucket:
-    """A token bucket that fills in a minute. It may be overdrawn: by what was not known beforehand, and by
-    what is larger.
+    """A token bucket that fills in a minute. Amounts that were not known beforehand, or exceed its size, may
+    overdraw it.
     """
 
     def __init__(self, per_minute: float, now: float) -> None:
@@ -46,19 +46,19 @@ class Bucket:
         return max(self._rate, 1.0)  # half a request a minute is one in two minutes
 
     def wait(self, amount: float, now: float) -> float:
-        """Seconds until so much can be taken; 0: now. What is larger than the bucket waits until it is
-        full.
+        """Seconds until `amount` can be taken; 0 means now. An amount above the bucket's size waits until it
+        is full.
         """
         self._fill(now)
         return max(0.0, (min(amount, self._size) - self._level) * 60 / self._rate)
 
     def take(self, amount: float, now: float) -> None:
-        """Take so much, there or not."""
+        """Take `amount`, available or not."""
         self._fill(now)
         self._level -= amount
 
     def resize(self, per_minute: float, now: float) -> None:
-        """Another size from now on. What was taken stays taken."""
+        """Change the size. The amount that was taken stays taken."""
         self._fill(now)
         self._level += per_minute - self._rate
         self._rate = per_minute
@@ -69,8 +69,8 @@ class Bucket:
 
 
 class OwnCounts:
-    """Counts of this process alone. It is one of `fronts`, and grants its part: balancers spread requests
-    evenly enough.
+    """Counts of this process alone. As one of `fronts` servers it grants its share of each limit: load
+    balancers spread requests evenly enough.
     """
 
     def __init__(self, fronts: int, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,4 +1,4 @@
-"""Embeddings in OpenAI's shape: what is asked, as an engine's request, and the vectors, as a response."""
+"""Embeddings in OpenAI's shape: converts the request for the engine, and the vectors to a response."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ NOT_FINITE = "a vector has values that are no numbers: the model overflows, run 
 
 
 def embedding(body: EmbeddingRequest) -> EngineRequest:
-    """Vectors of one or several texts; they have no answers, so they cost their inputs."""
+    """Convert a request for vectors of one or several texts. There is no answer, so it costs its inputs
+    only.
+    """
     name = f"embd-{secrets.token_hex(12)}"
     return EngineRequest(
         name, body.model or "", prompts=convert.prompts(body.input), max_tokens=0, pooling=body.pooling
@@ -29,11 +31,11 @@ def embedding(body: EmbeddingRequest) -> EngineRequest:
 
 @dataclass(frozen=True)
 class EmbeddingShape:
-    """How vectors are written, as engines give them: here it is seen that they are numbers, and they get
-    length 1, as OpenAI's have.
+    """The response shape of vectors. It checks that they are finite and scales them to length 1, like
+    OpenAI's.
 
-    `dimensions`: so many values, the first ones, of length 1 again. `normalize`: an upstream's vectors stay
-    as they are. base64 is that of little-endian float32.
+    `dimensions`: keep this many first values, scaled to length 1 again. `normalize` False leaves an
+    upstream's vectors as they are. base64 encodes little-endian float32.
     """
 
     model: str
@@ -42,7 +44,9 @@ class EmbeddingShape:
     normalize: bool = True
 
     def whole(self, found: Embeddings) -> dict[str, Any]:
-        """All vectors, as a record that `written` reads: it raises EngineError at one that is no numbers."""
+        """Return all vectors as a record for `written`, which raises EngineError at a vector that is not
+        finite.
+        """
         if found.vectors:
             check_dimensions(self.dimensions, len(found.vectors[0]))
         return embeddings(self.model, map(self._value, found.vectors), found.tokens)

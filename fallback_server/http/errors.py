@@ -1,7 +1,7 @@
-"""Errors as clients expect them: the HTTP status, and the shape of the API that was asked.
+"""Errors as clients expect them: the HTTP status, and the shape of the requested API.
 
-OpenAI's shape has message, type, param and code; Anthropic's (below /v1/messages) a type of its own list;
-Ollama's (below /api) one text.
+OpenAI's shape has message, type, param and code; Anthropic's (below /v1/messages) a type from its own list;
+Ollama's (below /api) a single text.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from nearfar.suggestions import advised, suggested
 log = logging.getLogger(__name__)
 
 _UNREAD = (408, 413, 431)
-"""After these there may be more of the request to come, which nobody will read."""
+"""Statuses after which the rest of the request's body may still come; nobody reads it."""
 OLLAMA = "/api/"
-"""Where the paths of Ollama's API begin."""
+"""Prefix of the paths of Ollama's API."""
 MESSAGES = "/v1/messages"
-"""Where the paths of Anthropic's API begin."""
+"""Prefix of the paths of Anthropic's API."""
 _ANTHROPIC = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error", 413: "request_too_large",
     429: "rate_limit_error", 503: "overloaded_error",
@@ -39,7 +39,7 @@ _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit
 
 @dataclass(frozen=True)
 class Problem:
-    """An error on its way to a client."""
+    """An error to send to a client."""
 
     status: int
     message: str
@@ -49,12 +49,12 @@ class Problem:
 
     @property
     def body(self) -> dict[str, Any]:
-        """OpenAI's shape."""
+        """The error in OpenAI's shape."""
         kind = _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
     def told(self, path: str = "") -> dict[str, Any]:
-        """The error in the shape of the API that `path` belongs to."""
+        """Return the error in the shape of the API that `path` belongs to."""
         if path.startswith(OLLAMA):
             return {"error": self.message}
         if path.startswith(MESSAGES):
@@ -63,16 +63,18 @@ class Problem:
 
     @property
     def _anthropic(self) -> str:
-        """Anthropic's type of error for the status."""
+        """Anthropic's error type for the status."""
         return _ANTHROPIC.get(self.status, "invalid_request_error" if self.status < 500 else "api_error")
 
     @property
     def _words(self) -> str:
-        """The message as Anthropic's clients know it: they compact a conversation by its first words."""
+        """The message for Anthropic's clients, which compact a conversation when it begins with these
+        words.
+        """
         return f"prompt is too long: {self.message}" if self.code == CONTEXT_CODE else self.message
 
     def response(self, path: str = "") -> JSONResponse:
-        """An HTTP response in the shape of the API that `path` belongs to."""
+        """Return an HTTP response in the shape of the API that `path` belongs to."""
         headers = (
             {} if self.retry_after is None else {"Retry-After": str(max(1, math.ceil(self.retry_after)))}
         )
@@ -84,7 +86,7 @@ class Problem:
 
 
 class ApiError(HTTPException):
-    """Raised where a request is refused before it reaches an engine."""
+    """An error of a request that does not reach an engine."""
 
     def __init__(
         self, status: int, message: str, param: str | None = None, code: str | None = None,
@@ -95,7 +97,7 @@ class ApiError(HTTPException):
 
 
 def problem_of(error: Exception) -> Problem:
-    """What to tell a client of an error. Of a bug: nothing but that there is one."""
+    """Convert an exception for the client. For a bug it says only that there is one."""
     match error:
         case ApiError():
             return error.problem
@@ -113,7 +115,7 @@ def problem_of(error: Exception) -> Problem:
 
 
 def install(app: FastAPI) -> None:
-    """Make the app answer every error in this shape."""
+    """Make the app answer every error in the requested API's shape."""
 
     async def known(request: Request, error: Exception) -> Response:
         return problem_of(error).response(request.url.path)
@@ -150,7 +152,7 @@ _NO_OBJECT = ("missing", "dict_type", "model_type", "model_attributes_type")
 
 
 def _no_object(content_type: str | None, body: object) -> Problem:
-    """What is wrong with a body that could not be read as a JSON object at all."""
+    """Describe a body that could not be read as a JSON object at all."""
     is_what = "is empty" if body is None else f"is {_kind(body)}, not a JSON object"
     said = "none" if content_type is None else ascii(content_type[:80])
     text = (
@@ -166,11 +168,11 @@ PATHS = (
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings",
     "/v1/models", "/v1/tokenize", "/v1/detokenize",
 )  # fmt: skip
-"""What there is, for who asks for what there is not. (Of the app itself it is known only with its schema.)"""
+"""Known paths, to suggest one for an unknown path. (The app knows its own only with its schema.)"""
 
 
 def _no_path(asked: str) -> str:
-    """What is said of a path that is none: the one that may be meant, else those that there are."""
+    """The message for an unknown path, with the closest known path, or else all of them."""
     *others, last = PATHS
     there = f": this server speaks {', '.join(others)} and {last}"
     path = asked if asked.startswith("/v1/") else f"/v1{asked}"
@@ -178,7 +180,7 @@ def _no_path(asked: str) -> str:
 
 
 def _fields(request: Request) -> Iterable[str]:
-    """Names of the fields of the body that the route of a request takes."""
+    """Names of the body's fields that the route of a request takes."""
     body = getattr(request.scope.get("route"), "body_field", None)
     model = getattr(getattr(body, "field_info", None), "annotation", None)
     return getattr(model, "model_fields", ())
@@ -188,12 +190,12 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 def validation(errors: Sequence[Mapping[str, Any]], fields: Iterable[str] = ()) -> Problem:
-    """What is wrong, with its place and value. Of a union's errors: our own, else the one that lies
-    deepest. `fields`: those that there are, for one that is none.
+    """Describe validation errors, with place and value. Of a union's errors it shows our own, else the most
+    deeply nested one. `fields`: the known fields, to suggest one for an unknown field.
     """
     error = max(errors, key=lambda e: (e["type"] == "value_error", len(e["loc"])))
     unknown = error["type"] == "extra_forbidden"
-    # A field that there is not may be named like a type: it is the last part of its place.
+    # An unknown field may have the name of a type: it is the last part of its place.
     *within, last = error["loc"] or ("body",)
     of_role = [at for at, part in enumerate(within) if part == "user" and isinstance(within[at - 1], int)]
     place = [str(part) for at, part in enumerate(within) if not _is_type_name(part) and at not in of_role]
@@ -209,13 +211,13 @@ def validation(errors: Sequence[Mapping[str, Any]], fields: Iterable[str] = ()) 
         return Problem(400, f"unknown field {name:.80}{meant}", place[0], "invalid_request")
     given = "" if isinstance(value, dict | list) and _kind(value) in message else _not(error["type"], value)
     text = f"{where}: {message}{given}" if where else message
-    # What concerns several fields has no place, but may name one of them.
+    # An error that concerns several fields has no place, but may name one of them.
     param = place[0] if place else error.get("ctx", {}).get("param")
     return Problem(400, text, param, "invalid_request")
 
 
 def _alternatives(errors: Sequence[Mapping[str, Any]], error: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The errors that say what else a value of a union may be, in its place; else the error alone."""
+    """The errors about the same place that list a union's other types; else the error alone."""
     *within, last = error["loc"] or ("body",)
     if not _is_type_name(last):
         return [error]
@@ -223,7 +225,7 @@ def _alternatives(errors: Sequence[Mapping[str, Any]], error: Mapping[str, Any])
 
 
 def _meant(place: Sequence[str], fields: Iterable[str]) -> str:
-    """The end of a message about an unknown field: what of the same object may be meant."""
+    """The end of a message about an unknown field: the field of the same object that may be meant."""
     *within, last = place
     if not within:
         return advised([last], fields)
@@ -233,7 +235,7 @@ def _meant(place: Sequence[str], fields: Iterable[str]) -> str:
 
 
 def _not(kind: str, value: Any) -> str:
-    """The end of a message: the value that was given, where showing it helps."""
+    """The end of a message: the given value, where showing it helps."""
     if kind in _WITHOUT_VALUE:
         return ""
     if isinstance(value, dict | list):
@@ -242,18 +244,18 @@ def _not(kind: str, value: Any) -> str:
 
 
 def _is_type_name(part: str | int) -> bool:
-    """Whether a part of a place tells a member of a union (or "body"), not a field."""
+    """Whether a part of a place names a member of a union (or "body"), not a field."""
     return isinstance(part, str) and (part in _TYPE_NAMES or "[" in part)
 
 
 def _kind(value: object) -> str:
-    """What JSON calls a value, with the value where it is short."""
+    """JSON's name for a value's type, or the value itself where it is short."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     return f"{value!a:.80}"
 
 
 _OF_CONTAINERS = ("value_error", "too_short", "too_long")
-"""Errors about what is in a list or an object, which has the right type."""
+"""Errors about the contents of a list or an object that has the right type."""
 _WITHOUT_VALUE = ("missing", "union_tag_not_found", IDLE)
 _TYPE_NAMES = {"body", "str", "int", "float", "bool", "system", "assistant", "tool", "other", "NamedTool"}

@@ -1,7 +1,8 @@
-"""What the fields of requests are made of: strict, and bounded before they are looked into.
+"""Field types of requests: strict, and bounded before their contents are read.
 
-A body of wrong types must cost no more than a right one. So a list ends at its first wrong element, a union
-is told apart by what it holds before anything is validated, and what is too long is refused by its length.
+A body of wrong types must cost no more than a right one. So a list ends at its first wrong element, a union's
+member is chosen by the value's type before anything is validated, and a value that is too long is rejected by
+its length.
 """
 
 from __future__ import annotations
@@ -40,13 +41,15 @@ MAX_PROMPTS = 64
 MAX_PROMPT_TOKENS = 1 << 20
 MAX_PARTS = 256
 MAX_SCHEMA_BYTES = MAX_GRAMMAR_BYTES
-"""Bytes of a schema, a regular expression or a grammar; of all tools together."""
+"""Largest schema, regular expression or grammar in bytes; for tools, all of them together."""
 UNKNOWN = 16
-"""Unknown fields that are told one by one."""
+"""Most unknown fields that are reported one by one."""
 
 
 class Strict(BaseModel):
-    """No unknown fields, no conversions, no NaN. `place`: where in a request such an object stands."""
+    """A record without unknown fields, conversions or NaN. `place`: the path of this kind of object in a
+    request.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
     place: ClassVar[str] = ""
@@ -54,8 +57,8 @@ class Strict(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known_fields(cls, data: Any) -> Any:
-        """Drops unknown fields where they are ignored or passed on. Where not, each is an error of its own:
-        they are counted first.
+        """Drop unknown fields where they are ignored or passed on. Where they are rejected, count them first:
+        each is a separate error.
         """
         if not isinstance(data, dict):
             return data
@@ -74,7 +77,7 @@ class Strict(BaseModel):
 
 
 def models_at(place: str) -> list[type[Strict]]:
-    """The models of what stands at a place of a request, such as "messages."."""
+    """Return the models of the objects at a place of a request, for example "messages."."""
     return [model for model in _kinds(Strict) if model.place == place]
 
 
@@ -95,13 +98,13 @@ def _or_ignored(value: Any, handler: ValidatorFunctionWrapHandler, info: Validat
 
 
 SILENT = WrapValidator(_or_ignored)
-"""Marks a field that says nothing of the answer: where unknown fields are ignored, so is a value of another
-type in this one.
+"""Marks a field without effect on the answer: where unknown fields are ignored, a value of another type in
+this one is ignored too.
 """
 
 
 def few(most: int) -> BeforeValidator:
-    """At most so many entries, counted before any is looked at."""
+    """Return a validator for at most `most` entries, which counts them before reading any."""
 
     def check(value: Any) -> Any:
         if isinstance(value, dict | list) and len(value) > most:
@@ -113,8 +116,8 @@ def few(most: int) -> BeforeValidator:
 
 @dataclass(frozen=True, eq=False)  # for (1,) equals (True,)
 class Only:
-    """A field that is taken at values that ask for nothing, and null. Others are refused, not ignored.
-    `instead`: what whoever gives one may do.
+    """A field that takes only null and the values that have no effect. Others are rejected, not ignored.
+    `instead`: the advice in the error message.
     """
 
     values: tuple[Any, ...] = ()
@@ -131,7 +134,7 @@ class Only:
         return {"enum": [None, *self.values]}
 
     def idle(self, value: Any) -> bool:
-        """Whether a value asks for nothing."""
+        """Whether a value has no effect."""
         return any(type(value) is type(known) and value == known for known in (None, *self.values))
 
     def _check(self, value: Any) -> Any:
@@ -144,7 +147,7 @@ class Only:
 
 
 def _kind(names: dict[type, str]) -> Callable[[Any], str | None]:
-    """Tells a union's member by the type of the value, or of its first element."""
+    """Return a function that selects a union's member by the type of the value, or of its first element."""
 
     def kind(value: Any) -> str | None:
         if isinstance(value, str):
@@ -157,17 +160,17 @@ def _kind(names: dict[type, str]) -> Callable[[Any], str | None]:
 
 
 def one_of(names: dict[type, str], said: str) -> Discriminator:
-    """A union's member by what a list begins with; an empty list is the first of them."""
+    """Select a union's member by a list's first element; an empty list selects the first member."""
     return Discriminator(_kind(names), custom_error_type="type", custom_error_message=said)
 
 
 def many(most: int, least: int = 0) -> Any:
-    """A list's bounds; its first wrong element ends it."""
+    """A list's bounds; validation stops at its first wrong element."""
     return Field(min_length=least, max_length=most, fail_fast=True)
 
 
 def _weight(value: Any, most: int) -> int:
-    """A lower bound of the bytes of a value as JSON; it stops counting beyond `most`."""
+    """A lower bound of the bytes of a value as JSON; counting stops above `most`."""
     weight, stack = 0, [value]
     while stack and weight <= most:
         item = stack.pop()
@@ -189,7 +192,7 @@ def _small(value: Any) -> Any:
 Name = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 JsonObject = Annotated[dict[str, Any], BeforeValidator(_small)]
-"""A JSON schema: any object, of a size that is looked at before it is copied."""
+"""A JSON schema: any object, whose size is checked before it is copied."""
 AnyJson = Annotated[Any, BeforeValidator(_small)]
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=MAX_STOP_CHARS)]
 Text = Annotated[str, Tag("str")]

@@ -1,4 +1,4 @@
-"""What an answer must be, as OpenAI's clients say it and as vLLM's do."""
+"""Formats of an answer, in OpenAI's fields and in vLLM's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nearfar.fallback_server.http.fields import (
 )
 
 MAX_OPTIONS = 1024
-"""How many texts `choice` of structured_outputs may offer."""
+"""Most texts that `choice` of structured_outputs may offer."""
 
 
 class JsonSchema(Strict):
@@ -32,14 +32,14 @@ class JsonSchema(Strict):
 
 
 class ResponseFormat(Strict):
-    """What the answer must be. `regex` and `grammar` (EBNF) are ours."""
+    """The format of the answer. `regex` and `grammar` (EBNF) are extensions of nearfar."""
 
     place = "response_format."
     type: Literal["text", "json_object", "json_schema", "regex", "grammar"]
     json_schema: JsonSchema | None = None
     regex: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
     grammar: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
-    # llama.cpp's form.
+    # llama.cpp has the schema in this field.
     schema_: Annotated[
         Any, Only(instead='write type "json_schema" and json_schema: {"name": …, "schema": …}')
     ] = Field(None, alias="schema")
@@ -52,7 +52,7 @@ class ResponseFormat(Strict):
 
 
 class StructuredOutputs(Strict):
-    """What the answer must be, as vLLM's clients say it: exactly one of these."""
+    """The format of the answer in vLLM's fields, exactly one of which must be given."""
 
     place = "structured_outputs."
     json_: AnyJson = Field(None, alias="json")

@@ -1,4 +1,4 @@
-"""Fields that the server ignores: which they were, for the client (`x-nearfar-ignored`) and the log.
+"""Records the fields that the server ignores, for the client (header `x-nearfar-ignored`) and the log.
 
 Unknown fields are ignored, unless the server is strict (`--strict-fields`). Where an upstream may know them,
 they are passed on.
@@ -17,25 +17,25 @@ log = logging.getLogger(__name__)
 
 HEADER = "x-nearfar-ignored"
 NAMED = 16
-"""Fields that an answer's header names; the rest is counted."""
+"""Most fields that an answer's header names; further ones are counted."""
 LONGEST = 64
-"""Characters of a name, or of a client, that are told."""
+"""Longest name of a field or a client that is shown, in characters."""
 TOLD = 1024
-"""Lines that the log gets: names come from strangers, who can make up as many as they like."""
+"""Most lines in the log: the names come from clients, who can invent any number of them."""
 
 _PLAIN = re.compile(r"[\w.:@/-]+", re.ASCII)
 _VERSION = re.compile(r"/?\bv?\d[\w.+-]*")
 
 
 class Ignored:
-    """What was ignored of one request, in the order in which it was met."""
+    """The ignored fields of one request, in the order in which they were found."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
         self._met: set[str] = set()
 
     def add(self, name: str) -> None:
-        """A field, with its place."""
+        """Add a field, named with its place."""
         if name in self._met:
             return
         self._met.add(name)
@@ -44,23 +44,23 @@ class Ignored:
 
     @property
     def header(self) -> str:
-        """The value of the header; empty: nothing was ignored."""
+        """The value of the header; "" where nothing was ignored."""
         rest = len(self._met) - len(self.names)
         return ", ".join(self.names) + (f", and {rest} more" if rest else "")
 
 
 ignored: ContextVar[Ignored | None] = ContextVar("ignored", default=None)
-"""What is ignored of the request that is validated now; None where unknown fields are refused."""
+"""The ignored fields of the request that is being validated; None where unknown fields are rejected."""
 
 
 passes_on: ContextVar[bool] = ContextVar("passes_on", default=False)
-"""Whether what this server does not know itself is for the engine of the request that is validated now: an
-upstream gets the request as it came.
+"""Whether fields that this server does not know are for the engine of the request that is being validated: an
+upstream gets the request as received.
 """
 
 
 def ignore(names: Sequence[str]) -> None:
-    """Note fields that change nothing of the request under way; RequestError where the server is strict."""
+    """Note fields without effect on the current request. Raises RequestError where the server is strict."""
     found = ignored.get()
     if found is None:
         raise RequestError(
@@ -78,7 +78,7 @@ class Teller:
         self._told: set[tuple[str, str]] = set()
 
     def tell(self, found: Ignored, agent: str) -> None:
-        """`agent`: the request's User-Agent."""
+        """Log the ignored fields. `agent`: the request's User-Agent."""
         kind = " ".join(_VERSION.sub(" ", agent[:200]).split())[:LONGEST] or "unknown"
         for name in found.names:
             if (name, kind) not in self._told and len(self._told) < TOLD:

@@ -1,6 +1,6 @@
-"""API keys: kept as SHA-256, compared in constant time, read again when their file changes.
+"""API keys: stored as SHA-256, compared in constant time, read again when their file changes.
 
-A key is 256 random bits, so its hash needs neither salt nor stretching: there is nothing to guess.
+A key is 256 random bits and cannot be guessed, so its hash needs neither salt nor stretching.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ log = logging.getLogger(__name__)
 
 PREFIX = "sha256:"
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._@+-]{0,63}")
-"""Names that a new key may have: they stand in logs, and in commands that search these."""
+"""Names that a new key may have. They appear in logs, and in commands that search the logs."""
 CHECK_SECONDS = 1.0
-"""How often the file is looked at, at most."""
+"""Least seconds between two checks of the file."""
 
 
 @dataclass(frozen=True)
 class Key:
-    """One key, as the file has it. Limits None: none. `models`: ids, or "*" for all.
+    """One key, as in the file. A limit of None means no limit. `models`: ids, or "*" for all.
 
-    An admin key opens /admin and nothing else. Keys with the same `cache_group` find each other's prompts in
-    the prefix cache; without one, a key finds its own only. `priority`: the most urgent that its requests may
-    be (-10 is before 0).
+    An admin key opens /admin and nothing else. Keys with the same `cache_group` share prompts in the prefix
+    cache; a key without one finds only its own. `priority`: the most urgent priority of its requests (-10 is
+    before 0).
     """
 
     name: str
@@ -51,10 +51,10 @@ class Key:
 
     @property
     def tenant(self) -> Tenant:
-        """For whom requests with this key are answered.
+        """The tenant of requests with this key.
 
-        The salt of a key has its hash in it, which nobody knows who cannot read the file: upstream servers
-        may be open to others. That of a group is as hard to guess as its name.
+        The salt of a key contains its hash, which is unknown to anyone who cannot read the file: upstream
+        servers may be open to others. A group's salt is as hard to guess as its name.
         """
         group = self.cache_group
         salt = digest("key", self.name, self.hash) if group is None else digest("group", group)
@@ -63,17 +63,17 @@ class Key:
 
 
 def new_secret() -> str:
-    """A new key, to be shown once."""
+    """Make a new key, which is shown once."""
     return "nf-" + secrets.token_urlsafe(32)
 
 
 def hashed(secret: str) -> str:
-    """What the file keeps of a key."""
+    """Return the hash of a key for the file."""
     return PREFIX + hashlib.sha256(secret.encode()).hexdigest()
 
 
 class KeyStore:
-    """The keys of a file. A file that becomes invalid is reported, and the keys before it stay."""
+    """The keys of a file. If the file becomes invalid, an error is logged and the earlier keys stay."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -83,17 +83,17 @@ class KeyStore:
         self.reload()
 
     def bearer(self, authorization: str) -> Key | None:
-        """The key that a header Authorization brings."""
+        """The key in an Authorization header; None without a valid one."""
         scheme, _, secret = authorization.partition(" ")
         return self.find(secret.strip()) if scheme.lower() == "bearer" and secret else None
 
     def opens_admin(self, authorization: str) -> bool:
-        """Whether that is an admin's."""
+        """Whether an Authorization header has an admin's key."""
         key = self.bearer(authorization)
         return key is not None and key.admin
 
     def find(self, secret: str) -> Key | None:
-        """The key with this secret. Takes as long for a wrong one, and whichever it is."""
+        """Return the key with this secret. A wrong secret takes as long as any right one."""
         self._refresh()
         wanted = hashed(secret)
         found = None
@@ -129,7 +129,9 @@ def _stamp(path: Path) -> tuple[int, int]:
 
 
 def read_keys(path: Path) -> tuple[Key, ...]:
-    """Keys of a TOML (`[[keys]]`) or JSON (`{"keys": [...]}`) file."""
+    """Read the keys of a TOML (`[[keys]]`) or JSON (`{"keys": [...]}`) file. Raises RequestError for an
+    invalid one.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
@@ -138,7 +140,7 @@ def read_keys(path: Path) -> tuple[Key, ...]:
 
 
 def _keys(text: str, path: Path) -> tuple[Key, ...]:
-    """The keys in the text of a file."""
+    """Parse the keys in the text of a file."""
     try:
         data = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except ValueError as error:
@@ -193,7 +195,9 @@ def _key(record: Any, where: str) -> Key:
 
 
 def add_key(path: Path, key: Key) -> None:
-    """Add a key to a file, made if need be and readable by its owner only. Other lines stay as they are."""
+    """Add a key to a file, which is created, readable by its owner only, if needed. Other lines are
+    unchanged.
+    """
     if not NAME.fullmatch(key.name):
         raise RequestError(
             f"{key.name!r:.80} is not a name for a key: take 1 to 64 letters, digits and . _ @ + -, "

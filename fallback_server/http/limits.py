@@ -1,4 +1,4 @@
-"""What the server takes on: sizes, times, requests and tokens under way, and the limits of each key."""
+"""Limits of the server: sizes, times, requests and tokens under way; and the limits of each key."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from nearfar.fallback_server.tenants import Limits, Tenant
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Bounds of the whole server. Bytes, counts, seconds; `tokens` counts prompts, and what is there of
-    answers that are sent as a whole.
+    """Bounds of the whole server, in bytes, counts and seconds. `tokens` counts prompts, and the tokens so
+    far of answers that are sent whole.
 
-    `send_buffer`: what the kernel keeps of a connection's answers; the less, the sooner a reader that is slow
-    shows. `keep_alive`: a stream that has nothing to say for so long says a comment; 0: never. `fronts`: how
-    many servers share the requests of the same keys, of which each grants its part of what is not counted
+    `send_buffer`: bytes of a connection's answers that the kernel keeps; the fewer, the sooner a slow reader
+    is noticed. `keep_alive`: a stream that was silent this long sends a comment; 0 means never. `fronts`: how
+    many servers share the requests of the same keys; each grants its share of limits that are not counted
     together.
     """
 
@@ -37,7 +37,7 @@ class ServerLimits:
 
 @dataclass
 class _Use:
-    """What one tenant has under way, and may have. One object as long as the server runs."""
+    """A tenant's requests under way and its limits. The object lives as long as the server."""
 
     tenant: str
     limits: Limits = field(default_factory=Limits)
@@ -45,20 +45,20 @@ class _Use:
 
     @property
     def requests(self) -> Account | None:
-        """The account of the tenant's requests a minute; None where they are not bounded."""
+        """The account of the tenant's requests per minute; None where they are not bounded."""
         most = self.limits.requests_per_minute
         return None if most is None else Account(self.tenant, "requests", most)
 
     @property
     def tokens(self) -> Account | None:
-        """The account of the tenant's tokens a minute; None where they are not bounded."""
+        """The account of the tenant's tokens per minute; None where they are not bounded."""
         most = self.limits.tokens_per_minute
         return None if most is None else Account(self.tenant, "tokens", most)
 
 
 @dataclass
 class Ticket:
-    """A request that was let in at the door. `leave` it in any case."""
+    """A request that was admitted by its tenant's limits. `leave` must be called in any case."""
 
     admission: Admission
     use: _Use
@@ -67,11 +67,13 @@ class Ticket:
     left: bool = field(default=False)
 
     def admit(self) -> None:
-        """The request has come whole: refuse it if the server has too many."""
+        """Admit the completely received request. Raises ApiError if the server has too many."""
         self.admission.admit(self)
 
     async def charge(self, prepared: Prepared) -> None:
-        """The request's tokens are known now: refuse it if they are too many at this time."""
+        """Charge the request's tokens, which are known now. Raises ApiError if they are too many at this
+        time.
+        """
         await self.admission.charge(self, prepared)
 
     def hold(self, tokens: int) -> None:
@@ -79,23 +81,23 @@ class Ticket:
         self.admission.hold(self, tokens)
 
     def leave(self, completion_tokens: int = 0) -> None:
-        """The request has ended."""
+        """Count the request as ended."""
         if not self.left:
             self.left = True
             self.admission.leave(self, completion_tokens)
 
 
 class Admission:
-    """Lets requests in, or refuses them with 429 and the time after which to try again.
+    """Admits requests, or rejects them with 429 and the time after which to try again.
 
-    What counts is what is there, never what an answer may become: clients that do not say how long an answer
-    may be would be refused long before the engine has enough to do. How many sequences run and wait is the
-    engine's to say; what it has made and a slow reader has not taken is bounded where it lies
-    (token_stream.py). Who has no more than an equal part of the server's tokens is let in, whatever others
-    have.
+    Only existing tokens count, never the length that an answer may reach: otherwise clients that give no
+    length would be rejected long before the engine is busy. The engine limits how many sequences run and
+    wait; output that a slow reader has not taken is bounded where it is stored (token_stream.py). A request
+    with no more than an equal share of the server's tokens is admitted, whatever others have.
 
-    A tenant's own limits are looked at before its request's body is read, so that bodies cannot pile up
-    beyond them; the server's when the request is whole, so that none is kept out by others that only dawdle.
+    A tenant's own limits are checked before its request's body is read, so that bodies cannot pile up beyond
+    them. The server's limits are checked when the request is complete, so that slow requests keep no other
+    out.
     """
 
     def __init__(self, limits: ServerLimits, counts: Counts | None = None) -> None:
@@ -106,7 +108,7 @@ class Admission:
         self._uses: dict[str, _Use] = {}
 
     async def enter(self, tenant: Tenant) -> Ticket:
-        """Let a request of a tenant in by its counts."""
+        """Admit a request by its tenant's counts. Raises ApiError above a limit."""
         use = self._use(tenant)
         limits = use.limits
         most = None if limits.concurrent is None else -(-limits.concurrent // self.limits.fronts)
@@ -128,7 +130,7 @@ class Admission:
         return Ticket(self, use)
 
     def admit(self, ticket: Ticket) -> None:
-        """Count a request into what the server has under way."""
+        """Count a request as under way. Raises ApiError if the server has too many."""
         if self.requests >= self.limits.requests:
             raise _refusal(
                 f"the server has {self.requests} requests under way, as many as it takes", "queue_full", 2.0
@@ -137,7 +139,7 @@ class Admission:
         self.requests += 1
 
     async def charge(self, ticket: Ticket, prepared: Prepared) -> None:
-        """Let a request in by tokens."""
+        """Admit a request by its tokens. Raises ApiError above a limit."""
         account, prompt = ticket.use.tokens, prepared.prompt_tokens
         cost = prompt * (answer_weight(prepared.request) if prepared.request.echo else 1)
         if account is not None:
@@ -164,8 +166,8 @@ class Admission:
         self.tokens += cost
 
     def hold(self, ticket: Ticket, tokens: int) -> None:
-        """Count what has come of a request. Where all together is too much, who has more than an equal part
-        of what there may be is refused, be it in the middle of an answer.
+        """Count tokens that a request has produced. If the total is too large and this request has more than
+        an equal share, raise ApiError, even in the middle of an answer.
         """
         ticket.cost += tokens
         self.tokens += tokens
@@ -178,7 +180,7 @@ class Admission:
             )
 
     def leave(self, ticket: Ticket, completion_tokens: int) -> None:
-        """A request has ended."""
+        """Count a request as ended."""
         self.requests -= ticket.admitted
         self.tokens -= ticket.cost
         ticket.use.concurrent -= 1
@@ -186,7 +188,7 @@ class Admission:
             self._counts.take(ticket.use.tokens, completion_tokens)
 
     def _too_many(self, more: int, own: int) -> bool:
-        """Whether so many tokens more are over the bound, of which `own` are more than an equal part."""
+        """Whether `more` tokens exceed the bound and `own` is more than an equal share."""
         most = self.limits.tokens
         return self.tokens + more > most and own * max(self.requests, 1) > most
 
@@ -195,26 +197,24 @@ class Admission:
         return self._uses[name].concurrent if name in self._uses else 0
 
     def _use(self, tenant: Tenant) -> _Use:
-        """What the tenant has under way, under the limits that it has now: they may have been edited
-        meanwhile.
-        """
+        """The tenant's use, with its present limits, which may have been edited."""
         use = self._uses.setdefault(tenant.name, _Use(tenant.name))
         use.limits = tenant.limits
         return use
 
 
 def answer_weight(request: EngineRequest) -> int:
-    """What a token of an answer counts, in tokens without alternatives.
+    """The weight of a token of an answer, in tokens without alternatives.
 
-    An answer that is sent as a whole waits in memory until its end: about 0.2 KB a token, and 0.15 KB for
-    each alternative that is told with it. Without this, `tokens` would bound the memory 16 times worse with
-    20 of them.
+    An answer that is sent whole stays in memory until its end: about 0.2 KB a token, and 0.15 KB for each
+    alternative. Without the weight, 20 alternatives would take 16 times the memory that `tokens` is meant to
+    bound.
     """
     return 1 + (request.logprobs or 0) * 3 // 4
 
 
 def _text_of(prepared: Prepared) -> str:
-    """The parameter that the prompt's tokens came from."""
+    """The request field that the prompt's tokens came from."""
     if prepared.request.chat:
         return "messages"
     return "prompt" if prepared.request.pooling is None else "input"

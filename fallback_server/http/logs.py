@@ -46,8 +46,8 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """For a terminal. What came from outside can neither end a line nor speak to the terminal, nor look
-    like a field.
+    """Formats a line for a terminal. Text from outside can neither end a line, nor control the terminal, nor
+    look like a field.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -71,25 +71,25 @@ _PLAIN = re.compile(r"[\w./:@%+,~-]+")
 
 
 def _value(value: object) -> str:
-    """A field's value as it is, or in quotes where that would mislead."""
+    """A field's value as it is, or in quotes where it would be ambiguous."""
     text = str(value)
     return text if _PLAIN.fullmatch(text) else json.dumps(text)
 
 
 def _line(text: str) -> str:
-    """The text with what is not printable escaped: one line."""
+    """Escape unprintable characters, so that the text is one line."""
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 BACKLOG = 10_000
-"""Lines that wait to be written; what comes beyond them is left out."""
+"""Most lines that wait to be written; further ones are dropped."""
 WRITING_SECONDS = 5.0
-"""Seconds for writing the lines that are left at the end."""
+"""Seconds for writing the remaining lines at the end."""
 
 
 class _Queued(QueueHandler):
-    """Lines on their way to the thread that writes them. A line is made here, for it tells the request that
-    is served now.
+    """Queues lines for the thread that writes them. A line is formatted here, because it names the current
+    request.
     """
 
     listener: QueueListener | None = None
@@ -100,7 +100,7 @@ class _Queued(QueueHandler):
             self.queue.put_nowait(record)
 
     def close(self) -> None:
-        """Write what is left. `logging` calls this when the process ends."""
+        """Write the remaining lines. `logging` calls this when the process ends."""
         listener, self.listener = self.listener, None
         if listener is not None:
             with suppress(queue.Full):  # then who reads is gone, and nothing can be told
@@ -111,7 +111,9 @@ class _Queued(QueueHandler):
 
 
 def set_up(form: Literal["text", "json"], level: str) -> None:
-    """Send all logs of this process to stderr in one form, by a thread: nothing waits for who reads them."""
+    """Send all logs of this process to stderr in one format, by a thread, so that nothing waits for a slow
+    reader.
+    """
     handler = _Queued(queue.Queue(BACKLOG))
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(handlers=[handler], level=level.upper(), force=True)
@@ -126,8 +128,8 @@ _APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND
 
 @dataclass(frozen=True)
 class AuditEntry:
-    """Who asked what of which model, and what came of it. `prompt` and the fields after it stay None unless
-    text is asked for: of each answer its text, and where there are any its reasoning and its tool calls.
+    """A request and its outcome. `prompt` and the fields after it are None unless the log has text: then each
+    answer's text, and its reasoning and tool calls where there are any.
     """
 
     request_id: str
@@ -146,10 +148,10 @@ class AuditEntry:
 
 
 class AuditLog:
-    """JSON lines, appended by a thread: no request waits for the disk. `text`: also what was said. A disk
-    that is full or hangs costs entries, not requests.
+    """An audit log of JSON lines, appended by a thread: no request waits for the disk. `text`: also log
+    prompts and answers. A full or hanging disk loses entries, not requests.
 
-    A file that is made is its owner's alone to read; one that is there keeps the rights that it was given.
+    A new file is readable by its owner only; an existing one keeps its permissions.
     """
 
     def __init__(self, path: Path, text: bool) -> None:
@@ -160,7 +162,7 @@ class AuditLog:
         self._thread.start()
 
     def write(self, entry: AuditEntry) -> None:
-        """Append an entry, soon."""
+        """Queue an entry to be appended."""
         try:
             self._entries.put_nowait((time.time(), entry))
         except queue.Full:
@@ -173,7 +175,7 @@ class AuditLog:
             written.wait(WRITING_SECONDS)
 
     def close(self) -> None:
-        """Write what is left, and close the file."""
+        """Write the remaining entries, and close the file."""
         if self._thread.is_alive():
             with suppress(queue.Full):
                 self._entries.put(None, timeout=WRITING_SECONDS)

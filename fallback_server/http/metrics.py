@@ -1,4 +1,4 @@
-"""Prometheus metrics: vLLM's names with the prefix `nearfar:`, so that its dashboards work with another
+"""Prometheus metrics: vLLM's names with the prefix `nearfar:`, so that its dashboards work after a change of
 prefix.
 """
 
@@ -28,8 +28,8 @@ _HISTOGRAMS = {
 
 
 class CallMetrics:
-    """What is counted of the requests for one model. A call holds it: looking a label up costs as much as
-    counting a value, and is done for each token otherwise.
+    """The metrics of one model's requests. A call holds this object: looking up a label costs as much as
+    counting a value, and would otherwise happen for each token.
     """
 
     def __init__(self, metrics: Metrics, model: str) -> None:
@@ -45,21 +45,21 @@ class CallMetrics:
         self._metrics, self._model = metrics, model
 
     def finished(self, reason: str) -> None:
-        """An answer has ended."""
+        """Count an answer that has ended."""
         self._metrics.answers.labels(self._model, reason).inc()
 
     def outcome(self, outcome: str) -> None:
-        """A request has ended."""
+        """Count a request that has ended."""
         self._metrics.requests.labels(self._model, outcome).inc()
 
 
 class Metrics:
-    """What is counted as requests pass, and what the engine says when it is asked. All with the label
+    """Metrics counted as requests pass, and the engine's figures at each scrape. All have the label
     model_name.
 
-    `models` is asked at each scrape: which they are may show later than the start. Requests are counted under
-    the model that they ask for, and under "" where that is not known or is none of ours. The engine's own
-    figures are of all its models together, and bear the name of the first.
+    `models` is called at each scrape, because models may appear after the start. Requests are counted under
+    the requested model, and under "" where it is unknown or does not exist. The engine's own figures cover
+    all its models together, under the name of the first.
     """
 
     def __init__(self, models: Callable[[], Sequence[str]], stats: Callable[[], BackendStats]) -> None:
@@ -87,31 +87,31 @@ class Metrics:
             self.of(model)
 
     def of(self, model: str) -> CallMetrics:
-        """What is counted for a model that is served."""
+        """Return the metrics of a model that is served."""
         if (found := self._calls.get(model)) is None:
             found = self._calls[model] = CallMetrics(self, model)
         return found
 
     def unknown(self) -> CallMetrics:
-        """What is counted of requests that were turned away before anybody knew for which model; where there
-        is one model only, it is that.
+        """Return the metrics for requests that were rejected before their model was known: those of the only
+        model, or those under "".
         """
         models = self._models()
         return self.of(models[0] if len(models) == 1 else "")
 
     def text(self) -> bytes:
-        """In Prometheus' text format."""
+        """Return all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
 class _EngineCollector(Collector):
-    """Asks the engine at each scrape."""
+    """Reads the engine's figures at each scrape."""
 
     def __init__(self, model: Callable[[], str], stats: Callable[[], BackendStats]) -> None:
         self._model, self._stats = model, stats
 
     def collect(self) -> Iterator[Metric]:
-        """The engine's figures."""
+        """Yield the engine's figures."""
         stats = self._stats()
         gauges = {
             "num_requests_running": ("Requests that the engine computes.", stats.running),

@@ -1,4 +1,4 @@
-"""ASGI middlewares: request id and access log, which host is meant, who is asking, sizes and times of
+"""ASGI middlewares: request ids and access log, the checked host, authentication, sizes and times of
 bodies.
 """
 
@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _ABSOLUTE = re.compile(r"https?://([^/?#]*)(/.*)?", re.IGNORECASE | re.DOTALL)
 ASKED = ("/v1/", "/api/")
-"""Where the paths of requests for an engine begin."""
+"""Prefixes of the paths of requests for an engine."""
 _PROBES = ("/health", "/ready", "/metrics")
 
 
 class Targets:
-    """Reads a target that is a whole address (GET http://host/v1/models, as proxies send it) as its path, and
-    its host as the one that is meant, whatever the Host header says (RFC 9112, 3.2.2).
+    """Replaces a target that is a whole address (GET http://host/v1/models, as proxies send it) by its path.
+    Its host takes the place of the Host header (RFC 9112, 3.2.2).
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -54,8 +54,7 @@ class Targets:
 
 
 class Paths:
-    """Reads a path of OpenAI's API without /v1 as the path with it: clients differ in what they take for the
-    base of an address.
+    """Adds /v1 to a path of OpenAI's API that lacks it: clients differ in the base address that they expect.
 
     `paths`: the paths with /v1.
     """
@@ -72,12 +71,12 @@ class Paths:
         await self._app(scope, receive, send)
 
     def _lacks(self, path: str) -> bool:
-        """Whether a path is one of these but for its beginning."""
+        """Whether a path is one of these without /v1."""
         return any(path == known or path.startswith(f"{known}/") for known in self._known)
 
 
 class Heads:
-    """Answers HEAD, which balancers ask, as it answers GET; the HTTP server sends no body then."""
+    """Answers HEAD, which load balancers use, like GET; the HTTP server then sends no body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -89,7 +88,9 @@ class Heads:
 
 
 class RequestIds:
-    """Takes X-Request-Id from the client or makes one, gives it back, and logs one line a request."""
+    """Takes X-Request-Id from the client or makes one, returns it in the response, and logs one line per
+    request.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -123,7 +124,7 @@ class RequestIds:
 
 
 class Hosts:
-    """Refuses requests that name another host than this server's: see nearfar.hosts."""
+    """Rejects requests for a host other than this server's: see nearfar.hosts."""
 
     def __init__(self, app: ASGIApp, allowed: Collection[str]) -> None:
         self._app, self._allowed = app, allowed
@@ -145,7 +146,7 @@ class Hosts:
 
 
 class Authentication:
-    """Lets users' keys to /v1 and admins' keys to /admin, before a byte of the body is read.
+    """Admits users' keys to /v1 and admins' keys to /admin, before any of the body is read.
 
     Without a key store everybody may use /v1, and nobody /admin. With one, only probes need no key.
     """
@@ -166,7 +167,7 @@ class Authentication:
     def _tenant(self, scope: Scope) -> Tenant:
         path: str = scope["path"]
         admin = path.startswith("/admin")
-        # Scrapers of metrics bring an admin's key where there is one to bring.
+        # Scrapers of metrics use an admin's key where the server has one.
         metrics = path == "/metrics" and self._keys is not None and any(key.admin for key in self._keys.keys)
         if path in _PROBES and not metrics:
             return ANONYMOUS
@@ -193,10 +194,10 @@ class Authentication:
 
 
 class Door:
-    """Counts what is asked of the engine into its tenant's limits, before the body is read, and out again at
-    its end.
+    """Counts each request to the engine in its tenant's limits before the body is read, and removes it at the
+    end.
 
-    `turned_away` is told of who was not let in.
+    `turned_away` is called for each rejected request.
     """
 
     def __init__(
@@ -223,9 +224,9 @@ class Door:
 
 
 class Sizes:
-    """Refuses headers and bodies that are too large, and bodies that come too slowly.
+    """Rejects headers and bodies that are too large, and bodies that come too slowly.
 
-    Headers that come in pieces are refused by the HTTP parser already, with the same limit.
+    The HTTP parser already rejects headers that come in pieces, with the same limit.
     """
 
     def __init__(self, app: ASGIApp, limits: ServerLimits) -> None:

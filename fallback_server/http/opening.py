@@ -1,4 +1,4 @@
-"""What a server answers while its model is loaded: that it lives, what it waits for, and "try again"."""
+"""Answers requests while the model is loaded: that the server lives, what it waits for, and "try again"."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ RETRY_SECONDS = 2.0
 
 
 class Opening:
-    """An app in front of the one that is yet to be made. Tell it of progress; set `app` when there is one."""
+    """An app that answers until the real one exists. `tell` takes the progress; then set `app`."""
 
     def __init__(self, hosts: Collection[str], tell: Tell | None = None) -> None:
-        """`hosts`: the names that it answers for; none: all. `tell`: is told, too, until there is an app."""
+        """`hosts`: the host names that it answers for; none means all. `tell`: also receives the progress,
+        until there is an app.
+        """
         self.app: ASGIApp | None = None
         self.progress = Progress("starting")
         self._tell = tell

@@ -1,4 +1,4 @@
-"""Requests as clients send them: strict, bounded, in OpenAI's names. What is not named here is refused."""
+"""Requests in OpenAI's names: strict and bounded. Fields that are not defined here are rejected."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ TEXT_ALONE = "only parts of type 'text' are taken"
 
 
 class CacheControl(Strict):
-    """Where a cache may begin, for servers that must be told; here prefixes are found without."""
+    """Marks where a cached prefix may end, for servers that need it; here prefixes are found without it."""
 
     place = "cache_control."
     type: str = Field(max_length=32)
@@ -46,7 +46,7 @@ class CacheControl(Strict):
 
 
 class Part(Strict):
-    """A part of a message's content: text, and where an upstream reads them, images and sounds."""
+    """A part of a message's content: text, or images and sounds for upstreams that read them."""
 
     place = "messages.content."
     type: Annotated[str, Field(max_length=64)]
@@ -94,7 +94,7 @@ class Call(Strict):
 
 
 class Said(Strict):
-    """What all messages have."""
+    """The fields that all messages have."""
 
     place = "messages."
     role: str
@@ -117,7 +117,7 @@ class SystemMessage(Said):
 
 
 class UserMessage(Said):
-    """What the user says."""
+    """A turn of the user, as text or parts."""
 
     role: Literal["user"]
     content: Content
@@ -138,7 +138,7 @@ class AssistantMessage(Said):
 
 
 class ToolMessage(Said):
-    """What a call gave."""
+    """The result of a call."""
 
     role: Literal["tool"]
     content: Content
@@ -156,7 +156,9 @@ _TAGS = {"developer": "system", **dict.fromkeys(("system", "user", "assistant", 
 
 
 def role(message: Any) -> str | None:
-    """Tells a message by its role. What is no object is the first of them, whose validation says so."""
+    """Select the message type by role. A value that is no object selects the first one, whose validation
+    reports it.
+    """
     if not isinstance(message, dict | Strict):
         return "system"
     given = message.get("role") if isinstance(message, dict) else getattr(message, "role", None)
@@ -219,16 +221,16 @@ class StreamOptions(Strict):
 
 
 def _concerning(param: str, message: LiteralString) -> PydanticCustomError:
-    """A mistake that several fields make together, with the one to name."""
+    """An error about the combination of several fields, with the one to name."""
     return PydanticCustomError("value_error", message, {"param": param})
 
 
 ModelName = Annotated[str | None, Field(min_length=1, max_length=256)]
-"""The model that is asked for; null where the server has only one."""
+"""The requested model; null where the server has only one."""
 
 
 class Common(Strict):
-    """What both kinds of completion take; null stands for the default."""
+    """Fields of both kinds of completion; null means the default."""
 
     model: ModelName = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
@@ -282,7 +284,7 @@ class Common(Strict):
 
     @classmethod
     def idle(cls) -> set[str]:
-        """The fields that are taken only where they ask for nothing."""
+        """Return the fields that are accepted only with values that have no effect."""
         return {
             name
             for name, field in cls.model_fields.items()
@@ -313,7 +315,7 @@ class Common(Strict):
 
 
 class Thinking(Strict):
-    """Whether a model thinks before it answers, as Anthropic's clients and DeepSeek's say it."""
+    """Whether a model thinks before it answers, in the fields of Anthropic's and DeepSeek's clients."""
 
     place = "thinking."
     type: Literal["enabled", "adaptive", "disabled"]
@@ -321,7 +323,7 @@ class Thinking(Strict):
 
     @property
     def on(self) -> bool:
-        """Whether thinking is asked for."""
+        """Whether thinking is requested."""
         return self.type != "disabled"
 
 
@@ -330,7 +332,7 @@ TemplateValue = Scalar | Annotated[list[Scalar], many(MAX_LISTED), few(MAX_LISTE
 
 
 class ChatRequest(Common):
-    """/v1/chat/completions. The last fields say nothing of the answer: they are taken and not used."""
+    """/v1/chat/completions. The last fields have no effect on the answer: they are accepted and not used."""
 
     messages: Annotated[list[Message], many(MAX_MESSAGES, 1), few(MAX_MESSAGES)]
     max_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
@@ -408,7 +410,7 @@ class CompletionRequest(Common):
 
 
 class EmbeddingRequest(Strict):
-    """/v1/embeddings. `pooling` is ours; "model": as the engine does by itself."""
+    """/v1/embeddings. `pooling` is an extension of nearfar; "model" means the model's own pooling."""
 
     model: ModelName = None
     input: Inputs

@@ -1,5 +1,5 @@
-"""OpenAI's response shapes: pieces of answers in, records for JSON out (`written` makes it: what may be long
-in a record is an iterator).
+"""OpenAI's response shapes: they convert pieces of answers to records for JSON. Long parts of a record are
+iterators, which `written` writes.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ Record = dict[str, Any]
 
 
 class Shape(Protocol):
-    """How one kind of response is written: as one record, or as a stream of bytes.
+    """The format of one kind of response: one record, or a stream of bytes.
 
-    A shape belongs to one response, and is told of its pieces in order.
+    A shape belongs to one response, and receives its pieces in order.
     """
 
     media_type: str
 
     def begin(self, usage: TokenUsage) -> Iterable[bytes]:
-        """What a stream begins with, before its first piece."""
+        """Return the beginning of a stream, before its first piece."""
         ...
 
     def piece(self, piece: Piece, usage: TokenUsage) -> Iterable[bytes]:
-        """A piece as events, with the tokens so far; none if the piece has nothing to say."""
+        """Return a piece as events, with the tokens so far; none for an empty piece."""
         ...
 
     def end(self, usage: TokenUsage) -> Sequence[bytes]:
-        """The last events of a stream that came to its end: at least one."""
+        """Return the last events, at least one, of a complete stream."""
         ...
 
     def failed(self, problem: Problem) -> Iterable[bytes]:
-        """The last events of a stream that failed after its beginning."""
+        """Return the last events of a stream that failed after its beginning."""
         ...
 
     def whole(self, pieces: Seq[Piece], usage: TokenUsage) -> Record:
-        """All pieces as one response."""
+        """Return all pieces as one response."""
         ...
 
 
 @dataclass(frozen=True)
 class Head:
-    """What all records of a response begin with.
+    """The fields that all records of a response begin with.
 
-    `usage`: a stream's chunks have the field; it is empty, or with `continuous` has the tokens so far.
+    `usage`: a stream's chunks have the field usage; it is null, or the tokens so far with `continuous`.
     """
 
     id: str
@@ -67,7 +67,7 @@ class Head:
     def record(
         self, kind: str, choices: Iterable[Record], streamed: bool, usage: TokenUsage | None = None
     ) -> Record:
-        """A record with these choices."""
+        """Return a record with these choices."""
         made = {
             "id": self.id,
             "object": kind,
@@ -81,7 +81,9 @@ class Head:
 
 
 class ChunkShape(ABC):
-    """OpenAI's completions: chunks of one kind, then the usage if it was asked for, then [DONE]."""
+    """OpenAI's completions as a stream: chunks of one kind, then the usage if it was requested, then
+    [DONE].
+    """
 
     media_type = EVENTS
 
@@ -90,15 +92,15 @@ class ChunkShape(ABC):
 
     @abstractmethod
     def opening(self, index: int, usage: TokenUsage) -> Record | None:
-        """The first chunk of an answer, if there is one before its text."""
+        """Return the first chunk of an answer before its text; None where there is none."""
 
     @abstractmethod
     def chunk(self, piece: Piece, usage: TokenUsage) -> Record | None:
-        """A piece as a chunk, with the tokens so far; None if it has nothing to say."""
+        """Return a piece as a chunk, with the tokens so far; None for an empty piece."""
 
     @abstractmethod
     def final(self, usage: TokenUsage) -> Record:
-        """The chunk with the usage that ends a stream."""
+        """Return the chunk with the usage that ends a stream."""
 
     def begin(self, usage: TokenUsage) -> Iterable[bytes]:
         """See Shape."""
@@ -121,16 +123,16 @@ class ChunkShape(ABC):
 
 
 class ChatShape(ChunkShape):
-    """Chat completions."""
+    """The shape of chat completions."""
 
     def opening(self, index: int, usage: TokenUsage) -> Record | None:
-        """The role."""
+        """Return the chunk with the role."""
         return self._chunk(
             {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}, usage
         )
 
     def chunk(self, piece: Piece, usage: TokenUsage) -> Record | None:
-        """What an answer goes on with."""
+        """Return the chunk with the next part of an answer."""
         if piece.empty:
             return None
         delta: Record = {}
@@ -146,12 +148,12 @@ class ChatShape(ChunkShape):
         return self._chunk(choice, usage)
 
     def whole(self, pieces: Seq[Piece], usage: TokenUsage) -> Record:
-        """All answers as one response."""
+        """Return all answers as one response."""
         made = (self._choice(index, of) for index, of in enumerate(_by_index(pieces, self._choices)))
         return {**self._head.record("chat.completion", made, False), "usage": _usage(usage)}
 
     def final(self, usage: TokenUsage) -> Record:
-        """The usage."""
+        """Return the chunk with the usage."""
         return {**self._head.record("chat.completion.chunk", [], True), "usage": _usage(usage)}
 
     def _choice(self, index: int, pieces: Seq[Piece]) -> Record:
@@ -179,25 +181,25 @@ class ChatShape(ChunkShape):
 
 
 class CompletionShape(ChunkShape):
-    """Plain completions."""
+    """The shape of plain completions."""
 
     def opening(self, index: int, usage: TokenUsage) -> Record | None:
-        """There is none."""
+        """Return None: a text has no chunk before it."""
         return None
 
     def chunk(self, piece: Piece, usage: TokenUsage) -> Record | None:
-        """What a text goes on with."""
+        """Return the chunk with the next part of a text."""
         if piece.empty:
             return None
         return self._head.record("text_completion", [self._choice(piece.index, [piece])], True, usage)
 
     def whole(self, pieces: Seq[Piece], usage: TokenUsage) -> Record:
-        """All texts as one response."""
+        """Return all texts as one response."""
         made = (self._choice(index, of) for index, of in enumerate(_by_index(pieces, self._choices)))
         return {**self._head.record("text_completion", made, False), "usage": _usage(usage)}
 
     def final(self, usage: TokenUsage) -> Record:
-        """The usage."""
+        """Return the chunk with the usage."""
         return {**self._head.record("text_completion", [], True), "usage": _usage(usage)}
 
     def _choice(self, index: int, pieces: Seq[Piece]) -> Record:
@@ -212,8 +214,8 @@ class CompletionShape(ChunkShape):
 
 
 def _parallel(logprobs: Seq[TokenLogprob], offsets: list[int]) -> Record:
-    """OpenAI's older shape. An upstream need not tell where tokens begin in the text: then there are no
-    offsets.
+    """Return log-probabilities in the completions' older shape. An upstream need not report where tokens
+    begin in the text: then `offsets` is empty.
     """
     return {
         "tokens": map(_name, logprobs),
@@ -224,7 +226,7 @@ def _parallel(logprobs: Seq[TokenLogprob], offsets: list[int]) -> Record:
 
 
 def _by_index(pieces: Seq[Piece], choices: int) -> list[list[Piece]]:
-    """The pieces of each answer."""
+    """Group the pieces by answer."""
     found: list[list[Piece]] = [[] for _ in range(choices)]
     for piece in pieces:
         found[piece.index].append(piece)
@@ -232,7 +234,7 @@ def _by_index(pieces: Seq[Piece], choices: int) -> list[list[Piece]]:
 
 
 def embeddings(model: str, vectors: Iterable[object], tokens: int) -> Record:
-    """An embeddings response."""
+    """Make an embeddings response."""
     data = ({"object": "embedding", "index": i, "embedding": vector} for i, vector in enumerate(vectors))
     return {
         "object": "list",
@@ -252,7 +254,7 @@ def _usage(usage: TokenUsage) -> Record:
 
 
 def _call_delta(call: CallPart) -> Record:
-    """A call, or what it goes on with: then it has no id and no name."""
+    """Return a call's record, or its continuation without id and name."""
     if not call.id:
         return {"index": call.index, "function": {"arguments": call.arguments}}
     function = {"name": call.name, "arguments": call.arguments}
@@ -260,13 +262,13 @@ def _call_delta(call: CallPart) -> Record:
 
 
 def merged(parts: Seq[CallPart]) -> list[Record]:
-    """Whole calls of the parts in which they came."""
+    """Merge the parts of calls into whole calls."""
     whole = map(_call_delta, whole_calls(parts))
     return [{name: value for name, value in call.items() if name != "index"} for call in whole]
 
 
 def content_logprobs(logprobs: Seq[TokenLogprob]) -> Record:
-    """The log-probabilities of a chat's answer."""
+    """Return the log-probabilities in the chat completions' shape."""
     content = ({**_told(item), "top_logprobs": [*map(_told, item.top_logprobs)]} for item in logprobs)
     return {"content": content, "refusal": None}
 
@@ -276,8 +278,8 @@ def _told(item: TokenLogprob | TopLogprob) -> Record:
 
 
 def _top(item: TokenLogprob) -> Record | None:
-    """The likeliest tokens and the token itself, which is always among them. A token without a predecessor
-    has none.
+    """Return the likeliest tokens and the token itself, which is always among them; None for the first token
+    of a prompt, which has no log-probability.
     """
     if math.isnan(item.logprob):
         return None
@@ -288,7 +290,7 @@ def _top(item: TokenLogprob) -> Record | None:
 
 
 def _name(token: TokenLogprob | TopLogprob) -> str:
-    """The text of a token; where it is half a character its bytes, for texts are keys here and must
+    """The text of a token, or its bytes where it is an incomplete character: texts are keys here and must
     differ.
     """
     if "\ufffd" in token.token and token.bytes:
@@ -297,7 +299,9 @@ def _name(token: TokenLogprob | TopLogprob) -> str:
 
 
 def _finite(value: float) -> float | None:
-    """JSON has no infinity: OpenAI writes -9999. A token without a predecessor has none (NaN)."""
+    """A log-probability for JSON, which has no infinity: OpenAI writes -9999. NaN becomes None (a prompt's
+    first token).
+    """
     if math.isnan(value):
         return None
     return max(value, -9999.0)

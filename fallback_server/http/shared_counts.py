@@ -1,4 +1,4 @@
-"""What is left of a key's minute, counted by several servers together, in a Redis that all of them reach."""
+"""Limits of a key per minute, counted by several servers together in a Redis that all of them reach."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ log = logging.getLogger(__name__)
 
 PREFIX = "nearfar:limits:"
 PATIENCE = 2.0
-"""Seconds that a request waits for the store at most."""
+"""Most seconds that a request waits for the store."""
 PROBE_SECONDS = 5.0
-"""Seconds for which a store that failed is not asked."""
+"""Seconds to wait before a failed store is tried again."""
 CONNECTIONS = 16
 
-# counts.Bucket, with the store's clock, and in one piece: nobody else takes between a look and a claim. A
-# bucket that is full is as good as none, so it goes when it would be.
+# The algorithm of counts.Bucket with the store's clock, as one atomic script. A full bucket equals a missing
+# one, so its key expires when it would be full.
 SCRIPT = """
 local clock = redis.call('TIME')
 local now = clock[1] + clock[2] / 1e6
@@ -50,19 +50,19 @@ return exact(wait)
 
 
 class Script(Protocol):
-    """SCRIPT, as the client runs it."""
+    """SCRIPT as registered with the Redis client."""
 
     def __call__(self, keys: list[str], args: list[object]) -> Awaitable[bytes | str]:
-        """Run it."""
+        """Run the script."""
         ...
 
 
 class SharedCounts:
-    """Counts of all servers together. While the store fails, this one counts for itself: nobody is turned
-    away for that.
+    """Counts of all servers together. While the store fails, this server counts for itself and rejects no
+    request for that.
 
-    It says so once, and once when the store is back. What was counted meanwhile stays where it was counted,
-    so that a key may get up to a minute's worth more at each change.
+    It logs the failure once, and once when the store is back. What was counted meanwhile is not transferred,
+    so a key may get up to a minute's amount more at each change.
     """
 
     def __init__(
@@ -85,20 +85,20 @@ class SharedCounts:
         return await self._own.claim(account, amount) if wait is None else wait
 
     def take(self, account: Account, amount: float) -> None:
-        """See Counts. The store hears of it behind the caller's back, who may be a request that was
-        cancelled.
+        """Take `amount` (see Counts). A separate task tells the store, because the caller may be a cancelled
+        request.
         """
         task = asyncio.get_running_loop().create_task(self._take(account, amount))
         self._taking.add(task)
         task.add_done_callback(self._taking.discard)
 
     async def settled(self) -> None:
-        """All that was taken is counted."""
+        """Wait until all that was taken is counted."""
         while self._taking:
             await asyncio.wait(self._taking)
 
     async def close(self) -> None:
-        """Let the last counts through, and disconnect."""
+        """Wait for the last counts, then disconnect."""
         await self.settled()
         if self._disconnect is not None:
             with suppress(Exception):
@@ -109,7 +109,7 @@ class SharedCounts:
             self._own.take(account, amount)
 
     async def _ask(self, account: Account, amount: float, verb: Literal["claim", "take"]) -> float | None:
-        """What the store says. None: nothing."""
+        """Run the script and return the seconds to wait; None where the store fails."""
         given = self._breaker.begin(self._clock())
         if given is None:
             return None
@@ -142,9 +142,9 @@ class SharedCounts:
 
 
 async def open_store(url: str, own: OwnCounts) -> SharedCounts:
-    """The counts in a Redis. Refused if it cannot be used now."""
+    """Connect to the counts in a Redis. Raises RequestError if it cannot be used now."""
     place = _place(url)
-    # The library is optional, also for type checkers: so it is imported by name.
+    # The library is optional, also for type checkers, so it is imported by name.
     try:
         redis = import_module("redis.asyncio")
         backoff, retry = import_module("redis.backoff"), import_module("redis.asyncio.retry")
@@ -152,8 +152,8 @@ async def open_store(url: str, own: OwnCounts) -> SharedCounts:
         raise RequestError(
             f"--limits-store needs {error.name}: pip install 'nearfar[limits]'", "limits_store"
         ) from error
-    # Between us and the store idle connections may be cut: those are opened again, once. A store that is slow
-    # is not asked twice, as it may have counted the first time.
+    # Idle connections to the store may be cut: they are opened again, once. A slow store is not called twice,
+    # because it may have counted the first time.
     again = retry.Retry(backoff.NoBackoff(), 1, supported_errors=(redis.ConnectionError,))
     try:
         pool = redis.BlockingConnectionPool.from_url(
@@ -178,12 +178,12 @@ async def open_store(url: str, own: OwnCounts) -> SharedCounts:
 
 
 def _key(account: Account) -> str:
-    """Where an account is kept. It tells nobody who reads the store whose it is."""
+    """The store's key for an account. It does not reveal the tenant to a reader of the store."""
     return f"{PREFIX}{digest('limits', account.tenant)}:{account.what}"
 
 
 def _place(url: str) -> str:
-    """Host and port of a store's address, which may have a password in it."""
+    """Host and port of a store's address, which may contain a password."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port or 6379

@@ -1,4 +1,4 @@
-"""Server-sent events to clients that may be slow or vanish."""
+"""Sends server-sent events to clients that may be slow or vanish."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ EVENTS = "text/event-stream"
 """The media type of server-sent events."""
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": nothing yet\n\n"
-"""What readers of server-sent events skip. To what lies between (nginx, load balancers) it shows that the
+"""A comment, which readers of server-sent events skip. It shows proxies (nginx, load balancers) that the
 stream lives.
 """
 
 
 class ClientGoneError(Exception):
-    """The client has closed its connection, or was cut off because it reads too slowly."""
+    """Raised when the client has closed its connection, or was cut off because it reads too slowly."""
 
 
 def line(record: Mapping[str, Any]) -> bytes:
-    """A record as one line of JSON, without the line's end."""
+    """Encode a record as one line of JSON, without the newline."""
     return "".join(written(dict(record), SPACED)).encode()
 
 
 def event(record: Mapping[str, Any], name: str = "") -> bytes:
-    """One server-sent event; `name`: its type, for APIs that name their events."""
+    """Encode one server-sent event. `name`: its type, for APIs that name their events."""
     return (f"event: {name}\n".encode() if name else b"") + b"data: " + line(record) + b"\n\n"
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` gives. ClientGoneError, with the work cancelled, if the client leaves before."""
+    """Return the result of `work`. If the client leaves before, cancel the work and raise ClientGoneError."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -60,12 +60,11 @@ async def _disconnected(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """Sends events as they come, and a comment where none came for `keep_alive` seconds (0: never).
+    """Sends events as they come, and a comment after `keep_alive` seconds without one (0: never).
 
-    In any case, also where nothing can be sent, `events` is closed and `end` called.
-
-    Backpressure is the transport's: while the client's window is full, nothing more is taken from the events.
-    How long a client may take nothing is the connection's affair (connections.py).
+    In any case, also where nothing can be sent, `events` is closed and `end` called. The transport applies
+    backpressure: while the client's window is full, no more events are taken. The connection limits how long
+    a client may read nothing (connections.py).
     """
 
     def __init__(
@@ -104,8 +103,8 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _comment(self, send: Send) -> None:
-        """Say something whenever nothing was sent for long. Each `send` is a whole event, so the two never
-        mix.
+        """Send a comment whenever nothing was sent for `keep_alive` seconds. Each `send` is a whole event, so
+        the two never mix.
         """
         self._sent = time.monotonic()
         while True:

@@ -1,4 +1,4 @@
-"""OpenTelemetry traces, where the library is installed and an endpoint is configured; else nothing."""
+"""OpenTelemetry traces, if the library is installed and an endpoint is configured."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 
 
 class Span(Protocol):
-    """What is used of a span."""
+    """The methods of a span that are used here."""
 
     def set_attribute(self, name: str, value: Any) -> Any:
-        """Describe the request."""
+        """Set an attribute of the request."""
         ...
 
     def add_event(self, name: str) -> Any:
-        """Something happened now."""
+        """Record an event at the present time."""
         ...
 
     def end(self) -> Any:
-        """The request has ended."""
+        """Note that the request has ended."""
         ...
 
 
 class NoSpan:
-    """Where nobody looks."""
+    """A span that records nothing, used without a tracer."""
 
     def set_attribute(self, name: str, value: Any) -> None:
         """See Span."""
@@ -42,9 +42,9 @@ class NoSpan:
         """See Span."""
 
 
-# The library is optional, also for type checkers: so it is imported by name.
+# The library is optional, also for type checkers, so it is imported by name.
 class Tracer:
-    """Makes a span a request, below the caller's (`traceparent`). Attributes are those of OpenTelemetry's
+    """Makes a span per request, as a child of the caller's (`traceparent`). Attributes are OpenTelemetry's
     gen_ai.
     """
 
@@ -53,7 +53,7 @@ class Tracer:
 
     @classmethod
     def from_environment(cls) -> Tracer:
-        """By OpenTelemetry's own variables."""
+        """Make a tracer from OpenTelemetry's own environment variables."""
         if not any(os.environ.get(name) for name in ENDPOINTS):
             return cls()
         try:

@@ -1,4 +1,4 @@
-"""What a field must be, in words of JSON: pydantic speaks of Python's types."""
+"""Error messages about a field's type in terms of JSON: pydantic's messages speak of Python's types."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 _MUST_BE = "this must be "
 IDLE = "idle"
-"""Our own type of an error: a field that is only taken at values that change nothing."""
+"""Our own error type: for a field that is accepted only with values that have no effect."""
 _OBJECT = "this must be an object"
 _WORDS = {
     "missing": "this field is missing",
@@ -35,11 +35,13 @@ _WORDS = {
     "too_short": "this must not be empty",
     "too_long": "this must have at most {max_length:,} entries",
 }
-"""By pydantic's type of an error. Its context gives the values; lower bounds of lengths are 1 everywhere."""
+"""Messages by pydantic's error type. The error's context gives the values; lower bounds of lengths are 1
+everywhere.
+"""
 
 
 def words_of(error: Mapping[str, Any]) -> str:
-    """What one of pydantic's errors says, for who wrote the JSON."""
+    """Translate one of pydantic's errors for the author of the JSON."""
     known = _WORDS.get(error["type"])
     if known is not None:
         context = error.get("ctx", {})
@@ -48,7 +50,7 @@ def words_of(error: Mapping[str, Any]) -> str:
 
 
 def words_of_all(errors: Sequence[Mapping[str, Any]]) -> str:
-    """What a union's errors say together, of one value: all that the value may be."""
+    """Combine a union's errors about one value: the message lists all types that the value may have."""
     words = list(dict.fromkeys(words_of(error) for error in errors))
     if len(words) == 1 or not all(each.startswith(_MUST_BE) for each in words):
         return words_of(errors[0])
@@ -57,5 +59,5 @@ def words_of_all(errors: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A bound as the documentation writes it: 1, not 1.0."""
+    """Write a bound as the documentation does: 1, not 1.0."""
     return int(value) if isinstance(value, float) and value.is_integer() else value

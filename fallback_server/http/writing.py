@@ -1,6 +1,6 @@
-"""Records as JSON. What is long in a record is given as an iterator or an array, and written in small steps.
+"""Writes records as JSON in small steps. Long parts of a record are iterators or arrays.
 
-A response with 2,048 vectors of 4,096 numbers is 170 MB of text: written at once it stopped all other answers
+A response with 2,048 vectors of 4,096 numbers is 170 MB of text: writing it at once stopped all other answers
 for seconds.
 """
 
@@ -18,16 +18,18 @@ from starlette.types import Receive, Scope, Send
 from nearfar.edge_runtime.turns import Steps, in_turns
 
 LARGE = 2048
-"""Numbers, or tokens with their alternatives, from which on a record is written in the background."""
+"""Number of values, or of tokens with their alternatives, from which on a record is written in the
+background.
+"""
 NUMBERS = 256
 """Numbers of an array that are written at once."""
 PART_BYTES = 64 << 10
-"""Bytes of a body that are handed on at once, about."""
+"""Approximate bytes of one part of a body."""
 
 Encode = Callable[[Any], str]
 SHORT: Encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 SPACED: Encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False).encode
-"""Encoder with blanks, for lines that people read: events of streams, and what commands print."""
+"""Encoder with blanks, for lines that people read: events of streams, and the output of commands."""
 
 
 def written(record: Any, encode: Encode = SHORT) -> Iterator[str]:
@@ -89,7 +91,7 @@ def _parts(record: Any) -> Steps[list[bytes]]:
 
 
 class JsonBody(Response):
-    """A body of JSON in parts, between which other tasks go on."""
+    """A JSON body in parts, between which other tasks run."""
 
     media_type = "application/json"
 

@@ -1,1 +1,1 @@
-"""Engines as replicas on a Ray cluster, and the backend in front of them."""
+"""Engines as replicas on a Ray cluster, and the backend that uses them."""

@@ -1,6 +1,4 @@
-"""The engines on Ray as the server sees them: one backend over a Serve handle. No request is lost with a
-replica.
-"""
+"""The engines on Ray as one token backend over a Serve handle. A lost replica loses no request."""
 
 from __future__ import annotations
 
@@ -31,9 +29,9 @@ from nearfar.fallback_server.token_stream import TaskStream, TaskStreams, check_
 log = logging.getLogger(__name__)
 
 FRESH = 5.0
-"""Seconds for which a token proves that a replica lives, and that a probe may take."""
+"""Seconds for which a token proves that a replica lives, and seconds that a probe may take."""
 PAUSE = 0.1
-"""Seconds before another replica is asked; each time twice as long. Serve learns of a death meanwhile."""
+"""Seconds before another replica is tried, doubled each time. Serve learns of a death meanwhile."""
 
 Close = Callable[[], Awaitable[None]]
 
@@ -50,8 +48,8 @@ class _Counts:
 
 
 class RayBackend:
-    """Asks replicas through a Serve handle. `handle` is of EngineReplica; `on_close` ends what was started
-    for it.
+    """Sends requests to replicas through `handle`, a Serve handle of EngineReplica. `on_close` ends what was
+    started for it.
     """
 
     def __init__(
@@ -69,7 +67,7 @@ class RayBackend:
 
     @classmethod
     async def connect(cls, handle: Any, options: RayOptions, on_close: Close | None = None) -> RayBackend:
-        """Ask a replica what it serves."""
+        """Query a replica for its model. Raises EngineError where none answers."""
         try:
             made = cls(handle, await handle.describe.remote(), options, on_close)
             made._note(await handle.stats.remote())
@@ -91,7 +89,7 @@ class RayBackend:
         await self._streams.cancel(request_id)
 
     async def embed(self, request: EmbedRequest) -> Vector:
-        """The vector of a sequence, by any replica."""
+        """Return the vector of a sequence, computed by any replica."""
         if self._closing:
             raise OverloadError("the server is shutting down", 5.0)
         check_room(len(self._streams) - self._counts.running, self._options.max_waiting)
@@ -109,8 +107,8 @@ class RayBackend:
         raise EngineError(f"{self._options.attempts} engines died while they embedded the input")
 
     def stats(self) -> BackendStats:
-        """What was seen from here, and what replicas said of themselves with the last answer of each. The
-        program is that of the replica that was heard first: all have the same artifact.
+        """Return the figures as counted on this side, and what each replica reported with its last answer.
+        `program` is that of the replica that reported first: all have the same artifact.
         """
         counts, said = self._counts, list(self._replicas.values())
         return BackendStats(
@@ -128,7 +126,7 @@ class RayBackend:
         )
 
     async def alive(self) -> bool:
-        """Whether a replica gave a token lately, or gives one now."""
+        """Whether a replica generated a token lately, or does so within FRESH seconds."""
         if time.monotonic() - self._last_token < FRESH:
             return True
         try:
@@ -145,7 +143,7 @@ class RayBackend:
             await on_close()
 
     async def _run(self, answer: Answer, stream: TaskStream) -> None:
-        """One request until its last token, through as many replicas as that takes."""
+        """Run one request until its last token, through as many replicas as that takes."""
         error: NearfarError = EngineError("no engine took the request")
         try:
             for attempt in range(self._options.attempts):
@@ -165,7 +163,9 @@ class RayBackend:
             stream.put(EngineError(f"the engine failed: {type(failure).__name__}: {failure}"))
 
     async def _follow(self, answer: Answer, stream: TaskStream) -> None:
-        """Hand on what a replica says of the request, to its end. Raises what went wrong."""
+        """Forward a replica's events of the request to their end. Raises the error that the replica
+        reports.
+        """
         records = self._handle.options(stream=True).generate.remote(answer.ask())
         running = False
         try:
@@ -182,12 +182,12 @@ class RayBackend:
             records.cancel()
 
     def _note(self, record: Events) -> None:
-        """Keep what a replica says of itself."""
+        """Keep the figures that a replica reports."""
         if record.stats is not None:
             self._replicas[record.replica] = record.stats
 
     def _take(self, record: Events, answer: Answer, stream: TaskStream) -> bool:
-        """Hand on events; whether the answer is whole."""
+        """Forward events; returns whether the answer is complete."""
         self._last_token = time.monotonic()
         self._note(record)
         for event in record.events:
@@ -216,6 +216,6 @@ class RayBackend:
 
 
 def _short(error: Exception) -> str:
-    """Ray's messages are pages long; their first line says what happened."""
+    """The first line of an error: Ray's messages are pages long, and their first line says what happened."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -1,4 +1,4 @@
-"""Engines on a Ray cluster: connect to it or start one here, deploy, and take down again what was started."""
+"""Runs engines on a Ray cluster: connects to it or starts one here, deploys, and removes what was started."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ from nearfar.fallback_server.ray_engine.options import RayOptions
 log = logging.getLogger(__name__)
 
 OBJECT_STORE = 100 << 20
-"""Bytes of shared memory of a Ray started here: nothing large goes through it (Ray wants at least 75 MiB)."""
+"""Bytes of shared memory for a Ray started here. Nothing large goes through it; Ray requires at least 75 MiB.
+"""
 ENGINE = "Engine"
 STARTS = 4
-"""Times that Ray may fail to start here. It gives its agents 15 s, which two busy cores need for their
-imports alone.
-"""
+"""Attempts to start Ray here. It gives its agents 15 s, which two busy cores need for the imports alone."""
 QUIET = {"log_level": "WARNING"}
 
 
 async def open_on_ray(model: str, kind: Kind, engines: EngineOptions, options: RayOptions) -> LocalEngine:
-    """Replicas of the model on the cluster as one engine. Closing it deletes them.
+    """Deploy replicas of the model and return them as one engine. Closing it deletes them.
 
     Every node needs nearfar, and the model under the same path or hub id.
     """
@@ -52,7 +51,7 @@ async def open_on_ray(model: str, kind: Kind, engines: EngineOptions, options: R
 
 
 def local_kind(model: str, kind: Kind) -> Kind:
-    """Torch or artifact: what can be a replica."""
+    """Return the kind of engine of a replica, torch or artifact. Raises RequestError for addresses."""
     kind = guess((model,)) if kind == "auto" else kind
     if kind == "upstream":
         raise RequestError(
@@ -62,7 +61,7 @@ def local_kind(model: str, kind: Kind) -> Kind:
 
 
 def engine_application(model: str, kind: Kind, engines: EngineOptions, options: RayOptions) -> Any:
-    """The Serve application of the replicas, ready to be run or bound into another."""
+    """Return the Serve application of the replicas, ready to be run or bound into another."""
     from ray import serve
     from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 
@@ -89,7 +88,7 @@ def engine_application(model: str, kind: Kind, engines: EngineOptions, options: 
 
 
 def _deploy(model: str, kind: Kind, engines: EngineOptions, options: RayOptions) -> Any:
-    """Run the application and give its handle, which waits until every replica has loaded the model."""
+    """Run the application and return its handle, which waits until every replica has loaded the model."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
@@ -115,7 +114,7 @@ def _deploy(model: str, kind: Kind, engines: EngineOptions, options: RayOptions)
 
 
 def _connect(ray: Any, address: str | None) -> None:
-    """Join the cluster, or start one of this machine alone."""
+    """Join the cluster at `address`, or start one on this machine alone."""
     if address is not None:
         try:
             ray.init(address=address, logging_level=logging.WARNING)
@@ -137,7 +136,7 @@ def _connect(ray: Any, address: str | None) -> None:
 
 
 def _take_down(options: RayOptions) -> None:
-    """Delete the replicas; a Ray that was started here ends."""
+    """Delete the replicas, and end a Ray that was started here."""
     ray: Any = import_module("ray")
     serve: Any = import_module("ray.serve")
     if ray.is_initialized():

@@ -1,4 +1,4 @@
-"""How an answer goes on elsewhere when the replica that gave it is lost."""
+"""Continues an answer on another replica when its replica is lost."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from nearfar.fallback_server.backend import TokenEvent, TokenRequest
 class Answer:
     """A request and the tokens of its answer so far.
 
-    The random counter of a token is its position and the seed is drawn here, once. So the tokens so far can
-    become the end of the prompt, and the rest comes as it would have come. Where the next token depends on
-    which tokens were generated (a grammar, presence and frequency penalties), the answer is computed again
-    from its beginning and what is known of it is left out.
+    The random counter of a token is its position, and the seed is drawn here, once. So the tokens so far can
+    become the end of the prompt, and the remaining tokens are the same as without the loss. Where the next
+    token depends on which tokens were generated (a grammar, presence and frequency penalties), the answer is
+    computed again from its beginning and the known tokens are skipped.
     """
 
     def __init__(self, request: TokenRequest) -> None:
@@ -26,19 +26,19 @@ class Answer:
         )
         self.tokens: list[int] = []
         self._repeated: list[int] = []
-        """What a replica that computes the answer again still has to repeat, in order."""
+        """The tokens that a replica which computes the answer again still has to repeat, in order."""
         self._attempts = 0
 
     @property
     def repeats(self) -> bool:
-        """Whether going on means to compute the answer again."""
+        """Whether the answer must be computed again from its beginning to continue."""
         sampling = self.request.sampling
         penalized = sampling.presence_penalty != 0.0 or sampling.frequency_penalty != 0.0
         return self.request.grammar is not None or penalized
 
     def ask(self) -> TokenRequest:
-        """What to ask of the next replica. Each attempt has an id of its own: the lost one may still be
-        known.
+        """Return the request for the next replica. Each attempt has its own id, since the lost one may still
+        be known.
         """
         self._attempts += 1
         made = replace(self.request, id=f"{self.request.id}.{self._attempts}")
@@ -55,10 +55,9 @@ class Answer:
         )
 
     def take(self, event: TokenEvent) -> TokenEvent | None:
-        """The event as the client should see it; None if it has seen it.
+        """Return the event as the client should see it; None if the client has seen it.
 
-        Raises EngineError if a repeated answer differs from what the client has (a near tie that fell
-        differently).
+        Raises EngineError if a repeated answer differs from the client's (a near tie that fell differently).
         """
         if self._repeated:
             if event.token != self._repeated.pop(0) or event.finish is not None:

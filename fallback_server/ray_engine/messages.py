@@ -1,4 +1,4 @@
-"""What a replica says."""
+"""The messages of a replica."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from nearfar.fallback_server.backend import BackendStats, TokenEvent
 
 @dataclass(frozen=True)
 class Events:
-    """Events of a request since the last record. With the last comes what the replica's engine says of
-    itself.
+    """Events of a request since the last record. The last record also has the figures of the replica's
+    engine.
     """
 
     events: tuple[TokenEvent, ...]
@@ -22,7 +22,7 @@ class Events:
 
 @dataclass(frozen=True)
 class Refusal:
-    """An error of ours as data: Ray would wrap an exception in its own."""
+    """One of nearfar's errors as data: Ray would wrap an exception in its own."""
 
     kind: Literal["request", "overload", "engine"]
     message: str
@@ -31,7 +31,7 @@ class Refusal:
 
     @classmethod
     def of(cls, error: Exception) -> Refusal:
-        """What an error says."""
+        """Make the record of an error."""
         if isinstance(error, RequestError):
             return cls("request", str(error), error.param)
         if isinstance(error, OverloadError):
@@ -41,7 +41,7 @@ class Refusal:
         return cls("engine", f"the engine failed: {type(error).__name__}: {error}")
 
     def error(self) -> NearfarError:
-        """The error again."""
+        """Rebuild the error."""
         match self.kind:
             case "request":
                 return RequestError(self.message, self.param)

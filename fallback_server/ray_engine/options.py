@@ -11,11 +11,11 @@ from nearfar.errors import RequestError
 class RayOptions:
     """How many replicas run, where, and how requests are spread. Times are in seconds.
 
-    `address`: of a cluster (`auto`: the one this machine belongs to); None starts a Ray of its own here.
-    `cpus`, `gpus`: what Ray sets aside for a replica. `target`: requests under way in a replica that the
-    autoscaler aims at; `max_ongoing`: how many it takes at most. `slack`: how many more requests a replica
-    may have and still be preferred for a prompt whose beginning it knows. `attempts`: replicas that may die
-    under one request.
+    `address`: the cluster's address (`auto`: the one this machine belongs to); None starts a Ray on this
+    machine. `cpus`, `gpus`: resources that Ray reserves for a replica. `target`: requests under way per
+    replica that the autoscaler aims at; `max_ongoing`: the most that a replica takes. `slack`: how many more
+    requests a replica may have and still be preferred for a prompt whose beginning it knows. `attempts`:
+    replicas that are tried for one request.
     """
 
     address: str | None = None
@@ -43,7 +43,7 @@ class RayOptions:
 
 
 def parse_replicas(text: str) -> tuple[int, int]:
-    """MIN:MAX, or one number for both."""
+    """Parse MIN:MAX, or one number for both. Raises RequestError for other texts."""
     low, colon, high = text.partition(":")
     try:
         return int(low), int(high if colon else low)

@@ -1,4 +1,4 @@
-"""One engine on a Ray cluster: any token backend, behind methods that a Serve handle can call."""
+"""One engine on a Ray cluster: any token backend, with methods that a Serve handle can call."""
 
 from __future__ import annotations
 
@@ -28,10 +28,12 @@ engine.
 
 
 class EngineReplica:
-    """Loads the model when Serve starts it; from then on all runs on Serve's event loop for user code."""
+    """Loads the model when Serve starts it; afterwards everything runs on Serve's event loop for user
+    code.
+    """
 
     async def __init__(self, model: str, kind: Kind, options: EngineOptions) -> None:  # type: ignore[misc]
-        # Serve awaits a constructor; type checkers do not know that.
+        # Serve awaits a constructor, which type checkers do not know.
         from ray import serve
 
         source = await asyncio.to_thread(text_source, model, kind, options)
@@ -39,7 +41,7 @@ class EngineReplica:
         self._name: str = serve.get_replica_context().replica_id.unique_id
 
     async def generate(self, request: TokenRequest) -> AsyncGenerator[Events | Refusal, None]:
-        """The events of a request; an error is the last record."""
+        """Yield the events of a request; an error is the last record."""
         try:
             stream = self._backend.submit(request)
             async with aclosing(in_batches(stream)) as batches:
@@ -52,34 +54,36 @@ class EngineReplica:
             yield Refusal.of(error)
 
     async def describe(self) -> BackendInfo:
-        """What the model is."""
+        """Return the model's facts and limits."""
         return self._backend.info
 
     async def stats(self) -> Events:
-        """What the engine says of itself: no events."""
+        """Return the engine's figures, in a record without events."""
         return Events((), self._name, self._backend.stats())
 
     async def embed(self, request: EmbedRequest) -> Vector | Refusal:
-        """The vector of a sequence."""
+        """Return the vector of a sequence, or an error as a record."""
         try:
             return await self._backend.embed(request)
         except NearfarError as error:
             return Refusal.of(error)
 
     async def alive(self) -> bool:
-        """Whether a token comes."""
+        """Whether the engine generates tokens."""
         return await self._backend.alive()
 
     async def check_health(self) -> None:
-        """Serve asks this every few seconds, and replaces a replica that fails it three times."""
+        """Raise EngineError if no token comes. Serve calls this every few seconds and replaces a replica that
+        fails three times.
+        """
         if not await self._backend.alive():
             raise EngineError("no token was generated recently")
 
 
 async def in_batches(events: AsyncIterator[TokenEvent]) -> AsyncGenerator[tuple[TokenEvent, ...], None]:
-    """The first event at once, then what has come every GATHER seconds.
+    """Yield the first event at once, then the events of every GATHER seconds together.
 
-    Raises what the events raise, after what came before it. Closes them in any case.
+    Raises the error of `events` after the events before it. Closes `events` in any case.
     """
     queue: asyncio.Queue[TokenEvent | Exception | None] = asyncio.Queue()
 

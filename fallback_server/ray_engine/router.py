@@ -1,9 +1,8 @@
-"""Prefix-aware routing: a Serve request router that prefers the replica whose cache holds the prompt's
+"""Prefix-aware routing: a Serve request router that prefers the replica whose cache has the prompt's
 beginning.
 
-Serve makes one in each process that holds a handle. It is of Serve's public interface
-(`ray.serve.request_router`, in alpha). Serve's own prefix router is for its LLM deployments: it expects their
-requests.
+Serve makes one in each process that holds a handle, through its public interface (`ray.serve.request_router`,
+in alpha). Serve's own prefix router is for its LLM deployments and expects their requests.
 """
 
 from __future__ import annotations
@@ -18,23 +17,25 @@ from nearfar.fallback_server.prefixes import PrefixMap, token_blocks
 from nearfar.fallback_server.ray_engine.options import RayOptions
 
 TRIED = 2
-"""Replicas without the prefix that are compared by how busy they are, of all: the power of two choices."""
+"""Replicas without the prefix that are compared by load (the power of two choices)."""
 
 
 class PrefixRouter(RequestRouter):
-    """The replica that knows the most of the prompt if it is not much busier than the idlest known, else
-    one of two.
+    """Prefers the replica that knows the most of the prompt unless it is much busier than the least busy one;
+    else takes one of two.
     """
 
     def initialize_state(self, slack: int = RayOptions.slack, **_: Any) -> None:
-        """See RequestRouter; `slack` as in RayOptions."""
+        """Set up the state. See RequestRouter; `slack` as in RayOptions."""
         self._slack = slack
         self._prefixes: PrefixMap[str] = PrefixMap()
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Ranks of replicas; of a rank, Serve takes the one with the shortest queue that has room."""
+        """Return ranks of replicas; within a rank, Serve takes the one with the shortest queue that has
+        room.
+        """
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
         others = random.sample(candidate_replicas, min(TRIED, len(candidate_replicas)))
@@ -64,6 +65,6 @@ class PrefixRouter(RequestRouter):
 
 
 def _request(pending: PendingRequest | None) -> TokenRequest | None:
-    """What is asked, if it is asked for tokens."""
+    """The token request of a pending call; None for other calls."""
     first = pending.args[0] if pending is not None and pending.args else None
     return first if isinstance(first, TokenRequest) else None

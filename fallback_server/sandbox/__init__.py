@@ -1,4 +1,4 @@
-"""Work on untrusted input that could run too long, in child processes that can be killed.
+"""Runs work on untrusted input, which could run too long, in child processes that can be killed.
 
 A thread cannot be stopped; a process can. Templates and tokenizers run in one kind of child, grammar
 compilers (grammars/) in another.

@@ -1,4 +1,4 @@
-"""The child's side: jobs in on stdin, answers out on stdout, as JSON, framed."""
+"""The child's side: reads jobs from stdin and writes answers to stdout, as framed JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def serve(open_handler: Callable[[dict[str, Any]], Handler]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when this process ends
     _die_with_parent()
     _limit_memory(settings["memory"])
-    # What a library prints must not get between the answers.
+    # Output that a library prints must not mix with the answers.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     source = sys.stdin.buffer
@@ -64,7 +64,9 @@ def _write(out: Any, answer: dict[str, Any]) -> None:
 
 
 def _die_with_parent() -> None:
-    """The end of stdin ends the child between jobs; in a job that never ends, only the kernel can (Linux)."""
+    """End this process when the parent dies. Between jobs the end of stdin does it; during a job that never
+    ends, only the kernel can (Linux).
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

@@ -18,10 +18,11 @@ Job = dict[str, Any]
 
 @dataclass(frozen=True)
 class ChildSpec:
-    """A kind of child. `module` is run with `settings` as JSON; times are seconds. At most `count` run,
-    started when needed.
+    """A kind of child process. `module` is run with `settings` as JSON; times are in seconds. At most `count`
+    children run, started when needed.
 
-    `start_timeout` covers imports and loading; `waiting` bounds the jobs that wait for a free child.
+    `start_timeout` covers imports and loading; `waiting` bounds the jobs that wait for a free child; `memory`
+    is the limit in bytes.
     """
 
     module: str
@@ -38,11 +39,11 @@ ENDING = "the server is shutting down"
 
 
 class ChildPool:
-    """Runs jobs in children. A job that takes too long costs its child, and nobody else anything but time.
+    """Runs jobs in children. A job that takes too long costs its child, and other jobs nothing but time.
 
-    Whoever asked for a job may leave at any moment: the job runs to its end and nobody gets its answer. A
-    child takes a second and more to start, so only a job that takes too long may cost one: a client that
-    hung up four times a second would otherwise keep all others waiting for new children.
+    A caller may leave at any moment: its job runs to its end and the answer is dropped. A child takes a
+    second or more to start, so only a job that takes too long may cost one: otherwise a client that hung up
+    four times a second would keep all others waiting for new children.
     """
 
     def __init__(self, spec: ChildSpec) -> None:
@@ -57,9 +58,9 @@ class ChildPool:
         self._closed = False
 
     async def warm(self, count: int | None = None) -> None:
-        """Start all children or so many, so that the first job need not wait for that.
+        """Start `count` children (all by default), so that the first job does not wait for the start.
 
-        A job that comes meanwhile waits for one of these: another child would begin later, and hold up both.
+        A job that comes meanwhile waits for one of these: another child would start later and delay both.
         """
         free = [self._free.get_nowait() for _ in range(self._free.qsize())]
         chosen = free[: len(free) if count is None else count]
@@ -70,7 +71,9 @@ class ChildPool:
                 self._free.put_nowait(child)
 
     async def run(self, job: Job) -> Job:
-        """The child's answer. RequestError if it refuses the job or the job takes too long."""
+        """Return the child's answer. Raises RequestError if the child rejects the job or the job takes too
+        long, OverloadError if too many jobs wait.
+        """
         if self._waiting >= self.spec.waiting:
             raise OverloadError(f"too many requests wait for their {self.spec.what}; try again later", 1.0)
         self._waiting += 1
@@ -91,7 +94,7 @@ class ChildPool:
         return found
 
     async def close(self) -> None:
-        """End all children. Who waits for one is told so."""
+        """End all children. Waiting callers get EngineError."""
         self._closed = True
         for task in self._under_way:
             task.cancel()
@@ -99,7 +102,7 @@ class ChildPool:
         await asyncio.gather(*(child.kill() for child in self._children))
 
     async def _work(self, child: _Child, job: Job, answer: asyncio.Future[Job]) -> None:
-        """One job from its child to its answer, whether somebody still waits for the answer or not."""
+        """Run one job on its child and set its answer, whether the caller still waits or not."""
         try:
             made = await self._on(child, job)
             if not answer.done():
@@ -138,7 +141,7 @@ class ChildPool:
 
 
 class _Child:
-    """One process. It is started when it is needed, and again after it was killed."""
+    """One process. It is started when needed, and again after it was killed."""
 
     def __init__(self, spec: ChildSpec) -> None:
         self._spec = spec
@@ -170,7 +173,9 @@ class _Child:
             raise EngineError(f"the process for the {spec.what} does not start: {hello['error']}")
 
     async def ask(self, job: Job) -> Job:
-        """Send a job, read its answer. Each carries a number, so that an answer never goes to another job."""
+        """Send a job and read its answer. Each job has a number, so that an answer never goes to another
+        job.
+        """
         assert self._process is not None
         assert self._process.stdin is not None
         self._asked += 1

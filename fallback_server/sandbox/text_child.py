@@ -1,4 +1,4 @@
-"""Chat templates and tokenizers: messages or text in, token ids out. Run as a child of the server."""
+"""Renders chat templates and tokenizes: messages or text in, token ids out. Runs as a child of the server."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from nearfar.format.answers import AnswerFormat
 from nearfar.format.conversion import record
 
 TAIL = 64
-"""Characters of a rendered prompt's end that are sent back: whether it opens a reasoning section."""
+"""Characters at the end of a rendered prompt that are sent back, to see whether it opens a reasoning section.
+"""
 
 
 def open_handler(settings: dict[str, Any]) -> Handler:
-    """Load the tokenizer. Settings: directory, bos (an id or None), answers (an AnswerFormat as JSON)."""
+    """Load the tokenizer and return the job handler. Settings: directory, bos (an id or None), answers (an
+    AnswerFormat as JSON).
+    """
     answers = record(AnswerFormat, settings["answers"])
     codec = TextCodec.open_directory(Path(settings["directory"]), settings["bos"], answers)
 
@@ -35,8 +38,8 @@ def open_handler(settings: dict[str, Any]) -> Handler:
 
 
 def _answer(tokens: list[int], job: dict[str, Any]) -> dict[str, Any]:
-    """The tokens; of more than `most` only how many they are: the server would read millions of numbers to
-    refuse them.
+    """Return the tokens, or only their number above `most`: the server would read millions of ids only to
+    reject them.
     """
     return {"tokens": tokens if len(tokens) <= job["most"] else len(tokens)}
 

@@ -1,4 +1,4 @@
-"""Attention over the paged KV cache, in the form in which transformers' models call it."""
+"""Attention over the paged KV cache, with the signature that transformers' models call."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def paged_attention(
 ) -> tuple[torch.Tensor, None]:
     """Store keys and values of a flat batch of rows, then attend each row to its own sequence.
 
-    query [1, heads, N, dim], key and value [1, kv_heads, N, dim]; returns [1, N, heads, dim].
-    Raises CheckpointError for variants of attention that it does not compute.
+    query [1, heads, N, dim], key and value [1, kv_heads, N, dim]; returns [1, N, heads, dim]. Raises
+    CheckpointError for variants of attention that it does not compute.
     """
     if paged_step is None:
         raise CheckpointError(
@@ -76,10 +76,10 @@ def _decode(
     window: int | None,
     out: torch.Tensor,
 ) -> None:
-    """One row a sequence [rows, heads, dim]: by the kernel of our own, or by gathering the pages of all,
-    padded.
+    """Attend one row per sequence, [rows, heads, dim], with the native kernel, or by gathering the padded
+    pages of all.
 
-    Gathered, the query heads that share a key head are the query rows of dense attention.
+    In a gather, the query heads that share a key head are the query rows of dense attention.
     """
     if cache.decode is not None:
         cache.decode(
@@ -105,7 +105,7 @@ def _prefill(
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    """Consecutive rows of one sequence. From position 0 all its keys are in the rows; else they come from
+    """Attend consecutive rows of one sequence. From position 0 all keys are in the rows; else they come from
     the cache.
     """
     part = slice(rows.start, rows.stop)

@@ -1,4 +1,4 @@
-"""The tensors of the paged KV cache, and what one step tells the attention function about them."""
+"""The tensors of the paged KV cache, and the description of a step for the attention function."""
 
 from __future__ import annotations
 
@@ -12,16 +12,18 @@ from nearfar.fallback_server.torch_engine.scheduler import Chunk
 from nearfar.format.sizes import pages_for
 
 SPREAD = 2.0
-"""How much longer than its shortest the longest sequence of a decode group may be."""
+"""Largest ratio of the longest to the shortest sequence in a decode group."""
 MASK_SIZE = 1 << 23
-"""Query rows times keys for which a mask is made at once, for each query head that shares a key head."""
+"""Most elements (query rows times keys) of a mask that is made at once, per query head that shares a key
+head.
+"""
 FEW_PAGES = 8
-"""Below this many pages padding costs less than a group of its own."""
+"""Number of pages below which padding costs less than a separate group."""
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Keys and values of a layer: heads, and the dimension of each kind of head."""
+    """Shape of a layer's keys and values: number of heads, and the dimension of a key and of a value."""
 
     kv_heads: int
     key_dim: int
@@ -63,8 +65,8 @@ class KVCache:
         self.values[layer].view(-1, *value.shape[1:]).index_copy_(0, rows, value)
 
     def gather(self, layer: int, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Copies of keys and values of pages int64 [P]: [P · page_size, kv_heads, dim], valid until the
-        next gather.
+        """Return copies of keys and values of pages int64 [P]: [P · page_size, kv_heads, dim], valid until
+        the next gather.
         """
         return self._gather("keys", self.keys[layer], pages), self._gather(
             "values", self.values[layer], pages
@@ -73,8 +75,8 @@ class KVCache:
     def _gather(self, name: str, tensor: torch.Tensor, pages: torch.Tensor) -> torch.Tensor:
         if self.device.type != "cpu":
             return tensor.index_select(0, pages).flatten(0, 1)
-        # Memory kept from layer to layer: fresh memory of this size costs page faults, twice the time of the
-        # copy.
+        # The memory is kept from layer to layer: fresh memory of this size costs page faults, twice the time
+        # of the copy.
         row = tensor[0].numel()
         held = self._scratch.get((name, row))
         if held is None or held.numel() < len(pages) * row:
@@ -86,22 +88,22 @@ class KVCache:
     def clear(self, pages: torch.Tensor) -> None:
         """Zero the pages int64 [P] of all layers.
 
-        A page that is taken again may hold the NaN or infinity of its former owner, and masked scores are
-        still added up: 0 · NaN is NaN. So one broken sequence would break those who inherit its pages.
+        A page that is taken again may hold NaN or infinity from its former owner, and masked scores are still
+        added up: 0 · NaN is NaN. So one broken sequence would break those that inherit its pages.
         """
         for tensor in (*self.keys, *self.values):
             tensor.index_fill_(0, pages, 0)
 
 
 def token_bytes(layers: Sequence[LayerShape], dtype: torch.dtype) -> int:
-    """Bytes that one token takes in all layers."""
+    """Bytes of one token's keys and values in all layers."""
     return sum(shape.kv_heads * (shape.key_dim + shape.value_dim) for shape in layers) * dtype.itemsize
 
 
 @dataclass(frozen=True)
 class DecodeGroup:
-    """Rows start … stop - 1, one a sequence: their `pages` int64 [rows, P], and `lengths` int64 [rows] of
-    each sequence.
+    """Rows start … stop - 1, one per sequence, with `pages` int64 [rows, P] and `lengths` int64 [rows] in
+    tokens.
     """
 
     start: int
@@ -111,8 +113,8 @@ class DecodeGroup:
     biases: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
     def bias(self, page_size: int, window: int | None, dtype: torch.dtype) -> torch.Tensor:
-        """What is added to the scores, [rows, 1, 1, P · page_size]: -inf beyond the sequence and before
-        the window.
+        """The bias on the scores, [rows, 1, 1, P · page_size]: -inf beyond the sequence and before the
+        window, else 0.
         """
         if window not in self.biases:
             at = torch.arange(self.pages.shape[1] * page_size, device=self.pages.device)
@@ -127,9 +129,7 @@ class DecodeGroup:
 
 @dataclass(frozen=True)
 class PrefillRows:
-    """Rows start … stop - 1 are consecutive positions from `position` of one sequence in `pages` int64
-    [P].
-    """
+    """Rows start … stop - 1: consecutive positions, from `position`, of one sequence in `pages` int64 [P]."""
 
     start: int
     stop: int
@@ -143,8 +143,8 @@ class PrefillRows:
         return self.position + self.stop - self.start
 
     def mask(self, window: int | None, groups: int) -> torch.Tensor:
-        """Who may be seen, bool [groups · rows, length]: the causal triangle, once for each query head of
-        a group.
+        """The mask of visible keys, bool [groups · rows, length]: the causal triangle, once for each query
+        head of a group.
         """
         if window not in self.masks:
             at = torch.arange(self.length, device=self.pages.device)
@@ -158,8 +158,8 @@ class PrefillRows:
 
 @dataclass(frozen=True)
 class PagedStep:
-    """What attention needs for one step. `cache` None: nothing is kept, every sequence is whole in its
-    rows.
+    """The input of attention for one step. With `cache` None nothing is kept, and every sequence is complete
+    in its rows.
     """
 
     cache: KVCache | None
@@ -172,9 +172,9 @@ class PagedStep:
 
 @dataclass(frozen=True)
 class Batch:
-    """A step made ready: chunks in row order, token ids and positions int64 [1, N] on the device.
+    """A step that is ready to run: chunks in row order, token ids and positions int64 [1, N] on the device.
 
-    `fresh`: pages that are begun, int64 [P], to be cleared first.
+    `fresh`: newly begun pages, int64 [P], which are cleared first.
     """
 
     chunks: tuple[Chunk, ...]
@@ -215,7 +215,9 @@ def _begun(chunk: Chunk, size: int) -> list[int]:
 
 
 def _prefill_rows(cache: KVCache, chunk: Chunk, row: int) -> Iterator[PrefillRows]:
-    """The rows of a chunk, in pieces small enough for their mask; a chunk from position 0 needs none."""
+    """Yield the rows of a chunk in pieces small enough for their mask; a chunk from position 0 needs no
+    pieces.
+    """
     piece = chunk.count if chunk.start == 0 else max(MASK_SIZE // (chunk.start + chunk.count), 16)
     for offset in range(0, chunk.count, piece):
         count = min(piece, chunk.count - offset)
@@ -234,12 +236,12 @@ def _write_rows(chunk: Chunk, cache: KVCache) -> list[int]:
 
 
 def _decode_groups(cache: KVCache, singles: Sequence[Chunk]) -> list[DecodeGroup]:
-    """Sequences of similar length share a padded gather."""
+    """Group sequences of similar length, so that each group shares a padded gather."""
     groups, start = [], 0
     while start < len(singles):
         shortest = max(len(singles[start].pages), FEW_PAGES)
         stop = start + 1
-        # The kernel of our own reads no padding.
+        # The native kernel reads no padding.
         while stop < len(singles) and (cache.decode or len(singles[stop].pages) <= shortest * SPREAD):
             stop += 1
         width = len(singles[stop - 1].pages)

@@ -1,6 +1,4 @@
-"""The torch engine as the server sees it: a backend in the server's process, in front of a worker's
-process.
-"""
+"""The torch engine as a backend in the server's process, in front of a worker process."""
 
 from __future__ import annotations
 
@@ -80,13 +78,15 @@ class TokenStream(EventStream):
         await self._backend.cancel(self.request.id)
 
     def fail(self, error: NearfarError) -> None:
-        """See EventStream. An answer may be whole and unread: the error then takes the place of its end."""
+        """End the stream with an error (see EventStream). It replaces the end of a complete but unread
+        answer.
+        """
         self.done = False
         super().fail(error)
         self._backend.forget(self)
 
     def put(self, event: TokenEvent | NearfarError) -> None:
-        """Hand an event to the reader; after the last one there are no more."""
+        """Append an event for the reader; the last event closes the stream."""
         if not self.done:
             self.emitted = True
             self.done = isinstance(event, NearfarError) or event.finish is not None
@@ -95,7 +95,7 @@ class TokenStream(EventStream):
 
 @dataclass(eq=False)
 class _EmbedJob:
-    """A sequence to embed; `deaths` counts the engines that died before it was done. `started`: it has been
+    """A sequence to embed. `deaths` counts the engines that died before it was done. `started`: it has been
     part of a step.
     """
 
@@ -110,7 +110,7 @@ class _EmbedJob:
 
 
 class TorchBackend:
-    """A Hugging Face model in a process of its own, which is started again when it dies or hangs."""
+    """A Hugging Face model in its own process, which is started again when it dies or hangs."""
 
     def __init__(self, path: Path, options: TorchOptions, worker: WorkerProcess) -> None:
         self.info: BackendInfo = worker.info
@@ -147,7 +147,7 @@ class TorchBackend:
 
     @property
     def worker_pid(self) -> int | None:
-        """The process that the engine runs in now; None between two."""
+        """The id of the process that the engine runs in; None between two processes."""
         return self._worker.pid if self._worker else None
 
     def submit(self, request: TokenRequest) -> TokenStream:
@@ -164,7 +164,7 @@ class TorchBackend:
             self.forget(stream)
 
     def forget(self, stream: TokenStream) -> None:
-        """Compute no more for a request."""
+        """Stop computing a request."""
         self._streams.pop(stream.request.id, None)
         if stream.compiling is not None:
             stream.compiling.cancel()
@@ -172,7 +172,9 @@ class TorchBackend:
             self._send(Cancel(stream.request.id))
 
     async def embed(self, request: EmbedRequest) -> Vector:
-        """The mean of the last hidden states of a sequence, or the last one."""
+        """Return the mean of the last hidden states of a sequence, or the last one, by the request's
+        pooling.
+        """
         check_tokens(request.tokens, self.info, room=0)
         self._check_room(request.id)
         job = _EmbedJob(Embed(request), asyncio.get_running_loop().create_future())
@@ -186,7 +188,7 @@ class TorchBackend:
                 self._send(Cancel(request.id))
 
     def stats(self) -> BackendStats:
-        """The figures of the last step; counts go on over restarts."""
+        """Return the figures of the last step; counts continue over restarts."""
         now = asdict(self._counters)
         counts = {name: now[name] + self._before[name] for name in SUMMED}
         under_way = self._jobs
@@ -200,7 +202,7 @@ class TorchBackend:
         )
 
     async def alive(self) -> bool:
-        """Whether a step was computed or went on within the last seconds, or a token comes now."""
+        """Whether a step progressed within the last seconds, or a probe generates a token now."""
         if self._silent():
             await asyncio.sleep(0.05)  # words that lie unread because this loop was held up are read now
         if self._silent():
@@ -213,11 +215,11 @@ class TorchBackend:
 
     @property
     def _jobs(self) -> list[TokenStream | _EmbedJob]:
-        """All that is waiting or computed."""
+        """All requests and embeddings that wait or are computed."""
         return [*self._streams.values(), *self._embeds.values()]
 
     def _check_room(self, request_id: str) -> None:
-        """Refuse a request that cannot be taken now."""
+        """Raise OverloadError or RequestError for a request that cannot be taken now."""
         if self._closing:
             raise OverloadError("the engine is shutting down", 5.0)
         if self._failed_starts >= STARTS:
@@ -257,7 +259,7 @@ class TorchBackend:
         return stream
 
     async def _compile(self, stream: TokenStream, grammar: Grammar) -> None:
-        """Send a request once its grammar is compiled."""
+        """Compile a request's grammar, then send the request."""
         try:
             stream.compiled = await self._grammars.compiled(grammar)
             stream.message = Submit(replace(stream.request, grammar=None), key_of(grammar))
@@ -271,7 +273,7 @@ class TorchBackend:
             stream.compiling = None
 
     def _start(self, stream: TokenStream) -> None:
-        """Send a request, and before it the grammar that it names, if this worker does not have it."""
+        """Send a request, preceded by its grammar if this worker does not have it."""
         message = stream.message
         if message is None or self._worker is None:  # else it is sent when there is a worker
             return
@@ -303,7 +305,7 @@ class TorchBackend:
             await stream.aclose()
 
     async def _serve(self, worker: WorkerProcess) -> None:
-        """Hand on what the worker says; when it is gone, start another."""
+        """Process the worker's messages; when the worker is gone, start another."""
         try:
             while True:
                 while (message := await worker.receive()) is not None:
@@ -317,14 +319,14 @@ class TorchBackend:
             raise
 
     async def _watch(self) -> None:
-        """Kill a worker that says nothing for too long."""
+        """Kill a worker that is silent for too long."""
         pause = min(0.25, self.options.hang_seconds / 4)
         while True:
             slept = time.monotonic()
             await asyncio.sleep(pause)
             now = time.monotonic()
-            # If this loop was held up itself, words of the worker may lie unread: they are read before the
-            # next look.
+            # If this loop itself was held up, messages of the worker may be unread: they are read before the
+            # next check.
             worker = self._worker
             if (
                 worker is not None
@@ -364,7 +366,7 @@ class TorchBackend:
                 self._streams.pop(request_id, None)
 
     async def _bury(self, worker: WorkerProcess) -> None:
-        """Tell those whose answer was under way; keep those who can be served from the start."""
+        """Fail the answers that were under way; keep requests that can start over."""
         self._worker = None
         self._last_step = 0.0
         now = asdict(self._counters)
@@ -383,7 +385,7 @@ class TorchBackend:
         await worker.kill()
 
     async def _restart(self) -> WorkerProcess:
-        """Start workers until one is ready, then give it all who wait."""
+        """Start workers until one is ready, then send it all waiting requests."""
         delay = self.options.backoff_first
         while True:
             await asyncio.sleep(delay)

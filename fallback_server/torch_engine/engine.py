@@ -1,4 +1,4 @@
-"""The loop of the worker's process: schedule, step, sample, emit."""
+"""The loop of the worker process: schedule, step, sample, emit."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ from nearfar.fallback_server.torch_engine.scheduler import Chunk, Limits, Schedu
 
 BUDGET = {"cpu": 256, "cuda": 2048}
 ONE_THREAD = 25_000_000
-"""Weights times rows of a step below which one thread of the CPU does it all. Threads that share so little
-wait for each other at each operation: a model of 2 million weights is as fast without them (2.7 ms a token),
-and 20 times as fast beside another busy process (2 cores).
+"""Weights times rows of a step below which one CPU thread computes it alone. With little work each, threads
+wait for each other at each operation: a model of 2 million weights is as fast with one (2.7 ms a token), and
+20 times as fast when another process is busy (2 cores).
 """
 
 PromptLogprobs = list[tuple[Logprob, tuple[Logprob, ...]] | None]
@@ -59,7 +59,7 @@ PromptLogprobs = list[tuple[Logprob, tuple[Logprob, ...]] | None]
 
 @dataclass(frozen=True)
 class Loaded:
-    """A request's grammar has been read, in a thread beside the engine's, or cannot be used."""
+    """Result of loading a request's grammar in the loader's thread: the grammar, or an error."""
 
     id: str
     result: Any  # an xgrammar.CompiledGrammar or a RequestError
@@ -75,7 +75,9 @@ class Pooled:
     total: torch.Tensor | None = None
 
     def add(self, hidden: torch.Tensor, start: int) -> None:
-        """Take in the hidden states of the next rows, float32 [N, hidden]."""
+        """Add the hidden states of the next rows, float32 [N, hidden]. `start` is the position of the
+        first.
+        """
         if self.request.pooling == "last":
             self.total = hidden[-1]
         elif start == 0 or self.total is None:  # the first rows, or again after its pages were given up
@@ -85,7 +87,7 @@ class Pooled:
 
     @property
     def vector(self) -> Vector:
-        """The embedding, once all rows are in: the last hidden state, or (also for "model") the mean."""
+        """The embedding, once all rows are in: the last hidden state for "last", else the mean."""
         assert self.total is not None
         count = 1 if self.request.pooling == "last" else len(self.work.tokens)
         values: Vector = (self.total / count).cpu().numpy()
@@ -131,7 +133,7 @@ class Engine:
             options.max_running, budget, options.ageing, sampling.prompt_rows(model.facts.vocab_size)
         )
         self.scheduler = Scheduler(table, limits)
-        # The server's process says what is kept.
+        # The server's process decides which grammars are kept.
         self._grammars = CompiledGrammars(
             path, model.facts.vocab_size, model.facts.eos_token_ids, kept_bytes=1 << 62
         )
@@ -163,7 +165,7 @@ class Engine:
 
     @property
     def counters(self) -> Counters:
-        """The figures now."""
+        """The current figures."""
         scheduler = self.scheduler
         return Counters(
             len(scheduler.running),
@@ -178,7 +180,7 @@ class Engine:
         )
 
     def handle(self, message: Learn | Forget | Submit | Cancel | Embed | Loaded) -> None:
-        """Take a message in; nothing is computed yet."""
+        """Process a message; computes nothing yet."""
         match message:
             case Learn(key, compiled):
                 self._loader.submit(self._learn, key, compiled)
@@ -194,7 +196,7 @@ class Engine:
                 self._loaded(request_id, result)
 
     def turn(self) -> None:
-        """One step."""
+        """Run one step."""
         planned = self.scheduler.schedule()
         if planned:
             self._announce(planned)
@@ -203,12 +205,12 @@ class Engine:
         self.pulse()
 
     def pulse(self) -> None:
-        """Show that the engine goes on, if nothing has been said for a while."""
+        """Send a heartbeat if no message was sent for a while."""
         if time.monotonic() - self._last_word >= BEAT:
             self._say(Beat(self.counters))
 
     def close(self) -> None:
-        """Stop what runs beside the engine."""
+        """Stop the loader's thread."""
         self._loader.shutdown(wait=False, cancel_futures=True)
 
     def _say(self, message: FromWorker) -> None:
@@ -257,7 +259,7 @@ class Engine:
         self.scheduler.add(work)
 
     def _learn(self, key: str, compiled: str) -> None:
-        """In the loader's thread: a large grammar takes longer to read than a step may wait."""
+        """Load a grammar, in the loader's thread: reading a large one takes longer than a step may wait."""
         try:
             self._grammars.load(key, compiled)
         except RequestError as error:
@@ -266,12 +268,12 @@ class Engine:
             self._unusable[key] = RequestError(f"the grammar cannot be read: {error!r}", "response_format")
 
     def _forget(self, key: str) -> None:
-        """In the loader's thread."""
+        """Drop a grammar, in the loader's thread."""
         self._grammars.forget(key)
         self._unusable.pop(key, None)
 
     def _find(self, request_id: str, key: str) -> None:
-        """In the loader's thread."""
+        """Look up a request's grammar and post the result, in the loader's thread."""
         unknown = RequestError("the grammar was not sent; this is a fault of the server", "response_format")
         self._post(Loaded(request_id, self._grammars.known(key) or self._unusable.get(key, unknown)))
 
@@ -378,7 +380,7 @@ class Engine:
         self._say(Stepped(tuple(events), self.counters))
 
     def _advance(self, active: Active, choice: sampling.Choice) -> list[TokenEvent]:
-        """Take the token into the request; a request that ends is forgotten."""
+        """Append the token to the request; a request that ends is removed."""
         work, constraint = active.work, active.constraint
         if constraint is not None and choice.token is not None and not constraint.accept(choice.token):
             self._remove(active)
@@ -405,7 +407,7 @@ class Engine:
         self.scheduler.remove(active.work)
 
     def _finish(self, active: Active, choice: sampling.Choice) -> FinishReason | None:
-        """Why the answer ends with this token, if it does."""
+        """Why the answer ends with this token; None if it does not."""
         if choice.token is None:
             return "abort" if choice.broken else "stop"
         if choice.token in active.request.stop_token_ids:
@@ -413,7 +415,7 @@ class Engine:
         return "length" if len(active.work.tokens) + 1 >= active.limit else None
 
     def _add_hidden(self, pooled: list[tuple[Chunk, range]], hidden: torch.Tensor) -> None:
-        """Take the hidden states of a step into the embeddings, and send those that are whole."""
+        """Add the hidden states of a step to the embeddings, and send the complete ones."""
         for chunk, rows in pooled:
             found = self._pooled[chunk.work.id]
             found.add(hidden[rows.start : rows.stop].float(), chunk.start)
@@ -424,5 +426,5 @@ class Engine:
 
 
 def _allowed(constraint: TokenConstraint | None) -> torch.Tensor | None:
-    """The grammar's bitmask int32 [ceil(vocab / 32)]."""
+    """The grammar's bitmask, int32 [ceil(vocab / 32)]; None without a grammar."""
     return None if constraint is None else torch.from_numpy(constraint.allowed().view(np.int32))

@@ -1,5 +1,5 @@
-"""Decode steps in fixed shapes, so that a GPU can replay them as CUDA graphs instead of launching each
-kernel anew.
+"""Decode steps in fixed shapes, which a GPU can replay as CUDA graphs instead of launching each kernel
+anew.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from nearfar.fallback_server.torch_engine.model import PagedModel
 WARM_UPS = 2  # eager runs before a capture: libraries allocate their workspaces then
 
 MOST_PADDING = 4
-"""Times the pages of a batch that its fixed shape may gather. Powers of two alone cost up to that; one long
-sequence among 32 short ones costs 38 times, more than kernels launched one by one do.
+"""Largest ratio of the pages that a fixed shape gathers to the pages of the batch. Powers of two alone cost
+up to that; one long sequence among 32 short ones would cost 38 times, more than launching the kernels one by
+one.
 """
 
 log = logging.getLogger(__name__)
@@ -25,8 +26,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class _Shape:
-    """One fixed shape: `packed` int64 [4, rows] is tokens, positions, write rows and lengths; `pages`
-    int64 [rows, width].
+    """One fixed shape. The rows of `packed`, int64 [4, rows], are tokens, positions, write rows and lengths;
+    `pages` is int64 [rows, width].
     """
 
     packed: torch.Tensor
@@ -36,10 +37,10 @@ class _Shape:
 
 
 class DecodeGraphs:
-    """Runs steps of single rows, padded to a power of two of rows and of pages; each shape is captured when
-    first met.
+    """Runs steps of single rows, padded to a power of two of rows and of pages. Each shape is captured when
+    it first occurs.
 
-    `capture` False replays eagerly: what is computed is the same, on any device.
+    With `capture` False it runs the same computation eagerly, on any device.
     """
 
     def __init__(self, model: PagedModel, cache: KVCache, *, capture: bool) -> None:
@@ -58,7 +59,9 @@ class DecodeGraphs:
         return rows * width <= MOST_PADDING * sum(len(chunk.pages) for chunk in batch.chunks)
 
     def run(self, batch: Batch) -> torch.Tensor:
-        """Logits float32 [rows, vocab] of all rows of the batch, in its order; valid until the next run."""
+        """Return logits float32 [rows, vocab] of all rows of the batch, in its order; valid until the next
+        run.
+        """
         if batch.fresh is not None:
             self._cache.clear(batch.fresh)
         count = len(batch.chunks)
@@ -79,7 +82,7 @@ class DecodeGraphs:
         return shape.logits[:count]
 
     def _give_up(self, error: Exception) -> None:
-        """The cache has left too little memory for a shape: steps are as large as their sequences again."""
+        """Stop using fixed shapes, because the cache leaves too little memory for one."""
         log.warning(
             "there is no memory for decode steps of a fixed shape: from now on they are launched kernel by "
             "kernel; give the cache less (--kv-memory): %s", error,
@@ -97,7 +100,9 @@ class DecodeGraphs:
         return shape
 
     def _fill(self, shape: _Shape, batch: Batch) -> None:
-        """Rows of padding write to the trash page and read one zero of the padding page."""
+        """Copy a batch into a shape. Rows of padding write to the trash page and read one zero of the padding
+        page.
+        """
         cache, (rows, width) = self._cache, shape.pages.shape
         count = len(batch.chunks)
         spare = rows - count
@@ -115,15 +120,15 @@ class DecodeGraphs:
 
     def _forward(self, shape: _Shape) -> torch.Tensor:
         rows = shape.pages.shape[0]
-        # Made anew each time, so that its masks are computed from `lengths` within the graph.
+        # The group is made anew each time, so that its masks are computed from `lengths` within the graph.
         group = DecodeGroup(0, rows, shape.pages, shape.packed[3])
         step = PagedStep(self._cache, shape.packed[2], (group,), ())
         every = torch.arange(rows, device=self._cache.device)
         return self._model.logits(shape.packed[0:1], shape.packed[1:2], step, every)
 
     def _record(self, shape: _Shape) -> None:
-        """Run eagerly, then capture. A model that cannot be captured runs eagerly from then on.
-        torch.OutOfMemoryError: the shape does not fit.
+        """Run eagerly, then capture. A model that cannot be captured runs eagerly from then on. Raises
+        torch.OutOfMemoryError where the shape does not fit.
         """
         for _ in range(WARM_UPS):
             shape.logits = self._forward(shape)
@@ -141,13 +146,13 @@ class DecodeGraphs:
             self._capture = False
             return
         self._pool = graph.pool()
-        # A capture computes nothing: the replay of this first step does.
+        # A capture computes nothing; the replay computes this first step.
         graph.replay()
         shape.graph, shape.logits = graph, captured
 
 
 def _shape_of(batch: Batch) -> tuple[int, int]:
-    """Rows, and pages of each, of the fixed shape of a batch."""
+    """The rows of a batch's fixed shape, and the pages of each row."""
     return _bucket(len(batch.chunks)), _bucket(max(len(chunk.pages) for chunk in batch.chunks))
 
 

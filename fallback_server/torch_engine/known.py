@@ -1,5 +1,5 @@
-"""Which model types the installed transformers loads as models that write text token by token: read out of
-its table without importing it, which takes seconds.
+"""The model types that the installed transformers loads as causal language models. They are read from its
+source, since importing it takes seconds.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from nearfar.step.kinds import DOES
 _FILE = "models/auto/modeling_auto.py"
 _CAUSAL = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 _READ_WHOLE = ("MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES")
-"""Types whose decoder alone is in the first table, too: without their encoder these answer nothing."""
+"""Tables of encoder-decoder types whose decoder alone is in the first table too. Without their encoder they
+answer nothing.
+"""
 
 
 def not_causal(config: Mapping[str, Any]) -> str | None:
-    """Why transformers does not load the model of a config.json as one that writes text; None where it does,
-    or where nothing says.
+    """Why transformers does not load the model of a config.json as a causal language model; None where it
+    does, or where its table is unknown.
     """
     kind, types = config.get("model_type"), causal_types()
     if config.get("is_decoder") is not True:
@@ -41,12 +43,12 @@ def not_causal(config: Mapping[str, Any]) -> str | None:
 
 
 def causal_types() -> frozenset[str]:
-    """The model types; none where transformers is not there or keeps its table in another way."""
+    """The causal model types; empty where transformers is not installed or keeps its table in another way."""
     return _tables().get(_CAUSAL, frozenset())
 
 
 def encoder_decoder_types() -> frozenset[str]:
-    """Model types that hear or read something whole before they write."""
+    """Model types that read or hear a whole input before they write."""
     return frozenset[str]().union(*(_tables().get(name, frozenset()) for name in _READ_WHOLE))
 
 

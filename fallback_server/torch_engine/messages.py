@@ -1,7 +1,7 @@
-"""Records between the server's process and the engine's, and how they travel: as pickles, framed.
+"""Records between the server's process and the engine's. They travel as framed pickles.
 
-The socket is private to the two processes (a socketpair), so pickle reads only what this package wrote. What
-users send arrives inside these records as numbers and strings.
+The socket is private to the two processes (a socketpair), so pickle reads only what this package wrote. User
+input is inside these records as numbers and strings.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BEAT = 0.25  # seconds; a worker that goes on is never silent for longer (but fo
 
 @dataclass(frozen=True)
 class Start:
-    """First record to the worker: what to load."""
+    """The first record to the worker: the model to load, and how."""
 
     path: Path
     options: TorchOptions
@@ -30,7 +30,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Learn:
-    """A grammar as GrammarService compiled it, for the requests after it that name its key."""
+    """A compiled grammar for the later requests that name its key."""
 
     key: str
     compiled: str
@@ -38,14 +38,14 @@ class Learn:
 
 @dataclass(frozen=True)
 class Forget:
-    """No request after this one names the grammar."""
+    """Tells the worker to drop a grammar: no later request names it."""
 
     key: str
 
 
 @dataclass(frozen=True)
 class Submit:
-    """A checked request; its sampling has a seed. `grammar`: the key of one that was sent before."""
+    """A checked request; its sampling has a seed. `grammar`: the key of a grammar that was sent before."""
 
     request: TokenRequest
     grammar: str | None = None
@@ -53,7 +53,7 @@ class Submit:
 
 @dataclass(frozen=True)
 class Cancel:
-    """The request, for tokens or a vector, may end at once; nothing of it is wanted."""
+    """Ends a request, for tokens or a vector, whose results are no longer wanted."""
 
     id: str
 
@@ -67,20 +67,20 @@ class Embed:
 
 @dataclass(frozen=True)
 class Shutdown:
-    """End now."""
+    """Tells the worker to end."""
 
 
 @dataclass(frozen=True)
 class Ready:
-    """The model is loaded."""
+    """Tells that the model is loaded."""
 
     info: BackendInfo
 
 
 @dataclass(frozen=True)
 class Unfit:
-    """The model or the device cannot be used; `kind` names the class in errors.py. Starting again would
-    not help.
+    """Reports that the model or the device cannot be used. `kind` names the class in errors.py. Starting
+    again would not help.
     """
 
     kind: Literal["CheckpointError", "DeviceError"]
@@ -89,7 +89,7 @@ class Unfit:
 
 @dataclass(frozen=True)
 class Counters:
-    """Counts since the worker's start, and what is so now."""
+    """Counts since the worker's start, and current values (`running`, `waiting`, `cache_usage`)."""
 
     running: int = 0
     waiting: int = 0
@@ -104,15 +104,15 @@ class Counters:
 
 @dataclass(frozen=True)
 class Started:
-    """These requests take part in steps from now on."""
+    """Tells which requests take part in steps from now on."""
 
     ids: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Stepped:
-    """The events of one step. One that ends with "abort" has no token, because the logits of its request
-    are not finite.
+    """The events of one step. An event that ends with "abort" has no token: the logits of its request are not
+    finite.
     """
 
     events: tuple[tuple[str, TokenEvent], ...]
@@ -138,7 +138,7 @@ class Embedded:
 
 @dataclass(frozen=True)
 class Beat:
-    """The engine goes on; sent when nothing else has been for a while."""
+    """A heartbeat: tells that the engine still runs when no other message was sent for a while."""
 
     counters: Counters
 
@@ -148,7 +148,7 @@ FromWorker = Ready | Unfit | Started | Stepped | Refused | Embedded | Beat
 
 
 def encode(message: ToWorker | FromWorker) -> bytes:
-    """A record as it travels."""
+    """Return a record as framed bytes."""
     return framing.framed(pickle.dumps(message, protocol=5))
 
 
@@ -160,7 +160,7 @@ def receive(source: framing.Source) -> ToWorker | None:
 
 
 async def read(reader: asyncio.StreamReader) -> FromWorker | None:
-    """Read one message on an event loop; None where the worker is gone."""
+    """Read the next record on an event loop; None when the worker is gone."""
     body = await framing.read(reader)
     message: FromWorker | None = None if body is None else pickle.loads(body)
     return message

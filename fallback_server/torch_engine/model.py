@@ -1,5 +1,5 @@
-"""A Hugging Face causal language model whose attention is ours: flat batches of rows in, logits of some
-rows out.
+"""A Hugging Face causal language model with nearfar's attention: flat batches of rows in, logits of some rows
+out.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from nearfar.format.sampling import SamplingDefaults
 from nearfar.format.sizes import pages_for
 
 CACHE_SHARE = {"cpu": 0.4, "cuda": 0.85}
-"""Part of the free memory that the cache may take unless told otherwise."""
+"""Fraction of the free memory that the cache takes by default."""
 BF16_PARAMETERS = 30_000_000
-"""From this size on a CPU with bfloat16 matrix instructions gains more by bfloat16 than its casts cost.
-Measured with AMX, 16 rows: [768, 256] 53 µs in float32, 64 in bfloat16; [1536, 512] 353 and 119; [4096, 1024]
-1665 and 932.
+"""Number of weights from which bfloat16 gains more than its casts cost, on a CPU with bfloat16 matrix
+instructions. Measured with AMX, 16 rows: [768, 256] 53 µs in float32, 64 in bfloat16; [1536, 512] 353 and
+119; [4096, 1024] 1665 and 932.
 """
 PROBE_TOKENS = 24
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 8e-2, torch.float16: 2e-2}
-"""Largest difference of logits that rounding explains, as a part of the largest logit."""
+"""Largest difference of logits that rounding explains, relative to the largest logit."""
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the checkpoint says. `context_length` is where positions end that the model computes without
-    looking ahead.
+    """Facts from the checkpoint. `context_length`: positions that the model computes without knowing the
+    sequence's later length.
     """
 
     name: str
@@ -65,8 +65,8 @@ class ModelFacts:
 
 
 class PagedModel:
-    """The model on its device. `forward` runs a step over a cache; `forward_hidden` gives the hidden states
-    of its rows as well.
+    """The model on its device. `forward` runs a step over a cache; `forward_hidden` also returns the hidden
+    states of its rows.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class PagedModel:
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     def forward(self, batch: Batch, rows: torch.Tensor) -> torch.Tensor:
-        """Run a step; logits float32 [R, vocab] of rows int64 [R]."""
+        """Run a step and return logits float32 [R, vocab] of rows int64 [R]."""
         if batch.fresh is not None and batch.step.cache is not None:
             batch.step.cache.clear(batch.fresh)
         return self.logits(batch.tokens, batch.positions, batch.step, rows)
@@ -94,7 +94,9 @@ class PagedModel:
     def logits(
         self, tokens: torch.Tensor, positions: torch.Tensor, step: PagedStep, rows: torch.Tensor
     ) -> torch.Tensor:
-        """Logits of `rows` from the parts of a step: tokens and positions int64 [1, N]."""
+        """Return logits float32 [R, vocab] of `rows` from the parts of a step: tokens and positions int64 [1,
+        N].
+        """
         keep: dict[str, Any] = {"logits_to_keep": rows} if self._keeps else {}
         with torch.inference_mode():
             out = self._model(
@@ -104,7 +106,7 @@ class PagedModel:
             return logits.float()
 
     def forward_hidden(self, batch: Batch, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `forward` gives, and the last hidden states [N, hidden] of all rows."""
+        """Return the logits of `forward`, and the last hidden states [N, hidden] of all rows."""
         kept: list[torch.Tensor] = []
         hook = self._model.base_model.register_forward_hook(
             lambda _module, _inputs, out: kept.append(out.last_hidden_state[0])
@@ -119,7 +121,7 @@ class PagedModel:
 def whole_sequence(
     tokens: Sequence[int], device: torch.device, shapes: dict[int, LayerShape] | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, PagedStep]:
-    """Token ids and positions [1, N], and the step, of one sequence that needs no cache."""
+    """Return token ids and positions int64 [1, N], and the step, for one sequence that needs no cache."""
     none = torch.empty(0, dtype=torch.int64, device=device)
     step = PagedStep(None, None, (), (PrefillRows(0, len(tokens), 0, none),), shapes)
     ids = torch.tensor([list(tokens)], dtype=torch.int64, device=device)
@@ -127,10 +129,10 @@ def whole_sequence(
 
 
 def load_model(path: Path, options: TorchOptions) -> PagedModel:
-    """Load a checkpoint folder and prove that its attention can be ours.
+    """Load a checkpoint folder and check that nearfar's attention gives the same logits.
 
     Raises CheckpointError for a model whose layers do not all attend through transformers' attention
-    interface, or whose logits change when they do; DeviceError for a device that is not there.
+    interface, or whose logits change when they do; DeviceError for a device that does not exist.
     """
     require_checkpoint(path)
     device = _device(options)
@@ -185,8 +187,8 @@ def _load(path: Path, options: TorchOptions, device: torch.device) -> PagedModel
 
 @contextlib.contextmanager
 def _without_report() -> Iterator[None]:
-    """What a checkpoint lacks, or has beside, is logged by transformers as a table: what matters of it is an
-    error here, in a sentence.
+    """Silence transformers' table of missing and unused weights. The parts that matter are errors of our
+    own.
     """
     logger = logging.getLogger("transformers.modeling_utils")
     level = logger.level
@@ -198,7 +200,9 @@ def _without_report() -> Iterator[None]:
 
 
 def make_cache(model: PagedModel, options: TorchOptions) -> KVCache:
-    """A cache as large as asked for, or as the device's free memory and the model can use."""
+    """Make a cache of the requested size, or of what the device's free memory and the model allow. Raises
+    DeviceError for less than 2 pages.
+    """
     per_page = token_bytes(model.facts.layers, model.dtype) * options.page_size
     usable = pages_for(model.facts.context_length, options.page_size) * options.max_running
     if options.cache_bytes is not None:
@@ -230,8 +234,8 @@ def _device(options: TorchOptions) -> torch.device:
 
 
 def _dtype(options: TorchOptions, device: torch.device, config: Any, path: Path) -> torch.dtype:
-    """float32 on a CPU, unless the model is large and the CPU multiplies bfloat16 matrices; on a GPU what
-    was trained.
+    """Choose the dtype. On a CPU it is float32, unless the model is large and the CPU multiplies bfloat16
+    matrices; on a GPU it is the checkpoint's.
     """
     if options.dtype != "auto":
         chosen = getattr(torch, options.dtype)
@@ -249,11 +253,12 @@ def _dtype(options: TorchOptions, device: torch.device, config: Any, path: Path)
 
 
 def _lay_out(model: Any) -> None:
-    """Keep matrices by column. Measured on an AVX-512 CPU, 16 rows × [768, 256]: 53 µs by column, 84 µs by
+    """Store matrices by column. Measured on an AVX-512 CPU, 16 rows × [768, 256]: 53 µs by column, 84 µs by
     row.
 
-    One row or hundreds take the same either way. Looking up an embedding that is tied to the output layer
-    gets slower (16 rows: 0.1 ms), which the output layer gains many times over (32,000 tokens × 512: 4 ms).
+    One row or hundreds take the same time either way. Looking up an embedding that is tied to the output
+    layer gets slower (16 rows: 0.1 ms), which the output layer gains many times over (32,000 tokens × 512: 4
+    ms).
     """
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
@@ -261,8 +266,8 @@ def _lay_out(model: Any) -> None:
 
 
 def _context(text: Any, options: TorchOptions) -> int:
-    """The model's context, or where its rotary frequencies would start to depend on the longest row of the
-    batch.
+    """The context length: the model's, but no longer than where its rotary frequencies start to depend on the
+    longest row of the batch.
     """
     longest = getattr(text, "max_position_embeddings", None)
     if not isinstance(longest, int):
@@ -278,7 +283,7 @@ def _context(text: Any, options: TorchOptions) -> int:
 
 
 def _eos(model: Any, text: Any, path: Path) -> tuple[int, ...]:
-    """What the configs name, and what the tokenizer beside them does, where there is one."""
+    """The end tokens that the configs name, and those of the tokenizer, where there is one."""
     found = model.generation_config.eos_token_id
     found = text.eos_token_id if found is None else found
     named = () if found is None else tuple(found) if isinstance(found, list | tuple) else (int(found),)
@@ -292,7 +297,7 @@ def _eos(model: Any, text: Any, path: Path) -> tuple[int, ...]:
 
 
 def _reference(model: Any, probe: Sequence[int], device: torch.device) -> torch.Tensor:
-    """Logits float32 [N, vocab] of the model as transformers runs it."""
+    """Return logits float32 [N, vocab] of the model as transformers runs it."""
     try:
         with torch.inference_mode():
             logits: torch.Tensor = model(torch.tensor([list(probe)], device=device), use_cache=False).logits[
@@ -308,7 +313,7 @@ def _reference(model: Any, probe: Sequence[int], device: torch.device) -> torch.
 
 
 def _take_over(model: Any, layers: int, probe: Sequence[int], device: torch.device) -> tuple[LayerShape, ...]:
-    """Put our attention in, and see every layer call it once."""
+    """Switch the model to our attention, and check that every layer calls it once."""
     kind = type(model).__name__
     shapes: dict[int, LayerShape] = {}
     ids, positions, step = whole_sequence(probe, device, shapes)
@@ -330,7 +335,9 @@ def _take_over(model: Any, layers: int, probe: Sequence[int], device: torch.devi
 
 
 def _check(model: PagedModel, probe: Sequence[int], expected: torch.Tensor, page_size: int) -> None:
-    """Logits must be those of the model as transformers runs it: in chunks, the last row as a decode step."""
+    """Check that the paged logits equal transformers': in chunks, the last row as a decode step. Raises
+    CheckpointError.
+    """
     pages = pages_for(len(probe), page_size)
     cache = KVCache(model.facts.layers, pages, page_size, model.dtype, model.device, model.decode)
     work, cuts, found = Work("probe", list(probe)), [0, 11, len(probe) - 1, len(probe)], []

@@ -1,8 +1,7 @@
-"""Counter-based random numbers: the noise of a token depends on the seed, its position and its id, and on
-nothing else.
+"""Counter-based random numbers: the noise of a token depends on the seed, its position and its id only.
 
-pcg4d of Jarzynski & Olano, *Hash Functions for GPU Rendering*, JCGT 2020, as in docs/artifact.md: every
-target and this engine draw the same numbers, and a text does not depend on the batch that it was made in.
+The hash is pcg4d of Jarzynski & Olano, *Hash Functions for GPU Rendering*, JCGT 2020, as in docs/artifact.md.
+Every target and this engine draw the same numbers, so a text does not depend on its batch.
 """
 
 from __future__ import annotations
@@ -10,17 +9,17 @@ from __future__ import annotations
 import torch
 
 SPAN = 19.5
-"""More than the largest noise less the smallest (ln 2²⁴ = 16.64, -ln(25 ln 2) = -2.85): what lies further
-below the largest logit cannot win.
+"""Upper bound of the largest noise less the smallest (ln 2²⁴ = 16.64, -ln(25 ln 2) = -2.85). A logit that is
+further below the largest cannot win.
 """
 
 
 def gumbel(
     seed_low: torch.Tensor, seed_high: torch.Tensor, counter: torch.Tensor, token: torch.Tensor
 ) -> torch.Tensor:
-    """Gumbel noise float32 of int64 tensors of one shape (the low 32 bits count).
+    """Return Gumbel noise float32 for int64 tensors of one shape (only the low 32 bits count).
 
-    int32 arithmetic wraps in torch, as the hash needs; a shift right brings copies of the sign, which are
+    int32 arithmetic wraps in torch, as the hash needs; a right shift copies the sign bit, and the copies are
     masked off.
     """
     x, y, z, w = (_wrap(part) * 1664525 + 1013904223 for part in (seed_low, seed_high, counter, token))
@@ -32,7 +31,7 @@ def gumbel(
 
 
 def split_seed(seed: int) -> tuple[int, int]:
-    """The low and the high 32 bits of a seed, a negative one in two's complement."""
+    """Split a seed into its low and high 32 bits, a negative one in two's complement."""
     return seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF
 
 

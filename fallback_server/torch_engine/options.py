@@ -20,7 +20,7 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 class TorchOptions:
     """How a model is loaded, how much it may hold, and how its process is watched. Times are in seconds.
 
-    None means: chosen for the device when the model is loaded (`model.py`, `cache.py`).
+    None means a value chosen for the device when the model is loaded (`model.py`, `cache.py`).
     """
 
     name: str | None = None  # what the model is called; the folder's name by default
@@ -47,7 +47,9 @@ class TorchOptions:
 
 
 def require_system() -> None:
-    """Refuse a system on which the engine cannot run, before anything is downloaded or loaded for it."""
+    """Raise DeviceError on a system where the engine cannot run, before anything is downloaded or loaded for
+    it.
+    """
     if sys.platform == "win32":
         raise DeviceError(
             "the torch engine hands its process an open socket, which Windows cannot: serve an artifact "
@@ -56,8 +58,8 @@ def require_system() -> None:
 
 
 def require_checkpoint(path: Path) -> None:
-    """Refuse a folder that is no checkpoint, or one of an adapter or of a model that writes no text, before
-    anything heavy is loaded.
+    """Check, before anything heavy is loaded, that a folder is a checkpoint of a model that writes text.
+    Raises CheckpointError for other folders and for adapters.
     """
     check_no_adapter(path, str(path))
     if not (path / CONFIG).is_file():

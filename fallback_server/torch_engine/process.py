@@ -1,4 +1,4 @@
-"""Starts the worker's process and talks to it; one object is one life of the engine."""
+"""Starts the worker process and talks to it; one object stands for one process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ EXIT_SECONDS = 2.0  # that a worker told to end may take
 
 
 class WorkerProcess:
-    """A worker that is ready. `heard` is when it last said something (time.monotonic)."""
+    """A running worker. `heard` is when it last sent something (time.monotonic)."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class WorkerProcess:
     async def start(cls, path: Path, options: TorchOptions) -> WorkerProcess:
         """Start a worker and wait until its model is loaded.
 
-        Raises CheckpointError or DeviceError for what another start would not mend, else EngineError.
+        Raises CheckpointError or DeviceError where another start would not help, else EngineError.
         """
         ours, theirs = socket.socketpair()
         # The child must find this package however the parent found it.
@@ -80,25 +80,25 @@ class WorkerProcess:
         return self._process.pid
 
     def send(self, message: ToWorker) -> None:
-        """Queue a message; a worker that is gone shows in `receive`."""
+        """Queue a message. If the worker is gone, `receive` returns None."""
         if not self._writer.is_closing():
             self._writer.write(encode(message))
 
     async def receive(self) -> FromWorker | None:
-        """The next message; None: the worker is gone."""
+        """Return the next message; None when the worker is gone."""
         message = await read(self._reader)
         self.heard = time.monotonic()
         return message
 
     async def stop(self) -> None:
-        """Ask it to end, and see that it does."""
+        """Ask the process to end, and kill it if it does not."""
         self.send(Shutdown())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), EXIT_SECONDS)
         await self.kill()
 
     async def kill(self) -> None:
-        """End it now."""
+        """Kill the process now."""
         # Not Process.kill, which polls: it takes the exit status from asyncio's own watcher if the process
         # has ended.
         if self._process.returncode is None:

@@ -1,4 +1,4 @@
-"""What of a request is refused before the engine sees it."""
+"""Checks of a request before the engine gets it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ MAX_PRIORITY = 1_000_000
 
 
 def checked(request: TokenRequest, info: BackendInfo, options: TorchOptions) -> TokenRequest:
-    """The request with its seed drawn and stop ids outside the vocabulary left out. RequestError for what
-    cannot be done.
+    """Return the request with its seed drawn and stop ids outside the vocabulary left out. Raises
+    RequestError for what cannot be done.
 
-    An answer that the context has no room for ends with "length" where the context does.
+    An answer that does not fit in the context ends with "length" where the context ends.
     """
     check_tokens(request.tokens, info, room=1)
     s = request.sampling
@@ -53,8 +53,8 @@ def checked(request: TokenRequest, info: BackendInfo, options: TorchOptions) -> 
 
 
 def check_tokens(tokens: Sequence[int], info: BackendInfo, room: int) -> None:
-    """Refuse an empty sequence, ids outside the vocabulary, and a sequence that leaves less than `room` of
-    the context.
+    """Raise an error for an empty sequence, ids outside the vocabulary, and a sequence that leaves less than
+    `room` tokens of the context.
     """
     if not tokens:
         raise RequestError("the prompt is empty: it needs at least one token", "prompt")

@@ -1,7 +1,6 @@
-"""Chooses the next token of every row of a step, by the definition in docs/artifact.md (greedy, sample,
-logprobs).
+"""Chooses the next token of every row of a step, as docs/artifact.md defines it (greedy, sample, logprobs).
 
-Rows are worked on together where they ask for the same thing, and a row pays only for what it asks.
+Rows with the same settings are computed together, and a row costs only what its settings need.
 """
 
 from __future__ import annotations
@@ -16,33 +15,33 @@ from nearfar.fallback_server.backend import Logprob, Sampling
 from nearfar.fallback_server.torch_engine.noise import SPAN, gumbel, split_seed
 
 SORTED = 1024
-"""How many of the largest logits are sorted first: nearly always they hold the mass that top_p asks for."""
+"""How many of the largest logits are sorted first: nearly always they have the probability mass of top_p."""
 
 
 PROMPT_LOGITS = 64 << 20
-"""Bytes of float32 logits that log-probabilities of prompts are made of in one step."""
+"""Most bytes of float32 logits for log-probabilities of prompts in one step."""
 COPIES = 6
-"""How many times the logits of a step lie in memory at most: as the model gives them, in float32, as
+"""Most copies of a step's logits in memory at once: as the model gives them, in float32, as
 log-probabilities, shaped, sorted, with noise.
 """
 
 
 def prompt_rows(vocab: int) -> int:
-    """Rows of prompts whose log-probabilities one step may compute."""
+    """Most prompt rows whose log-probabilities one step may compute."""
     return max(1, PROMPT_LOGITS // (4 * vocab))
 
 
 def step_bytes(vocab: int, max_running: int) -> int:
-    """What the logits of one step take at most."""
+    """Most bytes that the logits of one step take."""
     return (prompt_rows(vocab) + max_running) * vocab * 4 * COPIES
 
 
 @dataclass(eq=False)
 class RowState:
-    """What sampling knows of one request. `seed` is drawn.
+    """The sampling state of one request. `seed` is drawn.
 
-    `counts` int32 [vocab] is kept while penalties ask for it: times generated, plus 1 << 24 for a token of
-    the prompt.
+    `counts` int32 [vocab] is kept while there are penalties: how often each token was generated, plus 1 << 24
+    for a token of the prompt.
     """
 
     sampling: Sampling
@@ -53,15 +52,15 @@ class RowState:
 
     @property
     def penalized(self) -> bool:
-        """Whether the choice depends on the tokens before."""
+        """Whether the choice depends on the earlier tokens."""
         s = self.sampling
         return s.repetition_penalty != 1.0 or s.presence_penalty != 0.0 or s.frequency_penalty != 0.0
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The chosen token of a row. None: nothing may be chosen (`broken`: because the logits are not
-    numbers).
+    """The chosen token of a row. None: no token may be chosen (`broken`: because the logits are not
+    finite).
     """
 
     token: int | None
@@ -84,7 +83,7 @@ class RowInput:
 def prepare(
     sampling: Sampling, seed: int, prompt: Sequence[int], vocab: int, device: torch.device, **rest: object
 ) -> RowState:
-    """The state of a new request; tensors of it lie on the device of the logits."""
+    """Return the state of a new request, with its tensors on the device of the logits."""
     state = RowState(sampling, seed, **rest)  # type: ignore[arg-type]
     if state.penalized:
         state.counts = torch.zeros(vocab, dtype=torch.int32, device=device)
@@ -127,7 +126,9 @@ def sample(logits: torch.Tensor, rows: Sequence[RowInput]) -> list[Choice]:
 def logprobs_of(
     logits: torch.Tensor, tokens: Sequence[int], top: int
 ) -> list[tuple[Logprob, tuple[Logprob, ...]]]:
-    """Logprob of tokens[r] under logits[r] float32 [R, vocab], and of the `top` likeliest tokens."""
+    """Return the log-probability of tokens[r] under logits[r] float32 [R, vocab], and of the `top` likeliest
+    tokens.
+    """
     logprobs = torch.log_softmax(logits, 1)
     ids = torch.tensor(list(tokens), dtype=torch.int64, device=logits.device)
     own = logprobs.gather(1, ids[:, None])[:, 0].tolist()
@@ -146,7 +147,7 @@ def _count(state: RowState, token: int) -> None:
 
 
 def _raw_logprobs(logits: torch.Tensor, states: Sequence[RowState]) -> dict[int, torch.Tensor]:
-    """Log-softmax of the untouched logits of the rows that ask for it."""
+    """Log-softmax of the raw logits, for the rows that request log-probabilities."""
     asked = [index for index, state in enumerate(states) if state.logprobs is not None]
     if not asked:
         return {}
@@ -168,7 +169,7 @@ def _of_token(
 
 
 def _shape(logits: torch.Tensor, rows: Sequence[RowInput]) -> None:
-    """Bias, allowed tokens and penalties, in place and in the order of docs/artifact.md."""
+    """Apply bias, allowed tokens and penalties, in place and in the order of docs/artifact.md."""
     for index, row in enumerate(rows):
         if row.state.bias is not None:
             logits[index].index_add_(0, *row.state.bias)
@@ -195,17 +196,16 @@ def _penalize(logits: torch.Tensor, counted: Sequence[tuple[int, RowState]]) -> 
     generated = (counts & 0xFFFFFF).float()
     repeated = torch.where(values > 0, values / repetition, values * repetition)
     values = torch.where(counts != 0, repeated, values)
-    # Where a grammar forbids a token its logit is -inf already, and stays it.
+    # Where a grammar forbids a token its logit is -inf and stays -inf.
     logits[index] = values - frequency * generated - presence * (generated > 0)
 
 
 def _draw(logits: torch.Tensor, rows: Sequence[RowInput]) -> torch.Tensor:
-    """Temperature, top_k, top_p, min_p; then the largest of logit plus Gumbel noise, which is a draw by
-    softmax.
+    """Draw a token per row: temperature, top_k, top_p, min_p, then the largest logit plus Gumbel noise, which
+    is a draw by softmax.
     """
     samplings = [row.state.sampling for row in rows]
-    # Less the largest, which changes no choice: a temperature near 0 then cannot make the best logit
-    # infinite.
+    # Subtracting the largest changes no choice, and a temperature near 0 cannot make the best logit infinite.
     logits = logits - logits.amax(1, keepdim=True)
     logits = logits / _column([s.temperature for s in samplings], logits).clamp(min=1e-6)
     floor = _floor(logits, samplings)
@@ -222,7 +222,7 @@ def _draw(logits: torch.Tensor, rows: Sequence[RowInput]) -> torch.Tensor:
 
 
 def _floor(logits: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
-    """The smallest logit [R, 1] that top_k, top_p and min_p leave, each of those where it is asked for.
+    """The smallest logit [R, 1] that top_k, top_p and min_p keep, each where it is set.
 
     The largest logit of each row is 0.
     """
@@ -248,14 +248,16 @@ def _floor(logits: torch.Tensor, samplings: Sequence[Sampling]) -> torch.Tensor:
 
 
 def _nucleus(logits: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """The largest t [R, 1] such that the tokens with logit ≥ t have the part top_p of all mass."""
+    """The largest t [R, 1] for which the tokens with logit ≥ t have at least the fraction top_p of the
+    probability mass.
+    """
     mass = torch.logsumexp(logits, 1, keepdim=True)
     for size in (min(SORTED, logits.shape[1]), logits.shape[1]):
         best = logits.topk(size, dim=1).values
         enough = torch.exp(best - mass).cumsum(1) >= top_p
         if size == logits.shape[1] or bool(enough[:, -1].all()):
             break
-    # Rounding may leave the sum of all just below top_p: then all are kept.
+    # Rounding may leave the sum of all just below top_p; then all tokens are kept.
     first = torch.where(enough[:, -1:], enough.int().argmax(1, keepdim=True), size - 1)
     return best.gather(1, first)
 

@@ -1,7 +1,7 @@
-"""Decides what the next step computes. Plain bookkeeping: no tensor is touched here.
+"""Decides what the next step computes. It touches no tensors.
 
 Continuous batching at the level of iterations (Yu et al., *Orca*, OSDI 2022): every step is planned anew.
-Running sequences decode, one row each; what is left of the token budget goes to prompts, in chunks.
+Running sequences decode, one row each; the remaining token budget goes to prompts, in chunks.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from nearfar.edge_runtime.engine.prefill import LOOKED_AT, OVERTAKEN, share_rows
 
 @dataclass(frozen=True)
 class Limits:
-    """Sizes of a step: sequences, and token rows of decode and prefill together.
+    """Limits of a step: sequences, and token rows of decode and prefill together.
 
-    `whole_rows`: rows of prompts whose log-probabilities are wanted: each of them keeps its logits.
+    `whole_rows`: most prompt rows whose log-probabilities are requested, since each of them keeps its logits.
+    `ageing`: seconds of waiting that one step of priority is worth.
     """
 
     max_running: int
@@ -37,15 +38,14 @@ class Limits:
 
 @dataclass(eq=False)
 class Work:
-    """A sequence to complete: `tokens` are the prompt and what has been generated; the first `computed` are
-    in the cache.
+    """A sequence to complete: `tokens` are the prompt and the generated tokens; the first `computed` are in
+    the cache.
 
     `cached` counts the prompt tokens that the prefix index had when the work was first admitted; None before.
-    `overtaken` counts works that were admitted before this one since it found no room; `no_room` is what the
-    cache had been given back then.
-    `whole`: every prompt row must be computed and its logits kept (prompt logprobs), so the prefix index is
-    not asked. `pooled`: nor is it for a mean over the hidden states of all rows. Only works with the same
-    `salt` share prefixes.
+    `overtaken` counts works that were admitted before this one since it found no room; `no_room` is the
+    table's `freed` at that time. `whole`: every prompt row must be computed and its logits kept (prompt
+    logprobs), so the prefix index is not used. `pooled`: the prefix index is not used either, for a mean over
+    the hidden states of all rows. Only works with the same `salt` share prefixes.
     """
 
     id: str
@@ -90,16 +90,16 @@ class Chunk:
 
 
 class Scheduler:
-    """Waiting work by rank, running work by rank.
+    """Plans steps from waiting and running works, both sorted by rank.
 
-    A rank is the arrival time plus `ageing` seconds for each step of priority, so that everyone who arrives
-    late enough ranks behind whoever waits: nobody starves. When pages run out, the running work of the last
-    rank gives up its pages and is computed again later. The first in rank always goes on, so the whole always
-    moves.
+    A rank is the arrival time plus `ageing` seconds for each step of priority, so everyone who arrives late
+    enough ranks behind a waiting work: nobody starves. When pages run out, the running work of the last rank
+    gives up its pages and is computed again later. The first in rank always continues, so there is always
+    progress.
 
     A page enters the prefix index when its last row is planned, before it is computed: within a step every
-    layer writes all rows before any row attends, so even rows of the same step may read it. A step that fails
-    must therefore be the end of the cache (the worker dies and starts with an empty one).
+    layer writes all rows before any row attends, so even rows of the same step may read it. So a failed step
+    must end the cache (the worker dies and starts with an empty one).
     """
 
     def __init__(self, table: SequenceTable, limits: Limits) -> None:
@@ -117,11 +117,11 @@ class Scheduler:
         return len(self._works)
 
     def get(self, work_id: str) -> Work | None:
-        """The work with this id, if it is waiting or running."""
+        """Return the work with this id, if it waits or runs; else None."""
         return self._works.get(work_id)
 
     def add(self, work: Work) -> None:
-        """Queue a work. The caller has checked that it fits the cache, its longest answer included."""
+        """Queue a work. The caller has checked that its longest answer fits the cache."""
         if work.id in self._works:
             raise ValueError(f"there is a work {work.id!r} already")
         self._count += 1
@@ -130,15 +130,15 @@ class Scheduler:
         insort(self.waiting, work, key=_rank)
 
     def remove(self, work: Work) -> None:
-        """Forget a work that is finished or cancelled. Its full pages stay in the prefix index while there
-        is room.
+        """Remove a work that is finished or cancelled. Its full pages stay in the prefix index while there is
+        room.
         """
         del self._works[work.id]
         (self.waiting if work.sequence is None else self.running).remove(work)
         self._release(work)
 
     def schedule(self) -> list[Chunk]:
-        """Plan the next step: decode rows, then prefill chunks. Empty: there is nothing to do.
+        """Plan the next step: decode rows, then prefill chunks. Empty where there is nothing to do.
 
         The rows count as computed from here on.
         """
@@ -148,8 +148,8 @@ class Scheduler:
         return decode + self._prefill(self.limits.token_budget - len(decode))
 
     def _decode(self, work: Work) -> Chunk | None:
-        """One row of a running work, at the cost of works ranked behind it; None if it was preempted
-        itself.
+        """Plan one row of a running work, preempting works ranked behind it where needed; None if it was
+        preempted itself.
         """
         while work.sequence is not None:
             if self._reserve(work):
@@ -158,8 +158,8 @@ class Scheduler:
         return None
 
     def _prefill(self, budget: int) -> list[Chunk]:
-        """Chunks of prompts by rank, those under way and those that can be admitted now. What one does not
-        take of its share goes to the next.
+        """Plan chunks of prompts by rank, started ones and those that can be admitted now. What one leaves of
+        its share goes to the next.
         """
         chunks: list[Chunk] = []
         whole = self.limits.whole_rows
@@ -185,7 +185,7 @@ class Scheduler:
         return chunks
 
     def _begin(self, work: Work) -> bool:
-        """Let a waiting work run, if it finds room."""
+        """Let a waiting work run if there is room. Returns whether it runs."""
         if len(self.running) >= self.limits.max_running or work.no_room == self.table.freed:
             return False
         if not self._admit(work):
@@ -207,12 +207,14 @@ class Scheduler:
         return Chunk(work, start, count, work.remaining == 0, tuple(sequence.pages[:held]), known)
 
     def _admit(self, work: Work) -> bool:
-        """Give the work the longest prefix that the cache has, and pages for its tokens."""
+        """Give the work its longest cached prefix, and pages for its tokens. Returns whether there was
+        room.
+        """
         sequence = self.table.open([] if work.whole or work.pooled else work.tokens, work.salt)
         if sequence is None:
             return False
         work.sequence = sequence
-        # A page in hand for each running work: else this one would be preempted as soon as they need it.
+        # Keep one free page per running work: else this work would be preempted as soon as they need one.
         if not self._reserve(work) or self.table.available < len(self.running):
             self._release(work)
             return False
@@ -226,8 +228,7 @@ class Scheduler:
     def _reserve(self, work: Work) -> bool:
         assert work.sequence is not None
         copies = self.table.reserve(work.sequence, len(work.tokens))
-        # Only whole pages are shared, so the page to be written next is never another's and never needs a
-        # copy.
+        # Only whole pages are shared, so the next page to write is never shared and never needs a copy.
         assert not copies
         return copies is not None
 

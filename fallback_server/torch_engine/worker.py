@@ -1,6 +1,4 @@
-"""The process that the engine runs in: `python -m nearfar.fallback_server.torch_engine.worker
-SOCKET_NUMBER`.
-"""
+"""The engine's process: `python -m nearfar.fallback_server.torch_engine.worker SOCKET_NUMBER`."""
 
 from __future__ import annotations
 
@@ -34,8 +32,8 @@ from nearfar.processors import within_quota
 
 
 def main() -> None:
-    """Load what the first message says, then serve until told to stop or the parent is gone."""
-    # The server drains, and ends this process when it is done: a signal to all processes must not end it.
+    """Load what the first message names, then serve until told to end or the parent is gone."""
+    # The server drains, then ends this process: a signal to all processes must not end it earlier.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
@@ -70,8 +68,8 @@ def main() -> None:
 
 
 def _take_in(engine: Engine, inbox: queue.SimpleQueue[ToWorker | Loaded]) -> bool:
-    """Handle what has arrived, waiting for the next while there is nothing to compute. False: it is time
-    to end.
+    """Handle the messages that have arrived; wait for the next while there is nothing to compute. Returns
+    False when it is time to end.
     """
     while True:
         try:

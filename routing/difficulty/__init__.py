@@ -1,4 +1,4 @@
-"""How hard a prompt looks, from 0 to 1: a small linear model over what the prompt looks like, without a
+"""Scores how hard a prompt looks, from 0 to 1: a small linear model over surface features, without a
 tokenizer.
 """
 

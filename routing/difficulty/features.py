@@ -1,6 +1,7 @@
-"""What a prompt looks like, as numbers, without a tokenizer. web/src/routing/difficulty.ts computes the same.
+"""Surface features of a prompt, as numbers, without a tokenizer. web/src/routing/difficulty.ts computes the
+same.
 
-The rules that make two languages agree: ASCII classes only in every pattern, ASCII lower case, typographic
+These rules make the two languages agree: ASCII classes only in every pattern, ASCII lower case, typographic
 signs folded to ASCII first, lone surrogates replaced by U+FFFD, lengths in code points.
 """
 
@@ -13,12 +14,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 HALF = 4096
-"""A prompt of more than 2 × HALF code points is read as its first and its last HALF: a question stands at
-either end.
+"""The code points that are read at either end of a prompt longer than twice that: the question is at the
+beginning or at the end.
 """
 
 Lexicon = Mapping[str, Sequence[int]]
-"""For each word the numbers of the categories that it belongs to."""
+"""Maps each word to the numbers of its categories."""
 
 _FOLD = {
     ord(a): b
@@ -39,7 +40,7 @@ _EMPHASIS = re.compile(r"(?<![A-Za-z])(?:NOT|EXCEPT|LEAST|BEST|MOST)(?![A-Za-z])
 
 @dataclass(frozen=True)
 class Parts:
-    """A prompt taken apart: the whole of what was read, the question without its options, the options."""
+    """A prompt split into the text that was read, the question without its options, and the options."""
 
     text: str
     stem: str
@@ -47,13 +48,13 @@ class Parts:
 
     @property
     def choice(self) -> bool:
-        """Whether it offers answers to choose from."""
+        """Whether the prompt is multiple choice."""
         return len(self.options) >= 2
 
 
 def parts(prompt: str) -> Parts:
-    """Cut, fold, and split at lines that begin like `A. `, `B) ` or `(C) `; a closing `Answer:` is no part
-    of the question.
+    """Shorten, fold, and split a prompt at lines that begin like `A. `, `B) ` or `(C) `. A closing `Answer:`
+    is removed.
     """
     if len(prompt) > 2 * HALF:
         prompt = prompt[:HALF] + "\n" + prompt[-HALF:]
@@ -67,14 +68,16 @@ def parts(prompt: str) -> Parts:
 
 
 def words(text: str) -> list[str]:
-    """Runs of ASCII letters (in lower case), digits and apostrophes; every character beyond ASCII counts
-    as a letter.
+    """Return runs of ASCII letters (in lower case), digits and apostrophes; every character beyond ASCII
+    counts as a letter.
     """
     return _WORD.findall(text.translate(_LOWER))
 
 
 def features(prompt: str, categories: Sequence[str], lexicon: Lexicon) -> tuple[bool, dict[str, float]]:
-    """Give whether the prompt is multiple choice, and its features by name. Work is bounded: see HALF."""
+    """Return whether the prompt is multiple choice, and its features by name. The work is bounded: see
+    HALF.
+    """
     read = parts(prompt)
     stem, text = words(read.stem), words(read.text)
     found = _amount(read.stem, stem) | _presence(read.stem, stem, categories, lexicon)
@@ -84,7 +87,7 @@ def features(prompt: str, categories: Sequence[str], lexicon: Lexicon) -> tuple[
 
 
 def _amount(stem: str, words: Sequence[str]) -> dict[str, float]:
-    """How much there is to read and to keep in mind."""
+    """Features of the amount to read and to keep in mind."""
     sentences = _count(_SENTENCE, stem)
     return {
         "stem_chars": math.log1p(len(stem)),
@@ -98,8 +101,8 @@ def _amount(stem: str, words: Sequence[str]) -> dict[str, float]:
 def _presence(
     stem: str, words: Sequence[str], categories: Sequence[str], lexicon: Lexicon
 ) -> dict[str, float]:
-    """What kind of work it is: 0, 1/2 for once, 1 for twice and more, so that a long prompt is not hard
-    for its length twice.
+    """Features of the kind of work: 0, 1/2 for one occurrence, 1 for two or more, so that length does not
+    count twice.
     """
     seen = _tally(words, lexicon)
     found = {f"has_{name}": min(seen[at], 2) / 2 for at, name in enumerate(categories)}
@@ -114,7 +117,7 @@ def _presence(
 
 
 def _shape(text: str, words: Sequence[str]) -> dict[str, float]:
-    """Lengths, digits, signs and capitals of the whole."""
+    """Features of the whole text: lengths, digits, signs and capitals."""
     letters = [word for word in words if not "0" <= word[0] <= "9"]
     total, count, chars = max(1, len(letters)), max(1, len(words)), max(1, len(text))
     return {
@@ -146,9 +149,7 @@ def _shape(text: str, words: Sequence[str]) -> dict[str, float]:
 
 
 def _options(read: Parts, stem: Sequence[str]) -> dict[str, float]:
-    """What there is to choose from: how long, how alike, how much of it figures. At most the first ten
-    options.
-    """
+    """Features of the first ten options: their length, similarity, and share of numbers."""
     options = read.options[:10]
     split = [words(option) for option in options]
     sets = [set(option) for option in split]
@@ -171,7 +172,7 @@ def _options(read: Parts, stem: Sequence[str]) -> dict[str, float]:
 
 
 def _lexical(words: Sequence[str], categories: Sequence[str], lexicon: Lexicon) -> dict[str, float]:
-    """How many words of each category, and which share of all words."""
+    """The number of words of each category, and their share of all words."""
     seen, total = _tally(words, lexicon), max(1, len(words))
     found = {f"log_{name}": math.log1p(seen[at]) for at, name in enumerate(categories)}
     return found | {f"share_{name}": seen[at] / total for at, name in enumerate(categories)}

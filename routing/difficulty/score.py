@@ -1,4 +1,6 @@
-"""The difficulty of a prompt. web/src/routing/difficulty.ts computes the same from the same model.json."""
+"""Computes the difficulty of a prompt. web/src/routing/difficulty.ts computes the same from the same
+model.json.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +19,20 @@ from nearfar.routing.difficulty.features import Lexicon, features
 MODEL = Path(__file__).with_name("model.json")
 FORMAT = 1
 CLIP = 4.0
-"""A standardized feature counts for at most so many standard deviations: an odd prompt must not run off
-the scale.
+"""Largest number of standard deviations that a standardized feature counts for, so that an odd prompt stays
+on the scale.
 """
 SAMPLES = {"open": "", "choice": "?\nA. 1\nB. 2"}
-"""A prompt of each kind, to learn which features such a prompt has."""
+"""A sample prompt of each kind, to find out which features it has."""
 SHORT = 80
 """A last message of fewer code points ("and why?") is read together with the user's message before it."""
 
 
 @dataclass(frozen=True)
 class Head:
-    """One linear model. Its probability is that the small model fails where the large one succeeds."""
+    """One linear model. It estimates the probability that the small model fails where the large one
+    succeeds.
+    """
 
     features: tuple[str, ...]
     mean: tuple[float, ...]
@@ -38,14 +42,14 @@ class Head:
     intercept: float
 
     def linear(self, found: Mapping[str, float]) -> float:
-        """The weighted sum of the standardized features."""
+        """Return the weighted sum of the standardized features."""
         total = 0.0
         for name, mean, scale, weight in zip(self.features, self.mean, self.scale, self.weights, strict=True):
             total += weight * max(-CLIP, min(CLIP, (found[name] - mean) / scale))
         return total
 
     def probability(self, found: Mapping[str, float]) -> float:
-        """The calibrated probability, by a logistic curve over `linear`."""
+        """Return the calibrated probability, a logistic curve of `linear`."""
         return 1.0 / (
             1.0 + math.exp(-max(-30.0, min(30.0, self.slope * self.linear(found) + self.intercept)))
         )
@@ -53,10 +57,10 @@ class Head:
 
 @dataclass(frozen=True)
 class Difficulty:
-    """The trained model: `choice` for prompts that offer answers to choose from, `open` for all others.
+    """The trained model: `choice` for multiple-choice prompts, `open` for all others.
 
-    `knots`: probabilities at evenly spaced shares of the reference prompts, rising; they turn a probability
-    into a rank.
+    `knots`: rising probabilities at evenly spaced shares of the reference prompts; they convert a probability
+    to a rank.
     """
 
     categories: tuple[str, ...]
@@ -67,7 +71,7 @@ class Difficulty:
 
     @classmethod
     def load(cls, path: Path = MODEL) -> Difficulty:
-        """Read a model that scripts/train_difficulty.py wrote."""
+        """Read a model that scripts/train_difficulty.py wrote. Raises NearfarError for another file."""
         try:
             return cls.from_json(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -77,7 +81,7 @@ class Difficulty:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Difficulty:
-        """The model in the form of model.json; ValueError if it is of another format."""
+        """Build the model from model.json's data. Raises ValueError for another format."""
         if data["format"] != FORMAT:
             raise ValueError(f"format {data['format']}; this version reads {FORMAT}")
         categories, lexicon = tuple(data["categories"]), lexicon_of(data["categories"])
@@ -89,17 +93,19 @@ class Difficulty:
         return cls(categories, lexicon, **heads, knots=tuple(data["knots"]))
 
     def probability(self, prompt: str) -> float:
-        """Estimate how likely the small model fails where the large one succeeds."""
+        """Estimate the probability that the small model fails where the large one succeeds."""
         choice, found = features(prompt, self.categories, self.lexicon)
         return (self.choice if choice else self.open).probability(found)
 
     def score(self, prompt: str) -> float:
-        """Give the share of the reference prompts that look easier, 0..1. Any string has a score."""
+        """Return the share of the reference prompts that look easier, in [0, 1]. Any string has a score."""
         return rank(self.probability(prompt), self.knots)
 
 
 def rank(value: float, knots: Sequence[float]) -> float:
-    """Where a value lies among rising knots, linear between them: 0 below the first, 1 above the last."""
+    """Return the rank of a value among rising knots, linear between them: 0 below the first, 1 above the
+    last.
+    """
     if value <= knots[0] or value >= knots[-1]:
         return 0.0 if value <= knots[0] else 1.0
     at = bisect_right(knots, value)
@@ -108,7 +114,7 @@ def rank(value: float, knots: Sequence[float]) -> float:
 
 
 def lexicon_of(categories: Mapping[str, str]) -> Lexicon:
-    """Words to category numbers, from `{"category": "word word …"}`."""
+    """Map words to category numbers, from `{"category": "word word …"}`."""
     found: dict[str, list[int]] = {}
     for at, words in enumerate(categories.values()):
         for word in words.split():
@@ -117,10 +123,10 @@ def lexicon_of(categories: Mapping[str, str]) -> Lexicon:
 
 
 def messages_to_prompt(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Give the text to score: the last user message, and the one before it if the last is short.
+    """Return the text to score: the last user message, and the one before it if the last is short.
 
-    System prompts are left out: they are the same for hard and for easy questions. Of a message in parts, the
-    text parts.
+    System prompts are left out: they are the same for hard and for easy questions. A message in parts
+    contributes its text parts.
     """
     texts = [text_of(message.get("content")) for message in messages if message.get("role") == "user"]
     if not texts:
@@ -129,7 +135,7 @@ def messages_to_prompt(messages: Sequence[Mapping[str, Any]]) -> str:
 
 
 def text_of(content: object) -> str:
-    """The text of a message's content: a string, or the text parts of a list, one a line."""
+    """Return the text of a message's content: a string, or the text parts of a list, one per line."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else []
@@ -139,7 +145,7 @@ def text_of(content: object) -> str:
 
 
 def score(prompt: str) -> float:
-    """The difficulty of a prompt by the model that comes with nearfar."""
+    """Score a prompt by the model that comes with nearfar."""
     return _shipped().score(prompt)
 
 

@@ -1,8 +1,8 @@
-"""Trains the difficulty model; needs nothing but NumPy, and one data set gives one model.
+"""Trains the difficulty model. It needs only NumPy, and equal data give an equal model.
 
-What is learned must hold for subjects that were never seen. So every subject's prompts are compared among
-themselves only: features and labels are taken relative to their means in the subject (fixed effects), which
-keeps "this subject is hard" out of the weights, and a strong ridge keeps them small.
+The model must work for subjects that it never saw. So every subject's prompts are compared among themselves
+only: features and labels are taken relative to their means in the subject (fixed effects), which keeps "this
+subject is hard" out of the weights, and a strong ridge keeps the weights small.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ OPEN = (
     "has_number", "has_operator", "has_code", "has_parenthesis", "has_quote",
     "has_quantity", "has_comparison", "has_math", "has_logic", "has_computing",
 )  # fmt: skip
-"""Features of a prompt without options: the amount of work, and only such kinds of it as are not a
-subject's own words.
+"""Features of a prompt without options: the amount of work, and kinds of work that are not a subject's own
+vocabulary.
 """
 
 RIDGE = {"open": 3000.0, "choice": 30000.0}
@@ -42,7 +42,7 @@ KNOTS = 21
 
 @dataclass(frozen=True)
 class Example:
-    """A prompt of one subject, and whether the weak and the strong model answered it rightly."""
+    """A prompt of one subject, and whether the weak and the strong model answered it correctly."""
 
     subject: str
     prompt: str
@@ -52,8 +52,8 @@ class Example:
 
 @dataclass(frozen=True)
 class Table:
-    """Features [examples, features] by name, and labels 0 or 1 [examples]. `won`: the weak failed, the
-    strong did not.
+    """Features [examples, features] by name, and labels 0 or 1 [examples]. `failed`: the weak model failed.
+    `won`: the weak model failed and the strong one did not.
     """
 
     names: tuple[str, ...]
@@ -63,11 +63,11 @@ class Table:
     won: Array
 
     def columns(self, names: Sequence[str]) -> Array:
-        """The named features [examples, names]."""
+        """Return the named features [examples, names]."""
         return self.values[:, [self.names.index(name) for name in names]]
 
     def take(self, rows: Mask) -> Table:
-        """Some of the examples."""
+        """Return the examples of a mask."""
         return Table(self.names, self.values[rows], self.subjects[rows], self.failed[rows], self.won[rows])
 
 
@@ -91,8 +91,8 @@ def read_routellm(folder: Path) -> list[Example]:
 
 
 def tabulate(examples: Sequence[Example], categories: dict[str, str], *, options: bool) -> Table:
-    """Features of every example, in their order. `options=False`: of the question alone, as if it had been
-    an open one.
+    """Compute the features of every example, in order. `options=False` drops the options, as if the question
+    were open.
     """
     lexicon, names = lexicon_of(categories), tuple(categories)
     prompts = [example.prompt if options else parts(example.prompt).stem for example in examples]
@@ -105,8 +105,8 @@ def tabulate(examples: Sequence[Example], categories: dict[str, str], *, options
 
 
 def choice_features(table: Table) -> tuple[str, ...]:
-    """The features of a multiple-choice prompt: no shares of categories, nothing that only repeats another
-    feature.
+    """Names of the features for multiple-choice prompts, without shares of categories and features that
+    repeat others.
     """
     repeated = ("has_", "share_")
     dropped = {"single_letters", "statements", "stem_commas", "stem_distinct"}
@@ -114,7 +114,7 @@ def choice_features(table: Table) -> tuple[str, ...]:
 
 
 def within(values: Array, subjects: npt.NDArray[np.str_]) -> Array:
-    """Each row less the mean of its subject."""
+    """Subtract from each row the mean of its subject."""
     _, at = np.unique(subjects, return_inverse=True)
     sums = np.zeros((at.max() + 1, *values.shape[1:]))
     np.add.at(sums, at, values)
@@ -123,7 +123,7 @@ def within(values: Array, subjects: npt.NDArray[np.str_]) -> Array:
 
 
 def fit_head(table: Table, names: Sequence[str], target: Array, ridge: float) -> Head:
-    """Ridge regression within subjects; the curve of the probability is set by `calibrate`."""
+    """Fit a ridge regression within subjects; `train` sets the probability's curve."""
     raw = table.columns(names)
     mean, scale = raw.mean(axis=0), raw.std(axis=0)
     used = scale > 1e-6
@@ -139,33 +139,33 @@ def _rounded(values: Array) -> tuple[float, ...]:
 
 
 def fit_open(table: Table) -> Head:
-    """The head for open prompts. Its label is that the weak model fails: far less noise than who of two
-    wins.
+    """Fit the head for open prompts. Its label is that the weak model fails, which has far less noise than
+    which model wins.
     """
     return fit_head(table, OPEN, table.failed, RIDGE["open"])
 
 
 def fit_choice(table: Table) -> Head:
-    """The head for multiple choice. Its label stands between "the strong one wins" and "the weak one
+    """Fit the head for multiple choice. Its label is "the strong one wins" plus half of "the weak one
     fails".
     """
     return fit_head(table, choice_features(table), table.won + 0.5 * table.failed, RIDGE["choice"])
 
 
 def apply(head: Head, table: Table) -> Array:
-    """The linear scores [examples]."""
+    """Return the linear scores [examples]."""
     x = (table.columns(head.features) - np.array(head.mean)) / np.array(head.scale)
     return np.asarray(np.clip(x, -CLIP, CLIP) @ np.array(head.weights))
 
 
 def folds(subjects: npt.NDArray[np.str_], count: int, seed: int) -> list[Mask]:
-    """Masks of the examples of each fold: whole subjects, shuffled by the seed."""
+    """Return the mask of each fold's examples: whole subjects, shuffled by the seed."""
     order = np.random.default_rng(seed).permutation(np.unique(subjects))
     return [np.isin(subjects, order[at::count]) for at in range(count)]
 
 
 def held_out(table: Table, masks: Sequence[Mask], fit: Any) -> Array:
-    """The linear score of every example by a head that was trained without its fold."""
+    """Return the linear score of every example, by a head that was trained without its fold."""
     scores = np.zeros(len(table.won))
     for mask in masks:
         scores[mask] = apply(fit(table.take(~mask)), table.take(mask))
@@ -173,7 +173,7 @@ def held_out(table: Table, masks: Sequence[Mask], fit: Any) -> Array:
 
 
 def logistic(scores: Array, labels: Array, weights: Array) -> tuple[float, float]:
-    """Slope and intercept of the logistic curve of greatest weighted likelihood (Platt), by Newton's
+    """Return slope and intercept of the logistic curve of greatest weighted likelihood (Platt), by Newton's
     method.
     """
     x = np.stack([scores, np.ones_like(scores)], axis=1)
@@ -189,8 +189,8 @@ def logistic(scores: Array, labels: Array, weights: Array) -> tuple[float, float
 
 
 def train(examples: Sequence[Example], categories: dict[str, str], *, seed: int = 0) -> dict[str, Any]:
-    """Train on everything; scores of held-out subjects set the curves and the knots. Gives what model.json
-    holds.
+    """Train on all examples; the scores of held-out subjects set the curves and the knots. Returns the data
+    of model.json.
     """
     chosen = tabulate([example for example in examples if example.subject != GSM8K], categories, options=True)
     opened = tabulate(examples, categories, options=False)
@@ -208,13 +208,13 @@ def train(examples: Sequence[Example], categories: dict[str, str], *, seed: int 
 
 
 def balance(subjects: npt.NDArray[np.str_]) -> Array:
-    """Weights [examples] under which GSM8K counts as much as all of MMLU."""
+    """Return weights [examples] under which GSM8K counts as much as all of MMLU."""
     gsm8k = subjects == GSM8K
     return np.asarray(np.where(gsm8k, 0.5 / max(1, gsm8k.sum()), 0.5 / max(1, (~gsm8k).sum())))
 
 
 def knots(values: Array, weights: Array) -> list[float]:
-    """KNOTS weighted quantiles, rising strictly."""
+    """Return KNOTS weighted quantiles, strictly rising. Raises NearfarError where they are not."""
     order = np.argsort(values, kind="stable")
     share = np.cumsum(weights[order]) / weights.sum()
     found = np.interp(np.linspace(0, 1, KNOTS), share, values[order])
@@ -225,6 +225,6 @@ def knots(values: Array, weights: Array) -> list[float]:
 
 
 def dump(model: dict[str, Any]) -> str:
-    """The JSON of a model, one line a list, so that a change of it can be read."""
+    """Write a model as JSON with one line per list, so that changes are readable."""
     lines = json.dumps(model, ensure_ascii=False, separators=(",", ":"))
     return lines.replace(',"', ',\n"').replace('"weights":', ' "weights":') + "\n"

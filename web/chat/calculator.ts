@@ -1,9 +1,9 @@
 /** Arithmetic as people write it: + − × ÷ and powers, brackets, decimals. */
 
-/** Deeper brackets than this are nobody's sum. */
+/** Deepest nesting of brackets that is read. */
 const DEEPEST = 50;
 
-/** The value of an expression; throws an Error that names what cannot be read, and where. */
+/** Computes the value of an expression. Throws an Error that names what cannot be read, and where. */
 export function calculate(expression: string): number {
   const parser = new Parser(expression);
   const value = parser.sum();
@@ -43,7 +43,7 @@ class Parser {
     }
   }
 
-  /** A power binds more than a sign: -2^2 is -4. */
+  /** Reads a sign; a power binds more tightly: -2^2 is -4. */
   #signed(): number {
     if (this.#takes("-", "−")) return -this.#inner(() => this.#signed());
     const base = this.#atom();

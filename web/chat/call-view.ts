@@ -1,4 +1,4 @@
-/** Calls of tools in an answer: a line for each, which opens to what was asked and what came back. */
+/** The calls of tools in an answer: one line each, which opens to the arguments and the result. */
 
 import type { Call } from "./tools.js";
 
@@ -6,7 +6,7 @@ import type { Call } from "./tools.js";
 export function showCalls(box: HTMLElement, rounds: readonly (readonly Call[])[]): void {
   const calls = rounds.flat();
   box.hidden = calls.length === 0;
-  // Those that are there stay as they are: somebody may have opened one.
+  // Existing lines stay as they are: somebody may have opened one.
   for (const call of calls.slice(box.childElementCount)) box.append(line(call));
 }
 
@@ -22,7 +22,7 @@ function line({ name, arguments: given, result, failed }: Call): HTMLElement {
   return node;
 }
 
-/** JSON without the blanks that a model may put into it. */
+/** Removes the blanks that a model may put into JSON. */
 function compact(text: string): string {
   try {
     return JSON.stringify(JSON.parse(text));

@@ -4,21 +4,21 @@ import type { ChatMessage } from "../src/protocol/openai.js";
 import type { RouteInfo } from "../src/routing/index.js";
 import type { Call } from "./tools.js";
 
-/** One message as it is kept. */
+/** One message as it is stored. */
 export interface Turn {
   readonly role: "user" | "assistant";
   content: string;
-  /** Whose answer it is: the model's name. */
+  /** The name of the model that answered. */
   name?: string;
-  /** How it ended, where that is not obvious. */
+  /** How the answer ended, where that is not obvious. */
   note?: string;
-  /** Where it came from; only where there was a cloud. */
+  /** Where the answer came from; only where there was a cloud. */
   info?: RouteInfo;
-  /** An answer that broke off: neither it nor its question is part of what follows. */
+  /** The answer broke off: neither it nor its question is sent in later requests. */
   failed?: boolean;
   /** Text without markdown: the continuation of a plain prompt. */
   plain?: boolean;
-  /** An answer that was asked for as JSON. */
+  /** The answer was requested as JSON. */
   json?: boolean;
   /** The tools that were called before the answer, round by round. */
   calls?: readonly (readonly Call[])[];
@@ -56,12 +56,12 @@ export function titleOf({ turns }: Chat): string {
   return letters.length > TITLE_LENGTH ? `${letters.slice(0, TITLE_LENGTH).join("")}…` : words;
 }
 
-/** Whether there is something of an answer to show. */
+/** Whether an answer has anything to show. */
 export function hasBegun({ content, calls = [] }: Turn): boolean {
   return content !== "" || calls.length > 0;
 }
 
-/** What the model is asked with: a question without an answer is left out, unless it is the last. */
+/** The messages for the model: a question without an answer is left out, unless it is the last. */
 export function messagesOf({ turns }: Chat, withCalls: boolean): ChatMessage[] {
   const isAnswered = (at: number): boolean => {
     const next = turns[at + 1];
@@ -75,7 +75,7 @@ export function messagesOf({ turns }: Chat, withCalls: boolean): ChatMessage[] {
     ]);
 }
 
-/** One round of calls as the model reads it: what it asked for, and what it was told. */
+/** One round of calls as messages for the model: its calls, and their results. */
 export function messagesOfCalls(calls: readonly Call[]): ChatMessage[] {
   const asked = calls.map(({ id, name, arguments: given }) => ({
     id,
@@ -90,7 +90,7 @@ export function messagesOfCalls(calls: readonly Call[]): ChatMessage[] {
 export class ChatStore {
   #opened: Promise<IDBDatabase> | null = null;
 
-  /** The last changed first. */
+  /** Lists the chats, the last changed first. */
   async list(): Promise<Chat[]> {
     const chats = await this.#run<Chat[]>("readonly", (store) => store.getAll());
     return chats.sort((a, b) => b.changed - a.changed);

@@ -1,24 +1,24 @@
-/** Where answers may come from: the form, and what of it the browser keeps. */
+/** The form for the cloud, and the part of it that the browser stores. */
 
 import { MODES, type Mode } from "../src/routing/types.js";
 import { element } from "./dom.js";
 
 export interface CloudSettings {
   readonly mode: Mode;
-  /** Empty: none. */
+  /** The server's address; empty where there is none. */
   readonly address: string;
   readonly key: string;
 }
 
-/** `preset`: the address that `nearfar web --cloud` named when this was kept. */
+/** `preset`: the address that `nearfar web --cloud` named when this was stored. */
 interface Kept extends Omit<CloudSettings, "key"> {
   readonly preset: string | null;
 }
 
 const STORAGE = "nearfar.cloud";
 /**
- * The key stays with this tab unless a person says otherwise: an address such as localhost:8080 soon belongs
- * to another server, whose pages read what is kept.
+ * The key stays in this tab unless a person chooses otherwise: an address like localhost:8080 may belong to
+ * another server later, whose pages could read what is stored.
  */
 const KEY_STORAGE = "nearfar.cloud-key";
 const mode = element("mode", HTMLSelectElement);
@@ -27,14 +27,14 @@ const key = element("cloud-key", HTMLInputElement);
 const keepKey = element("keep-key", HTMLInputElement);
 let preset: string | null = null;
 
-/** Fills the form with what is kept, and tells of every change. */
+/** Fills the form with stored values, and reports every change. */
 export async function openCloudSettings(onChange: (settings: CloudSettings) => void): Promise<void> {
   preset = await readPreset();
   const kept = read();
   mode.value = kept.mode;
   address.value = kept.address;
   key.value = readKey(kept.address);
-  // A key is for one server: it does not follow to another one.
+  // A key is for one server and is not sent to another one.
   let keysOwner = originOf(kept.address);
   address.addEventListener("change", () => {
     if (originOf(address.value.trim()) !== keysOwner) key.value = "";
@@ -93,7 +93,7 @@ function read(): Kept {
     // Earlier versions of this page left the key here.
     if (key !== undefined) localStorage.setItem(STORAGE, JSON.stringify(old));
     const kept = { ...fresh, ...old };
-    // Another --cloud than last time was meant; what was typed for the old one is not for it.
+    // Another --cloud was given than last time: what was typed for the old one does not apply to it.
     return preset !== null && kept.preset !== preset ? { ...fresh, mode: kept.mode } : kept;
   } catch {
     return fresh;

@@ -5,7 +5,7 @@ import type { ChatMessage } from "../src/protocol/openai.js";
 import { element } from "./dom.js";
 import { formatCount } from "./format.js";
 
-/** From here on the meter warns. A part of the context. */
+/** Fraction of the context from which the meter warns. */
 const HIGH = 0.85;
 
 interface Counted {
@@ -13,7 +13,7 @@ interface Counted {
   readonly isPlain: boolean;
 }
 
-/** Counts anew; hides the meter where there is nothing that can be counted. */
+/** Counts again; hides the meter where nothing can be counted. */
 export async function showContext(engine: Engine, chat: Counted): Promise<void> {
   const box = element("context", HTMLElement);
   const { contextLength, features } = engine.model;
@@ -28,7 +28,7 @@ export async function showContext(engine: Engine, chat: Counted): Promise<void> 
     element("context-text", HTMLElement).textContent =
       `Context: ${formatCount(tokens)} of ${formatCount(contextLength)} tokens`;
   } catch {
-    // A template that refuses half a chat, or a device that was lost: the next answer says so.
+    // A template may refuse half a chat, or the device was lost: the next answer reports it.
     box.hidden = true;
   }
 }

@@ -1,4 +1,4 @@
-/** The open chat: its turns on the page, and what of it the browser keeps. */
+/** The open chat: its turns on the page, and the part of it that the browser stores. */
 
 import type { ChatMessage } from "../src/protocol/openai.js";
 import type { RouteInfo } from "../src/routing/index.js";
@@ -12,22 +12,22 @@ import { TurnView } from "./turn-view.js";
 /** One answer as it grows. */
 export interface Answer {
   append(text: string): void;
-  /** The model called tools, and was told what they gave. */
+  /** Shows that the model called tools and got their results. */
   called(calls: readonly Call[]): void;
-  /** Says where it comes from, and of which model it is; null: there is only one place. */
+  /** Shows where the answer comes from and which model it is; null where there is only one place. */
   route(info: RouteInfo | null, model: string): void;
-  /** What a screen reader says of it, once it is whole. */
+  /** Text for screen readers, once the answer is complete. */
   readonly spoken: string;
   /** Ends the answer; `note` says how, when that is not obvious. */
   end(note: string | null): void;
-  /** Ends an answer that failed: neither it nor its question is part of what follows. */
+  /** Ends an answer that failed: neither it nor its question is sent in later requests. */
   fail(): void;
 }
 
 export interface Events {
-  /** The chat should be kept as it is now. */
+  /** Called when the chat should be stored. */
   changed(chat: Chat): void;
-  /** A person wants the last question answered, for the first time or anew. */
+  /** Called when a person wants the last question answered, for the first time or again. */
   asked(): void;
 }
 
@@ -39,12 +39,12 @@ export class Conversation {
 
   constructor(private readonly events: Events) {}
 
-  /** Names the conversation for budgets and caches; it says nothing else. */
+  /** An id of the conversation, for budgets and caches. */
   get id(): string {
     return this.#chat.id;
   }
 
-  /** As a model reads it; one that calls no tools reads answers without the calls before them. */
+  /** The messages for the model. With `calls` false, answers come without the calls before them. */
   messages(calls: boolean): readonly ChatMessage[] {
     return messagesOf(this.#chat, calls);
   }
@@ -53,12 +53,12 @@ export class Conversation {
     return this.#views.length === 0;
   }
 
-  /** Some of it continues a plain prompt, which no chat template counts. */
+  /** Whether some of the chat continues a plain prompt, which no chat template counts. */
   get isPlain(): boolean {
     return this.#chat.turns.some(({ plain }) => plain === true);
   }
 
-  /** Scrolls by so many pages: up where there are less than none. */
+  /** Scrolls by `pages`; a negative number scrolls up. */
   page(pages: number): void {
     this.#follow.page(pages);
   }
@@ -82,10 +82,10 @@ export class Conversation {
     this.#follow.toEnd();
   }
 
-  /** `kind`: what its text will be, where that is not markdown. */
+  /** Adds an answer. `kind`: the kind of its text, where that is not markdown. */
   answer(name: string, kind: Pick<Turn, "plain" | "json">): Answer {
     const turn: Turn = { role: "assistant", content: "", name, ...kind };
-    // Until it is whole: what a reload finds then says what it is.
+    // The note stands until the answer is complete, so that a reload shows it as interrupted.
     turn.note = "Interrupted";
     const view = this.#add(turn);
     delete turn.note;
@@ -115,7 +115,7 @@ export class Conversation {
     };
   }
 
-  /** The chat with an answer that is still being written, for whoever reloads the page now; else null. */
+  /** The chat with an answer that is still being written, for a reload of the page; else null. */
   get partial(): Chat | null {
     const last = this.#views.at(-1);
     if (!last?.node.hasAttribute("aria-busy")) return null;
@@ -125,7 +125,7 @@ export class Conversation {
     return { ...this.#chat, turns };
   }
 
-  /** What can be done with each turn; nothing while an answer is written. */
+  /** Shows the actions of each turn; none while an answer is written. */
   showActions(): void {
     this.#views.forEach((view, at) => {
       const { turn } = view;
@@ -189,7 +189,7 @@ export class Conversation {
     this.events.changed(this.#chat);
   }
 
-  /** The latest answer is the one that links and tests look for. */
+  /** Marks the latest answer, which links and tests look for. */
   #markLast(): void {
     document.getElementById("answer")?.removeAttribute("id");
     const last = this.#views.findLast(({ turn }) => turn.role === "assistant");

@@ -1,8 +1,8 @@
-/** Buttons of an answer, and the one that copies a text and says that it did. */
+/** The buttons of an answer, with one that copies a text and confirms it. */
 
 import { say } from "./dom.js";
 
-/** How long a button says that it copied. Milliseconds. */
+/** Milliseconds for which a button confirms that it copied. */
 const SHOWN = 2000;
 
 export function button(label: string, run: () => void): HTMLButtonElement {

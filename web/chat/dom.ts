@@ -6,14 +6,17 @@ export function element<T extends HTMLElement>(id: string, kind: new () => T): T
   return found;
 }
 
-/** What tests and styles read: idle waits for the person, the others say what is going on or how it ended. */
+/**
+ * The page's state, which tests and styles read: idle waits for the person, the others say what is going on
+ * or how it ended.
+ */
 export type PageState = "loading" | "idle" | "generating" | "done" | "error";
 
-/** How long a text for screen readers stays. Milliseconds; a later search of the page should not find it. */
+/** Milliseconds for which a text for screen readers stays; a later search of the page should not find it. */
 const SPOKEN = 7000;
 let silence: ReturnType<typeof setTimeout> | undefined;
 
-/** For screen readers, which see no progress bar fill and no cursor blink: read out once, and shown nowhere. */
+/** Reads a text out to screen readers, which cannot see a progress bar or a cursor. It is not visible. */
 export function say(text: string): void {
   const status = element("status", HTMLParagraphElement);
   status.textContent = text;
@@ -28,7 +31,7 @@ export function setState(state: PageState, spoken: string): void {
   say(spoken);
 }
 
-/** Whether keys have no place on the page: nothing has the focus, or what had it is gone. */
+/** Whether no element has the focus, or the focused one is gone. */
 export function isFocusLost(): boolean {
   const { activeElement } = document;
   return (

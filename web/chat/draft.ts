@@ -1,14 +1,17 @@
-/** The message that is being written: it outlives a load of the page in its tab, such as for another model. */
+/**
+ * The message that is being written. It survives a reload of the page in its tab, for example for another
+ * model.
+ */
 
 const STORAGE = "nearfar.draft";
 
 export interface Draft {
-  /** Puts back what was written at this address; whether there was something. */
+  /** Restores the draft of this address. Returns whether there was one. */
   restore(): boolean;
   forget(): void;
 }
 
-/** Keeps what a person writes into the field, for this tab and this address alone. */
+/** Stores what a person writes into the field, for this tab and this address only. */
 export function keepDraft(field: HTMLTextAreaElement): Draft {
   const address = location.pathname + location.search;
   field.addEventListener("input", () => quietly(() => sessionStorage.setItem(STORAGE, written())));
@@ -25,7 +28,7 @@ export function keepDraft(field: HTMLTextAreaElement): Draft {
   };
 }
 
-/** Storage that is full or forbidden: the draft lasts as long as the page. */
+/** Runs `run`; null where the storage is full or forbidden: then the draft lasts as long as the page. */
 function quietly<T>(run: () => T): T | null {
   try {
     return run();

@@ -1,4 +1,4 @@
-/** Chats as files that a person takes along. */
+/** Exports chats as files. */
 
 import { type Chat, titleOf } from "./chats.js";
 
@@ -19,7 +19,7 @@ function oneToMarkdown(chat: Chat): string {
   return `# ${titleOf(chat)}\n\n${new Date(chat.created).toISOString()}\n\n${turns.join("\n")}`;
 }
 
-/** Has the browser save a text as a file. */
+/** Lets the browser save a text as a file. */
 export function download(name: string, text: string, type: string): void {
   const url = URL.createObjectURL(new Blob([text], { type }));
   const link = document.createElement("a");

@@ -1,6 +1,6 @@
-/** Keeps the end of what grows in sight, until somebody scrolls up to read. */
+/** Keeps the end of growing content in view, until somebody scrolls up to read. */
 export class Follow {
-  /** Pixels from the end that still are its end. */
+  /** Pixels from the end within which the view counts as at the end. */
   static readonly NEAR = 40;
   #follows = true;
   #top = 0;
@@ -22,7 +22,7 @@ export class Follow {
     this.scroller.scrollTop = this.scroller.scrollHeight;
   }
 
-  /** A page up (−1) or down (1), for whoever writes and reads with the keyboard. */
+  /** Scrolls a page up (−1) or down (1), for keyboard users. */
   page(pages: number): void {
     this.scroller.scrollBy({ top: pages * this.scroller.clientHeight * 0.9 });
   }
@@ -30,7 +30,7 @@ export class Follow {
   #scrolled(): void {
     const { scrollHeight, scrollTop, clientHeight } = this.scroller;
     if (scrollHeight - scrollTop - clientHeight < Follow.NEAR) this.#follows = true;
-    // Text that grew since the last scroll leaves the end as well, but never upwards.
+    // Growing text also moves the view away from the end, but never upwards.
     else if (scrollTop < this.#top) this.#follows = false;
     this.#top = scrollTop;
   }

@@ -1,4 +1,4 @@
-/** Numbers as people read them. */
+/** Formats numbers for people. */
 
 const UNITS = ["B", "KB", "MB", "GB", "TB"] as const;
 
@@ -17,7 +17,7 @@ export function formatCount(count: number): string {
   return count.toLocaleString("en");
 }
 
-/** Tokens per second, with as many digits as mean something. */
+/** Formats tokens per second with meaningful digits. */
 export function formatRate(rate: number): string {
   return `${rate.toFixed(rate < 100 ? 1 : 0)} tokens/s`;
 }
@@ -27,7 +27,7 @@ export function formatSeconds(milliseconds: number): string {
   return seconds < 1 ? `${Math.round(milliseconds)} ms` : `${seconds.toFixed(seconds < 10 ? 2 : 1)} s`;
 }
 
-/** The milliseconds of a step, with digits that tell two programs apart. */
+/** Formats the milliseconds of a step, with enough digits to tell two programs apart. */
 export function formatMilliseconds(milliseconds: number): string {
   return `${milliseconds.toFixed(milliseconds < 10 ? 2 : 1)} ms`;
 }

@@ -1,13 +1,13 @@
-/** The list of chats: open one, take them along, delete one or all. */
+/** The list of chats: opens, exports and deletes them. */
 
 import { type Chat, ChatStore, titleOf } from "./chats.js";
 import { button } from "./copy.js";
 import { element, say } from "./dom.js";
 import { download, toJson, toMarkdown } from "./export.js";
 
-/** The chat that is open in this tab: another tab has its own. */
+/** Key of the chat that is open in this tab; another tab has its own. */
 const OPEN = "nearfar.chat";
-/** The chat as it was when the page ended: IndexedDB takes nothing that late. */
+/** Key of the chat as it was when the page ended: IndexedDB takes nothing that late. */
 const LEFT = "nearfar.chat-left";
 
 /** A chat in the list. */
@@ -23,15 +23,20 @@ export class History {
   readonly #store = new ChatStore();
   readonly #list = element("chats", HTMLUListElement);
   readonly #state = element("chats-state", HTMLParagraphElement);
-  /** Writes follow one another, so that the last one wins. */
+  /** The last write; writes follow one another, so that the last one wins. */
   #last: Promise<unknown> = Promise.resolve();
   readonly #deleted = new Set<string>();
-  /** The chats in order, without what was said: an answer is kept each second, and all others would be read. */
+  /**
+   * The chats in order, without their messages: an answer is stored each second, and otherwise all other
+   * chats would be read.
+   */
   #rows: readonly Row[] | null = null;
-  /** What the list shows, to tell whether it changed. */
+  /** The contents of the list, to detect changes. */
   #shown = "";
 
-  /** `open` shows a chat, null: a new one; `isBusy`: an answer is being written, so nothing may change. */
+  /**
+   * `open` shows a chat, or with null a new one. `isBusy`: an answer is being written, so nothing may change.
+   */
   constructor(
     private readonly open: (chat: Chat | null) => void,
     private readonly isBusy: () => boolean,
@@ -41,13 +46,13 @@ export class History {
     all("export-json", (chats) => download("chats.json", toJson(chats), "application/json"));
     all("export-markdown", (chats) => download("chats.md", toMarkdown(chats), "text/markdown"));
     element("delete-chats", HTMLButtonElement).addEventListener("click", () => void this.#deleteAll());
-    // Other tabs may have kept others meanwhile.
+    // Other tabs may have stored chats meanwhile.
     document.addEventListener("visibilitychange", () => {
       if (document.visibilityState === "visible") void this.refresh();
     });
   }
 
-  /** The chat that this tab had open before it was loaded again. */
+  /** Returns the chat that this tab had open before its reload. */
   async restore(): Promise<Chat | null> {
     try {
       const left = JSON.parse(sessionStorage.getItem(LEFT) ?? "null") as Chat | null;
@@ -64,7 +69,7 @@ export class History {
     }
   }
 
-  /** Keeps a chat as it is at this moment. */
+  /** Stores a chat in its present state. */
   keep(chat: Chat): void {
     if (this.#deleted.has(chat.id)) return;
     const copy = structuredClone(chat);
@@ -78,31 +83,31 @@ export class History {
       );
   }
 
-  /** Keeps a chat for the page's next load in this tab, at once. */
+  /** Stores a chat at once, for the page's next load in this tab. */
   keepForReload(chat: Chat): void {
     try {
       sessionStorage.setItem(LEFT, JSON.stringify(chat));
     } catch {
-      // Storage that is full or forbidden: what was kept last holds.
+      // Storage is full or forbidden: the last stored version remains.
     }
   }
 
-  /** A page that comes back whole has newer things to keep. */
+  /** Removes the chat of the last reload: a page restored from the browser's cache has newer contents. */
   #forgetLeft(): void {
     try {
       sessionStorage.removeItem(LEFT);
     } catch {
-      // Storage that is forbidden holds nothing.
+      // Forbidden storage has nothing to remove.
     }
   }
 
-  /** Notes which chat this tab shows. */
+  /** Stores which chat this tab shows. */
   opened(id: string | null): void {
     try {
       if (id === null) sessionStorage.removeItem(OPEN);
       else sessionStorage.setItem(OPEN, id);
     } catch {
-      // Storage that is forbidden: a reload begins a new chat.
+      // Storage is forbidden: a reload begins a new chat.
     }
   }
 
@@ -123,7 +128,7 @@ export class History {
 
   #show(rows: readonly Row[]): void {
     this.#rows = rows;
-    // A list that stays keeps its focus.
+    // An unchanged list keeps its focus.
     const shown = JSON.stringify([this.#current(), rows.map(({ id, title }) => [id, title])]);
     if (shown !== this.#shown) this.#showRows(rows);
     this.#shown = shown;
@@ -131,7 +136,7 @@ export class History {
     element("chats-tools", HTMLElement).hidden = rows.length === 0;
   }
 
-  /** Rows move and go; the focus stays with its chat, or else at its place. */
+  /** Shows the rows; the focus stays with its chat, or else at its place. */
   #showRows(chats: readonly Row[]): void {
     const rows = [...this.#list.children] as HTMLElement[];
     const at = rows.findIndex((row) => row.contains(document.activeElement));
@@ -160,7 +165,7 @@ export class History {
 
   async #open(id: string): Promise<void> {
     if (this.isBusy()) return;
-    // As it is now: the row was made when it was shorter.
+    // Export the present state: the row was made when the chat was shorter.
     const chat = await this.#store.read(id);
     if (!chat || this.isBusy()) return;
     this.opened(id);

@@ -1,4 +1,4 @@
-/** What the browser keeps of the model and of others, and the buttons that delete it. */
+/** Shows which models the browser stores, with buttons that delete them. */
 
 import { type CachedModel, cachedModels, deleteModel } from "../src/page/index.js";
 import { element, isFocusLost, say } from "./dom.js";
@@ -19,7 +19,7 @@ export async function openKeptModel(artifact: URL): Promise<void> {
       for (const model of (await cachedModels()).filter(which)) await deleteModel(model.url);
       await show();
       say("The download is deleted");
-      // The button has gone with it.
+      // The focused button disappeared with the model.
       if (isFocusLost()) element("prompt", HTMLTextAreaElement).focus();
     } catch (error) {
       showNotice(explain(error));
@@ -32,7 +32,7 @@ export async function openKeptModel(artifact: URL): Promise<void> {
   await show();
 }
 
-/** Files that models share count for each of them. */
+/** Shows stored models in one row. Files that models share count for each of them. */
 function showRow(id: string, kept: readonly CachedModel[], what: string): void {
   const bytes = kept.reduce((sum, model) => sum + model.bytes, 0);
   element(id, HTMLElement).hidden = bytes === 0;

@@ -1,6 +1,6 @@
-/** What the page's address fills in: /?prompt=Once&max_tokens=60&temperature=0&raw=1 */
+/** The parameters of the page's address: /?prompt=Once&max_tokens=60&temperature=0&raw=1 */
 
-/** How an answer is drawn; what is absent is left to the page's settings. */
+/** Sampling parameters; missing ones are left to the page's settings. */
 export interface Sampling {
   readonly temperature?: number;
   readonly topP?: number;
@@ -9,7 +9,7 @@ export interface Sampling {
 }
 
 export interface Link {
-  /** Null where the address has no prompt; an empty one is a prompt of nothing but BOS (with raw). */
+  /** Null where the address has no prompt; with raw, an empty prompt is just BOS. */
   readonly prompt: string | null;
   readonly raw: boolean;
   readonly system: string | null;
@@ -40,7 +40,7 @@ function numberOf(params: URLSearchParams, name: string): number | undefined {
   const text = params.get(name);
   if (text === null) return undefined;
   const value = Number(text);
-  // Ranges are the engine's business; it says which are allowed.
+  // The engine checks the ranges.
   if (text.trim() === "" || Number.isNaN(value))
     throw new Error(`${name}=${text} in the address is no number`);
   return value;

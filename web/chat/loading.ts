@@ -1,4 +1,4 @@
-/** What the page shows while the model loads, and when it loads again. */
+/** Shows the progress while the model loads, and when it loads again. */
 
 import type { LoadProgress } from "../src/page/index.js";
 import { element } from "./dom.js";
@@ -34,7 +34,7 @@ export class Loading {
         this.#showWeights(progress);
         return;
       case "reopening":
-        // A model that is ready has nothing else that shows it.
+        // A model that is ready has no other place to show this.
         this.#stats.textContent = "The device is opened anew: loading the model again";
         return;
       case "reopened":
@@ -52,7 +52,10 @@ export class Loading {
     this.#tell(loaded < total ? "Loading the model" : "Preparing the model", text);
   }
 
-  /** While the model loads, and later while an answer waits for a size of its kernels for the first time. */
+  /**
+   * Shows the compilation of kernels, while the model loads or while an answer waits for a new size of
+   * kernels.
+   */
   #showKernels({ compiled, total }: Extract<LoadProgress, { phase: "kernels" }>): void {
     const text = compiled < total ? `Compiling kernels: ${compiled} of ${total}` : "";
     const state = this.state();

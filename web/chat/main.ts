@@ -1,4 +1,4 @@
-/** The chat page: load the model, then answer what is written by hand, or filled in by a link. */
+/** The chat page: loads the model, then answers messages that are typed, or filled in by a link. */
 
 import { openCloudSettings } from "./cloud-settings.js";
 import { showContext } from "./context-meter.js";
@@ -40,9 +40,9 @@ const conversation = new Conversation({
   changed: (chat) => history.keep(chat),
   asked: () => void answer(null),
 });
-/** How often an answer that is being written is kept. Milliseconds. */
+/** Milliseconds between two saves of an answer that is being written. */
 const KEEP_EVERY = 1000;
-/** Somebody can answer. */
+/** Whether the device or the cloud can answer. */
 let isReady = false;
 /** Set while an answer is being written. */
 let running: AbortController | null = null;
@@ -56,7 +56,7 @@ async function start(): Promise<void> {
   });
   const kept = await history.restore();
   if (kept) conversation.open(kept);
-  // First of all: on such an address the artifact cannot even be read, and no cloud be asked.
+  // Checked first: on an insecure address the artifact cannot even be read, nor a cloud called.
   const insecure = insecureHelp();
   if (insecure) {
     showUnable(insecure);
@@ -91,14 +91,14 @@ async function start(): Promise<void> {
   if (runs) await keepForOffline(runs);
 }
 
-/** Nothing can answer: says what would help. */
+/** Shows that nothing can answer, and what would help. */
 function showUnable(help: Help): void {
   showNotice(help);
   loading.hide();
   setState("error", help.title);
 }
 
-/** Shows the settings of what whoever answers can do. */
+/** Offers the settings that the device or the cloud supports. */
 function offerAbilities(): void {
   offerFormats(model.canFormat);
   offerTools(model.canCall);
@@ -117,8 +117,8 @@ function ready(link: Link, greeting: string): void {
   send.disabled = false;
   newChat.disabled = false;
   setState("idle", "The model is ready");
-  // A link writes, a person sends: any site can open this page with a link, and an answer may cost the
-  // person's key.
+  // A link only fills in the message, a person sends it: any site can open this page with a link, and an
+  // answer may cost the person's key.
   if (!draft.restore() && link.prompt !== null) prompt.value = link.prompt;
   if (isFocusLost()) prompt.focus();
 }
@@ -143,7 +143,7 @@ async function answer(text: string | null): Promise<void> {
   try {
     settings = readSettings();
   } catch (error) {
-    // Before anything is asked: the message stays in its box.
+    // No request was made yet: the message stays in its box.
     fail(error);
     return;
   }
@@ -189,11 +189,11 @@ async function answer(text: string | null): Promise<void> {
   }
 }
 
-/** Takes the note that the prompt is being read away with the first text of the answer. */
+/** Removes the note that the prompt is being read, with the first text of the answer. */
 function firstClears(written: Answer): Listener {
   let begun = false;
   return {
-    // Where there is no cloud there is nothing to tell.
+    // Without a cloud there is only one place to show.
     route: (info, name) => written.route(model.hasCloud ? info : null, name),
     called: (calls) => written.called(calls),
     append: (text) => {
@@ -225,7 +225,7 @@ function showRunning(on: boolean): void {
   send.hidden = on;
   stop.hidden = !on;
   newChat.disabled = on;
-  // The button that was pressed is gone with what it did; whoever is elsewhere meanwhile stays there.
+  // The pressed button is gone; move the focus only if it was there.
   if (isFocusLost()) (on ? stop : prompt).focus();
 }
 
@@ -233,7 +233,7 @@ function fail(error: unknown): void {
   stats.textContent = "";
   const help = explain(error, !model.hasCloud);
   loading.hide();
-  // Without a model nothing works, so offer to begin again; with one, the next message is the way on.
+  // Without a model nothing works, so offer a reload; with one, the next message is the way on.
   showNotice(help, isReady ? null : { label: "Try again", run: () => location.reload() });
   setState("error", help.title);
 }
@@ -241,7 +241,7 @@ function fail(error: unknown): void {
 element("composer", HTMLFormElement).addEventListener("submit", (event) => {
   event.preventDefault();
   const text = prompt.value;
-  // Nothing is a beginning, too.
+  // With raw, an empty prompt is allowed, too.
   if (text.trim() !== "" || element("raw", HTMLInputElement).checked) void answer(text);
 });
 
@@ -272,7 +272,7 @@ newChat.addEventListener("click", () => {
   void history.refresh();
 });
 
-// Of an answer that is being written, so that a reload loses nothing of it.
+// Saves the answer that is being written, so that a reload loses nothing of it.
 addEventListener("pagehide", () => {
   const { partial } = conversation;
   if (partial) history.keepForReload(partial);

@@ -1,12 +1,12 @@
 /**
- * Markdown as elements of the page. No HTML is ever parsed: what the model writes of it stays text, so there
- * is nothing to sanitize. While an answer grows, only the blocks that changed are made anew.
+ * Shows markdown as elements of the page. HTML is never parsed: HTML that the model writes stays text, so
+ * nothing needs to be sanitized. While an answer grows, only the blocks that changed are rebuilt.
  */
 
 import { lexer, type MarkedToken, type Token, type Tokens } from "marked";
 import { copyButton } from "./copy.js";
 
-/** An answer that grows: `show` takes all of its text so far. */
+/** The view of an answer that grows: `show` takes all of its text so far. */
 export class Markdown {
   #blocks: { readonly raw: string; readonly nodes: readonly Node[] }[] = [];
 
@@ -49,7 +49,7 @@ function blockOf(any: Token): Node {
     // A definition of a link shows nothing.
     case "def":
       return document.createTextNode("");
-    // HTML, and whatever else there may be, as it was written.
+    // HTML and unknown tokens are shown as written.
     default:
       return make("p", [token.raw]);
   }
@@ -62,7 +62,7 @@ function isSeen({ type }: Token): boolean {
 function codeBlock(text: string, language: string): HTMLElement {
   const code = make("code", [text]);
   const pre = make("pre", [code]);
-  // Wide code scrolls by keyboard too.
+  // Wide code can be scrolled by keyboard too.
   pre.tabIndex = 0;
   pre.setAttribute("role", "region");
   pre.setAttribute("aria-label", language === "" ? "Code" : `Code, ${language}`);
@@ -132,7 +132,7 @@ function inlineOf(any: Token): Node {
       return make("br", []);
     case "link":
       return linkTo(token.href, inline(token.tokens), token.raw);
-    // A picture's address would tell its server of the chat: the person may follow it.
+    // Loading a picture would tell its server of the chat: it becomes a link that the person may follow.
     case "image":
       return linkTo(token.href, [token.text || token.href], token.raw);
     case "text":
@@ -148,7 +148,7 @@ function inlineOf(any: Token): Node {
 
 const SAFE = new Set(["https:", "http:", "mailto:"]);
 
-/** A link that leaves the page and says nothing of it; as it was written where it leads somewhere else. */
+/** Makes a link that leaves the page without a referrer; an unsafe address is shown as written. */
 function linkTo(href: string, content: (Node | string)[], raw: string): Node {
   const url = absolute(href);
   if (!url || !SAFE.has(url.protocol)) return document.createTextNode(raw);
@@ -159,7 +159,7 @@ function linkTo(href: string, content: (Node | string)[], raw: string): Node {
   return link;
 }
 
-/** Relative addresses mean nothing here: null. */
+/** Parses an absolute address; null for a relative one, which means nothing here. */
 function absolute(href: string): URL | null {
   try {
     return new URL(href);

@@ -10,18 +10,18 @@ export function openMenu(): void {
     side.toggleAttribute("data-open", open);
   };
   button.addEventListener("click", () => set(!side.hasAttribute("data-open")));
-  // Whoever chose a chat wants to see it.
+  // After choosing a chat the person wants to see it.
   for (const id of ["chats", "new-chat"])
     element(id, HTMLElement).addEventListener("click", (event) => {
       if ((event.target as HTMLElement).matches(".chat-title, #new-chat")) set(false);
     });
-  // What lies below it is not for keys while it cannot be seen.
+  // The covered page must not get keys while it cannot be seen.
   side.addEventListener("focusout", ({ relatedTarget }) => {
     if (relatedTarget instanceof Node && !side.contains(relatedTarget)) set(false);
   });
   side.addEventListener("keydown", (event) => {
     if (event.key !== "Escape" || !side.hasAttribute("data-open")) return;
-    // It closes the menu alone, and stops no answer.
+    // Escape closes only the menu, and stops no answer.
     event.stopPropagation();
     set(false);
     button.focus();

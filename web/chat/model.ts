@@ -1,7 +1,4 @@
-/**
- * The loaded model and its cloud as the page needs them: one answer at a time, as text that arrives in
- * pieces.
- */
+/** The loaded model and its cloud for the page: one answer at a time, as text that arrives in pieces. */
 
 import { type Artifacts, findArtifacts } from "../src/artifact/artifacts.js";
 import { createEngine, type Engine, type LoadProgress } from "../src/page/index.js";
@@ -29,16 +26,16 @@ export type Question =
 type ChatOptions = Parameters<HybridClient["chat"]["completions"]["create"]>[0];
 
 const STORAGE = "nearfar.routing";
-/** After so many rounds of calls an answer must be text. */
+/** Rounds of calls after which an answer must be text. */
 const MOST_ROUNDS = 4;
 /**
- * A slow processor that stands in for a GPU compiles kernels for minutes; that is no reason to give it up.
- * Seconds.
+ * Seconds to wait for the device. A slow software GPU compiles kernels for minutes, which is no reason to
+ * give it up.
  */
 const PATIENCE = { first_token: 600, between: 60 };
 const POLICY = { timeouts: { device_first_token: PATIENCE.first_token, device_between: PATIENCE.between } };
 
-/** The artifact, or those for WebGPU and for WebAssembly. */
+/** Reads the manifest of the artifact, or those for WebGPU and for WebAssembly. */
 export function readArtifacts(artifact: URL): Promise<Artifacts> {
   return findArtifacts(artifact, undefined, { kept: keptManifest });
 }
@@ -50,7 +47,7 @@ export class Model {
     onDeviceLost: () => void this.#reload(),
   });
   #engine: Engine | null = null;
-  /** Where its server is; empty: none is set. */
+  /** The cloud's address; empty where none is set. */
   #cloud = "";
   #mode: Mode = "auto";
   #artifact: URL | null = null;
@@ -58,8 +55,8 @@ export class Model {
 
   constructor() {
     this.#publish();
-    // Only where the page's address asks for it (?difficulty=english): it knows English only, and only a
-    // prompt's looks.
+    // Only where the page's address requests it (?difficulty=english): the model knows only English, and only
+    // surface features of a prompt.
     if (new URLSearchParams(location.search).get("difficulty") !== "english") return;
     loadDifficulty(new URL("difficulty.json", location.href)).then(
       (difficulty) => this.client.setDifficulty(difficulty),
@@ -67,7 +64,7 @@ export class Model {
     );
   }
 
-  /** Loads the model onto this device; `onProgress` hears of later loads too. */
+  /** Loads the model onto this device. `onProgress` is also called for later loads. */
   async load(artifact: URL, onProgress: (progress: LoadProgress) => void): Promise<Engine> {
     this.#artifact = artifact;
     this.#onProgress = onProgress;
@@ -81,41 +78,41 @@ export class Model {
     this.#cloud = address === "" ? "" : new URL(address).host;
     this.#mode = mode;
     this.client.setCloud(address === "" ? null : { baseURL: address, ...(key !== "" && { apiKey: key }) });
-    // Without a cloud the choice is hidden: one that was made before must not leave nobody to answer.
+    // Without a cloud the choice of mode is hidden: an earlier choice must not leave nobody to answer.
     this.client.setPolicy({ ...POLICY, mode: this.hasCloud ? mode : "auto" });
   }
 
-  /** Null until it is loaded, and while a lost one is loaded again. */
+  /** The engine; null until it is loaded, and while a lost one is loaded again. */
   get engine(): Engine | null {
     return this.#engine;
   }
 
-  /** Whether a cloud is set, though the mode may pass it over. */
+  /** Whether a cloud is set, even where the mode does not use it. */
   get hasCloud(): boolean {
     return this.#cloud !== "";
   }
 
-  /** Whether answers can come from elsewhere than this device. */
+  /** Whether answers can come from the cloud. */
   get canLeave(): boolean {
     return this.hasCloud && this.#mode !== "device_only";
   }
 
-  /** Whether somebody answers in JSON where that is asked for. */
+  /** Whether requests for JSON can be answered. */
   get canFormat(): boolean {
     return this.canLeave || this.#engine?.model.features.includes("json_schema") === true;
   }
 
-  /** Whether somebody calls tools that are offered. */
+  /** Whether offered tools can be called. */
   get canCall(): boolean {
     return this.canLeave || this.#engine?.model.features.includes("tools") === true;
   }
 
-  /** Who answers, as far as that is known before. */
+  /** The name of the model that will answer, if known. */
   get name(): string {
     return this.#engine?.model.name ?? this.#cloud;
   }
 
-  /** Answers; an abort is an outcome. Plain prompts are the device's alone. */
+  /** Answers a question; an abort is a normal outcome. Plain prompts go to the device only. */
   async answer(
     question: Question,
     sampling: Sampling,
@@ -136,7 +133,7 @@ export class Model {
       return await this.#chat(options, question, listener);
     } catch (error) {
       if (!signal.aborted) throw error;
-      // What was written until then stays; its cost is not known.
+      // The text so far stays; its cost is unknown.
       return { reason: "aborted", tokens: 0, ttft: null, rate: null };
     }
   }
@@ -183,8 +180,8 @@ export class Model {
   }
 
   /**
-   * The most tokens that an answer may have are no more than the context has left, where nobody else could answer:
-   * a shorter answer is better than none.
+   * Limits the answer to the rest of the context where nobody else could answer: a shorter answer is better
+   * than none.
    */
   async #fitting<O extends Pick<ChatOptions, "max_tokens">>(
     options: O,
@@ -198,7 +195,7 @@ export class Model {
     return left < 1 ? options : { ...options, max_tokens: Math.min(options.max_tokens, left) };
   }
 
-  /** By the engine itself, which knows more than the page sees. */
+  /** The outcome as measured by the engine, which knows more than the page. */
   async #measured(reason: Outcome["reason"]): Promise<Outcome> {
     const last = (await this.#engine?.stats())?.last;
     return {
@@ -210,8 +207,7 @@ export class Model {
   }
 
   /**
-   * After the device was lost: begins anew, from the weights that the browser keeps. Where that fails, the
-   * cloud stays.
+   * Loads a lost device again, from the weights that the browser stores. Where that fails, the cloud remains.
    */
   async #reload(): Promise<void> {
     const [lost, artifact] = [this.#engine, this.#artifact];
@@ -224,7 +220,10 @@ export class Model {
     if (again) this.#onProgress({ phase: "reopened", contextLength: again.model.contextLength });
   }
 
-  /** For tests, which put `nearfar` on the window before the page begins: no page publishes it by itself. */
+  /**
+   * Publishes the model for tests, which put `nearfar` on the window before the page begins. Other pages get
+   * nothing.
+   */
   #publish(): void {
     if (!("nearfar" in window)) return;
     const published = { engine: this.#engine, createEngine, artifact: this.#artifact, client: this.client };
@@ -248,10 +247,10 @@ function writeKept(state: KeptState): void {
   }
 }
 
-/** What may be counted otherwise on the way: a template's ends of turns. */
+/** Tokens of difference in counting, from a template's ends of turns. */
 const MARGIN = 16;
 
-/** Tokens that an answer to a prompt of so many can have; below 1: none. */
+/** Tokens that an answer can have after a prompt of `prompt` tokens; below 1 there is no room. */
 export function roomFor(context: number, prompt: number): number {
   return context - prompt - MARGIN;
 }

@@ -1,4 +1,4 @@
-/** The box that says what went wrong and what to do. */
+/** The box that shows an error and what to do. */
 
 import { ArtifactError, CloudError, DeviceError, RequestError, RouteError } from "../src/protocol/errors.js";
 import { describeReason } from "../src/routing/reasons.js";
@@ -35,8 +35,8 @@ export function hideNotice(): void {
 }
 
 /**
- * An error in words: the title says whose matter it is, the text is the error's own. `alone`: there is no cloud,
- * so nothing is said of one.
+ * Explains an error: the title names the cause, the text is the error's own. `alone`: there is no cloud, so
+ * it is not mentioned.
  */
 export function explain(error: unknown, alone = false): Help {
   if (alone && error instanceof RouteError && Array.isArray(error.cause)) return ofDevice(error.cause);
@@ -44,7 +44,7 @@ export function explain(error: unknown, alone = false): Help {
   return { title: titleOf(error), text, steps: [] };
 }
 
-/** Why the device alone does not answer. */
+/** Explains why the device alone does not answer. */
 function ofDevice(reasons: readonly Reason[]): Help {
   const own = reasons.filter(({ side }) => side !== "cloud").map((reason) => ({ ...reason, side: null }));
   const isLong = own.some(({ code }) => code === "context" || code === "kv_memory");

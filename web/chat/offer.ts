@@ -1,4 +1,4 @@
-/** Which models there are to choose from, and the one that was chosen: models.json beside the page. */
+/** The models to choose from, and the chosen one: models.json beside the page. */
 
 import { type ListedModel, readModels } from "../src/models/list.js";
 import { UnreachableError } from "../src/protocol/errors.js";
@@ -6,16 +6,16 @@ import { MissingError } from "../src/storage/http.js";
 
 export interface Offer {
   readonly models: readonly ListedModel[];
-  /** What to load. */
+  /** The address of the artifact to load. */
   readonly artifact: URL;
 }
 
 export const MODELS = "models.json";
-/** Where the one artifact is that a page without a list has. */
+/** Folder of the single artifact of a page without a list. */
 const ALONE = "artifact/";
 const STORAGE = "nearfar.model";
 
-/** The model that was chosen last, if there still is one, else the first. */
+/** Reads the list. The chosen model is the last choice, if it is still there, else the first. */
 export async function readOffer(): Promise<Offer> {
   const models = await listed();
   const last = chosen();
@@ -24,14 +24,14 @@ export async function readOffer(): Promise<Offer> {
 }
 
 /**
- * Loads another model. With the page: so the last one's memory is free for sure, and a load that goes on
- * ends. The chat stays.
+ * Loads another model by a reload of the page: that surely frees the last one's memory and ends a load in
+ * progress. The chat stays.
  */
 export function choose({ url }: ListedModel): void {
   try {
     localStorage.setItem(STORAGE, url.href);
   } catch {
-    // Storage that is full or forbidden: nothing tells the next load which model was meant.
+    // Storage is full or forbidden, so the next load cannot know which model was chosen.
     throw new Error("This browser forbids the page to keep which model was chosen. Allow it to keep data.");
   }
   location.reload();
@@ -49,7 +49,7 @@ async function listed(): Promise<readonly ListedModel[]> {
   try {
     return await readModels(new URL(MODELS, location.href));
   } catch (error) {
-    // A server that offers one model needs no list; without a network there may be none.
+    // A server with one model needs no list; without a network there may be none.
     if (error instanceof MissingError || error instanceof UnreachableError) return [];
     throw error;
   }

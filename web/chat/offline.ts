@@ -1,6 +1,6 @@
 /**
- * Makes the page work without its server: registers the service worker and keeps what the page reads itself.
- * The model's files the engine keeps.
+ * Makes the page work without its server: registers the service worker and stores what the page itself reads.
+ * The engine stores the model's files.
  */
 
 import type { Found } from "../src/artifact/artifacts.js";
@@ -8,7 +8,7 @@ import { MODELS } from "./offer.js";
 
 const CACHE = "nearfar-artifact";
 
-/** Keeps what the page's next start needs. Quietly: a browser that refuses just needs the server again. */
+/** Stores what the page's next start needs. It fails silently: then the page just needs the server again. */
 export async function keepForOffline({ base }: Found): Promise<void> {
   // Absent in insecure contexts and in some private windows.
   const { serviceWorker } = navigator as { readonly serviceWorker?: ServiceWorkerContainer };
@@ -28,6 +28,6 @@ async function keepFiles(urls: readonly URL[]): Promise<void> {
   const cache = await caches.open(CACHE);
   const wanted = new Set(urls.map(({ href }) => href));
   for (const request of await cache.keys()) if (!wanted.has(request.url)) await cache.delete(request);
-  // The HTTP cache has them: the server only confirms that they are still right.
+  // The files are in the HTTP cache: the server only confirms that they are still valid.
   await cache.addAll([...wanted].map((url) => new Request(url, { cache: "no-cache" })));
 }

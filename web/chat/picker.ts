@@ -1,4 +1,4 @@
-/** The list of models: what each takes, whether it would run here and why not, and the choice of one. */
+/** The list of models: size of each, whether it would run here and why not, and the choice of one. */
 
 import type { ListedModel } from "../src/models/list.js";
 import { cachedModels } from "../src/page/index.js";
@@ -7,14 +7,14 @@ import { formatBytes, formatCount } from "./format.js";
 import { explain, showNotice } from "./notice.js";
 import { choose } from "./offer.js";
 
-/** Shows the list where there is something to choose; `artifact`: the one that is loaded. */
+/** Shows the list where there is a choice. `artifact`: the one that is loaded. */
 export function openPicker(models: readonly ListedModel[], artifact: URL): void {
   if (models.length < 2) return;
   const rows = models.map((model) => new Row(model, model.url.href === artifact.href));
   element("model-list", HTMLUListElement).replaceChildren(...rows.map(({ node }) => node));
   const box = element("models", HTMLDetailsElement);
   box.hidden = false;
-  // Whether they would run is asked of their manifests once somebody wants to know.
+  // The manifests that say whether a model runs are read only when somebody opens the list.
   box.addEventListener("toggle", () => void lookAll(rows), { once: true });
 }
 
@@ -43,14 +43,14 @@ class Row {
     this.node.append(this.#button);
   }
 
-  /** Notes that the browser has it already. */
+  /** Marks the model as stored in this browser. */
   markKept(): void {
     this.#facts.textContent += " · kept in this browser";
   }
 
-  /** Says whether it would run here, and with how much context. */
+  /** Shows whether the model would run here, and with how much context. */
   async look(): Promise<void> {
-    // Only whoever opens the list needs it.
+    // Loaded only for whoever opens the list.
     const { isSupported } = await import("../src/models/index.js");
     try {
       const { supported, reason, contextLength } = await isSupported(this.model.url);
@@ -65,7 +65,7 @@ class Row {
   #tell(able: boolean, text: string): void {
     this.#fit.textContent = text;
     this.#fit.classList.toggle("unfit", !able);
-    // One that does not run stays within a keyboard's reach, so that its reason is read out.
+    // A model that does not run stays reachable by keyboard, so that its reason is read out.
     this.#button.ariaDisabled = able ? null : "true";
   }
 }
@@ -74,7 +74,7 @@ async function lookAll(rows: readonly Row[]): Promise<void> {
   const kept = await cachedModels().catch(() => []);
   for (const row of rows)
     if (kept.some(({ url, complete }) => complete && url.startsWith(row.model.url.href))) row.markKept();
-  // One after the other: each asks the GPU anew.
+  // One after the other: each queries the GPU.
   for (const row of rows) await row.look();
 }
 

@@ -1,9 +1,9 @@
-/** The settings form: how answers are drawn. */
+/** The settings form: how answers are generated. */
 
 import { element } from "./dom.js";
 import type { Link, Sampling } from "./link.js";
 
-/** What an answer must be, as `response_format` says it. */
+/** The format of an answer, as in `response_format`. */
 export type Format =
   | { readonly type: "json_object" }
   | {
@@ -13,7 +13,7 @@ export type Format =
 
 export interface Settings {
   readonly sampling: Sampling;
-  /** Null: any text. */
+  /** The format; null for any text. */
   readonly format: Format | null;
   /** Whether the page's tools are offered. */
   readonly tools: boolean;
@@ -31,14 +31,14 @@ const STORAGE = "nearfar.settings";
 const KEPT = [...Object.values(FIELDS), "system", "format", "schema"];
 type Field = HTMLInputElement | HTMLTextAreaElement | HTMLSelectElement;
 
-/** Fills the form with what is kept, then with what the address asks for; keeps what a person changes. */
+/** Fills the form with stored values, then with the address's; stores what a person changes. */
 export function openSettings(link: Link): void {
   const kept = readKept();
   for (const id of KEPT) {
     const field = element(id, HTMLElement) as Field;
     const value = kept[id];
     if (value !== undefined) field.value = value;
-    // One by one: what a link filled in beside it is nobody's choice.
+    // Each field is stored alone: the values that a link filled in are nobody's choice.
     field.addEventListener("change", () => keep(id, field.value));
   }
   input("tools").checked = kept["tools"] === "on";
@@ -48,12 +48,12 @@ export function openSettings(link: Link): void {
   showSchema();
 }
 
-/** Offers answers in JSON where somebody holds to what is asked for. */
+/** Offers answers in JSON where the device or the cloud supports them. */
 export function offerFormats(able: boolean): void {
   element("formats", HTMLElement).hidden = !able;
 }
 
-/** Offers the page's tools to a model that calls tools; says so where it calls none. */
+/** Offers the page's tools where the model can call tools; else says that it cannot. */
 export function offerTools(able: boolean): void {
   input("tools").disabled = !able;
   element("tools-hint", HTMLParagraphElement).textContent = able
@@ -61,7 +61,7 @@ export function offerTools(able: boolean): void {
     : "This model calls no tools.";
 }
 
-/** Says why the tools are not to be had. */
+/** Shows why the tools are unavailable. */
 export function refuseTools(why: string): void {
   input("tools").disabled = true;
   element("tools-hint", HTMLParagraphElement).textContent = why;
@@ -88,7 +88,7 @@ function keep(id: string, value: string): void {
   }
 }
 
-/** Puts what the address asks for into the form, where it can be seen and changed. */
+/** Puts the values of the address into the form, where they can be seen and changed. */
 function applyLink(link: Link): void {
   for (const [key, id] of Object.entries(FIELDS)) {
     const value = link.sampling[key as keyof typeof FIELDS];
@@ -98,7 +98,7 @@ function applyLink(link: Link): void {
   input("raw").checked = link.raw;
 }
 
-/** The form's values; throws an Error that names the field with which something is wrong. */
+/** Returns the form's values. Throws an Error that names a field with a wrong value. */
 export function readSettings(): Settings {
   const format = readFormat();
   const raw = input("raw").checked;
@@ -132,7 +132,7 @@ function parsed(text: string): object {
     const schema: unknown = JSON.parse(text);
     if (typeof schema === "object" && schema !== null && !Array.isArray(schema)) return schema;
   } catch {
-    // Said below, as of all that is no object.
+    // The error is thrown below, as for everything that is no object.
   }
   throw new Error('The schema in the settings must be a JSON object, such as {"type": "object"}.');
 }
@@ -141,6 +141,6 @@ function numberIn<K extends keyof Sampling>(key: K, id: string): Sampling {
   const field = input(id);
   if (field.validity.badInput)
     throw new Error(`the setting “${field.labels?.[0]?.textContent ?? id}” is no number`);
-  // An empty field leaves the value to the engine.
+  // The engine chooses the value of an empty field.
   return field.value === "" ? {} : { [key]: field.valueAsNumber };
 }

@@ -1,19 +1,19 @@
 /**
- * The service worker: the page, its scripts and the artifact's small files come from here when the server
- * does not answer. Online everything still comes from the server, so that a new build shows up at once.
- * Weights are kept elsewhere (OPFS). An address such as localhost:8080 may belong to another server tomorrow:
- * then this one takes its leave.
+ * The service worker: serves the page, its scripts and the artifact's small files when the server does not
+ * answer. Online everything still comes from the server, so that a new build shows up at once. Weights are
+ * stored elsewhere (OPFS). An address like localhost:8080 may belong to another server later: then this
+ * worker unregisters itself.
  */
 
-/** The page's files and a hash of them, put in by scripts/page.mjs. */
+/** The page's files and a hash of them, inserted by scripts/page.mjs. */
 declare const SHELL: {
   readonly version: string;
   readonly files: readonly string[];
-  /** Kept from their first use on. */
+  /** Files that are stored from their first use on. */
   readonly late: readonly string[];
 };
 
-/** Parts of the worker's global, whose types cannot be loaded beside those of the window. */
+/** The used part of the worker's global, whose types cannot be loaded together with those of the window. */
 interface Scope {
   readonly registration: { readonly scope: string; unregister(): Promise<boolean> };
   skipWaiting(): Promise<void>;
@@ -35,11 +35,11 @@ interface RequestEvent {
 const worker = globalThis as unknown as Scope;
 const PREFIX = "nearfar-page-";
 const CACHE = PREFIX + SHELL.version;
-/** The engine keeps these itself; of each of several models. */
+/** Weights, which the engine stores itself, of one or several models. */
 const WEIGHTS = /^artifact\/(.+\/)?weights\//;
-/** Kept by the page itself (offline.ts). */
+/** Cache that the page fills itself (offline.ts). */
 const ARTIFACT_CACHE = "nearfar-artifact";
-/** What index.html says of itself. */
+/** The text that identifies our index.html. */
 const MARK = '<meta name="application-name" content="nearfar"';
 
 worker.addEventListener("install", (event) => event.waitUntil(install()));
@@ -60,7 +60,7 @@ async function activate(): Promise<void> {
   await worker.clients.claim();
 }
 
-/** Only what is read from the page's own folder; never a cloud, never weights. */
+/** Whether a request is for the page's own folder: never a cloud, never weights. */
 function isOurs({ method, url }: Request): boolean {
   const { scope } = worker.registration;
   return method === "GET" && url.startsWith(scope) && !WEIGHTS.test(url.slice(scope.length));
@@ -88,7 +88,7 @@ async function keep(request: Request, response: Response): Promise<void> {
   await (await caches.open(CACHE)).put(request, response);
 }
 
-/** Gives up the address and what was kept for it where the server now shows another page there. */
+/** Unregisters and deletes its caches where the server now shows another page at this address. */
 async function leaveUnlessOurs(page: Response): Promise<void> {
   const home = new URL(page.url).pathname === new URL(worker.registration.scope).pathname;
   if (!home || !page.ok || (await page.text()).includes(MARK)) return;

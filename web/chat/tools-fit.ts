@@ -1,4 +1,4 @@
-/** Whether the page's tools fit a model: their descriptions take room in every prompt. */
+/** Checks whether the page's tools fit a model: their descriptions take room in every prompt. */
 
 import type { Engine } from "../src/page/index.js";
 import { element } from "./dom.js";
@@ -6,10 +6,10 @@ import { formatCount } from "./format.js";
 import { refuseTools } from "./settings.js";
 import { OFFERED } from "./tools.js";
 
-/** Tokens that a question with tools needs beside them at least: its own, a call, what that gives, an answer. */
+/** Least tokens for a question in addition to the tools: its own, a call, its result, an answer. */
 const LEAST_ROOM = 128;
 
-/** What stands in the way of tools that take so many tokens; null where nothing does. */
+/** Why tools of `tokens` tokens do not fit; null where they do. */
 export function toolsLack(tokens: number, context: number): string | null {
   if (tokens + LEAST_ROOM <= context) return null;
   return (
@@ -19,8 +19,8 @@ export function toolsLack(tokens: number, context: number): string | null {
 }
 
 /**
- * Takes the tools back where they do not fit this device's model and nobody else answers. Once the settings are
- * opened, or at once where the tools are on: what counts them is loaded for it.
+ * Disables the tools where they do not fit this device's model and nobody else answers. It counts when the
+ * settings are opened, or at once where the tools are on, since counting loads code.
  */
 export function limitTools(engine: Engine, canLeave: () => boolean): void {
   const box = element("tools", HTMLInputElement);
@@ -31,7 +31,7 @@ export function limitTools(engine: Engine, canLeave: () => boolean): void {
       const lacking = toolsLack(tokens, engine.model.contextLength);
       if (lacking !== null) refuseTools(lacking);
     } catch {
-      // A device that was lost, a template that refuses tools: the next answer says so.
+      // The device was lost, or the template refuses tools: the next answer reports it.
     }
   };
   if (box.checked) void look();

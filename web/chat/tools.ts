@@ -1,15 +1,15 @@
-/** The tools that the page offers: they compute here, ask nobody and change nothing. */
+/** The tools that the page offers: they compute here, contact nobody and change nothing. */
 
 import type { FunctionTool, ToolCall } from "../src/protocol/openai.js";
 import { calculate } from "./calculator.js";
 
-/** A call as it is kept: what the model wrote, and what it was told. */
+/** A call as it is stored: the model's arguments and the result. */
 export interface Call {
   readonly id: string;
   readonly name: string;
-  /** JSON, as the model wrote it. */
+  /** JSON text, as the model wrote it. */
   readonly arguments: string;
-  /** What the model reads: the result, or what was wrong with the call. */
+  /** The text for the model: the result, or the error. */
   readonly result: string;
   readonly failed?: true;
 }
@@ -58,7 +58,7 @@ const TOOLS: Readonly<Record<string, Tool>> = {
   },
 };
 
-/** As a request lists them. */
+/** The tools in a request's form. */
 export const OFFERED: readonly FunctionTool[] = Object.entries(TOOLS).map(
   ([name, { description, properties, required }]) => ({
     type: "function",
@@ -70,7 +70,7 @@ export const OFFERED: readonly FunctionTool[] = Object.entries(TOOLS).map(
   }),
 );
 
-/** Computes a call; what is wrong with it becomes its result, which the model can mend. */
+/** Computes a call. An error becomes its result, so that the model can correct it. */
 export function call({ id, function: { name, arguments: given } }: ToolCall): Call {
   const made = { id, name, arguments: given };
   try {
@@ -101,7 +101,7 @@ function numberIn(given: Given, name: string): number {
   return value;
 }
 
-/** Without the last digits of binary fractions: 0.1 + 0.2 is 0.3. */
+/** Rounds off the last digits of binary fractions: 0.1 + 0.2 is 0.3. */
 function rounded(value: number): number {
   return Number(value.toPrecision(DIGITS));
 }

@@ -1,4 +1,4 @@
-/** One message on the page: who says it, its text, how it ended, and what can be done with it. */
+/** One message on the page: the speaker, its text, how it ended, and its actions. */
 
 import type { RouteInfo } from "../src/routing/index.js";
 import { badge } from "./badge.js";
@@ -18,7 +18,7 @@ export class TurnView {
   readonly #note = part("note");
   readonly #actions = part("actions");
   readonly #markdown: Markdown | null;
-  /** Only where the answer could have come from elsewhere. */
+  /** Shown only where the answer could have come from the cloud. */
   #badge: ReturnType<typeof badge> | null = null;
   #frame: number | null = null;
 
@@ -26,14 +26,14 @@ export class TurnView {
     this.node.className = `turn ${turn.role}`;
     this.#who.append(turn.role === "user" ? "You" : (turn.name ?? ""));
     this.node.append(this.#who, this.#calls, this.body, this.#note, this.#actions);
-    // What a person writes is shown as it is.
+    // A person's text is shown as it is.
     const isMarkdown = turn.role === "assistant" && turn.plain !== true;
     this.#markdown = isMarkdown ? new Markdown(this.body) : null;
     this.body.classList.toggle("markdown", isMarkdown);
     this.show();
   }
 
-  /** All of the turn as it is now. */
+  /** Shows the whole turn in its present state. */
   show(): void {
     const { note, info, name } = this.turn;
     this.showText();
@@ -53,7 +53,7 @@ export class TurnView {
     this.#badge.show(info);
   }
 
-  /** The text, at the next frame: tokens may come quicker than pictures. */
+  /** Shows the text at the next frame: tokens may come faster than frames. */
   showSoon(): void {
     this.#frame ??= requestAnimationFrame(() => {
       this.#frame = null;
@@ -71,13 +71,13 @@ export class TurnView {
       return;
     }
     const { firstChild } = this.body;
-    // Growing a text node keeps what somebody selected in it.
+    // Appending to a text node keeps the person's selection.
     if (firstChild instanceof Text && content.startsWith(firstChild.data))
       firstChild.appendData(content.slice(firstChild.length));
     else this.body.replaceChildren(document.createTextNode(content));
   }
 
-  /** The turn's text in words alone: a line for each block, none for the buttons of code. */
+  /** The turn's text for reading out: a line for each block, without the buttons of code. */
   get spoken(): string {
     const copy = this.body.cloneNode(true) as HTMLElement;
     for (const each of copy.querySelectorAll("button")) each.remove();
@@ -94,7 +94,7 @@ export class TurnView {
     this.#actions.replaceChildren(...buttons);
   }
 
-  /** Lets a person write the message anew; `send` takes the new text. */
+  /** Lets a person edit the message; `send` takes the new text. */
   edit(send: (text: string) => void): void {
     const form = document.createElement("form");
     const field = document.createElement("textarea");
@@ -102,7 +102,7 @@ export class TurnView {
     const close = (): void => {
       form.replaceWith(this.body);
       this.#actions.hidden = false;
-      // Where keys were before.
+      // Restores the keyboard focus.
       this.#actions.querySelector("button")?.focus();
     };
     form.className = "edit";
@@ -118,7 +118,7 @@ export class TurnView {
     });
     field.addEventListener("keydown", (event) => {
       if (event.key === "Escape") {
-        // It closes this alone, and stops no answer.
+        // Escape closes only this form, and stops no answer.
         event.stopPropagation();
         close();
       }

@@ -1,9 +1,9 @@
-/** What to tell people whose browser gives the page no GPU. */
+/** Explains to people what to do when their browser gives the page no GPU. */
 
 export interface Help {
   readonly title: string;
   readonly text: string;
-  /** One line a browser, the present one first. */
+  /** One line per browser, the present one first. */
   readonly steps: readonly string[];
 }
 
@@ -38,8 +38,8 @@ const BROWSERS: readonly { readonly name: string; readonly pattern: RegExp; read
 ];
 
 /**
- * Null where the browser trusts the page's address; else what helps. An address that it does not trust has
- * neither WebGPU nor the hashes and the storage that any artifact is checked and kept with.
+ * Returns null where the browser trusts the page's address; else advice. An untrusted address has neither
+ * WebGPU nor the hashes and the storage that every artifact needs.
  */
 export function insecureHelp(): Help | null {
   if (window.isSecureContext) return null;
@@ -52,9 +52,9 @@ export function insecureHelp(): Help | null {
   };
 }
 
-/** Null where WebGPU is there; else what is missing and what helps. */
+/** Returns null where WebGPU is available; else what is missing and what helps. */
 export async function webgpuHelp(): Promise<Help | null> {
-  // Older browsers lack what the type says is always there.
+  // Older browsers lack it, although the type says that it always exists.
   const gpu = (navigator as { readonly gpu?: GPU }).gpu;
   if (gpu === undefined) {
     return {

@@ -1,4 +1,4 @@
-/** An answer as it comes in, in one round or, where tools are called, in several. */
+/** An answer while it is generated, in one round or, where tools are called, in several. */
 
 import { addCall } from "../src/protocol/calls.js";
 import type { ToolCall } from "../src/protocol/openai.js";
@@ -10,7 +10,7 @@ export interface Outcome {
   readonly reason: "stop" | "length" | "aborted";
   readonly tokens: number;
   readonly ttft: number | null;
-  /** Tokens per second after the first token; null where there were not enough of them. */
+  /** Tokens per second after the first token; null for too few tokens. */
   readonly rate: number | null;
 }
 
@@ -20,7 +20,7 @@ export interface Listener {
   route(info: RouteInfo, model: string): void;
 }
 
-/** An answer as it comes in, in one round or several, and what the page sees of its cost. */
+/** An answer while it is generated, with what the page sees of its cost. */
 export class Written {
   reason: Outcome["reason"] = "stop";
   readonly #started = performance.now();
@@ -28,7 +28,7 @@ export class Written {
   #tokens = 0;
   #info: RouteInfo | null = null;
 
-  /** Hands the text on; gives the calls with which it ended, none where it was cut. */
+  /** Forwards the text; returns the calls with which it ended, none where it was cut. */
   async read(chunks: AsyncIterable<Chunk>, { append, route }: Listener): Promise<readonly ToolCall[]> {
     const calls: ToolCall[] = [];
     let before = 0;
@@ -50,7 +50,7 @@ export class Written {
     return this.reason === "length" ? [] : calls;
   }
 
-  /** Whether it was written here to its end. */
+  /** Whether this device alone wrote the answer. */
   get isOfDevice(): boolean {
     return this.#info?.path.join() === "device";
   }

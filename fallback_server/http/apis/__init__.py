@@ -1,1 +1,3 @@
-"""The APIs that the server speaks: what may be asked, as a chat, and how the answer is written."""
+"""The APIs that the server speaks. Each has the fields of its requests, their form as a chat completion, and
+the shape of its answers.
+"""

@@ -1,4 +1,4 @@
-"""What the APIs share: a request of another API becomes a chat completion, and is answered like one."""
+"""Helpers that the APIs share: a request of another API becomes a chat completion and is answered as one."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ Record = dict[str, Any]
 
 
 def skip(name: str) -> None:
-    """Leave out what this server has no use for: it is named in the answer's header, and refused where the
-    server is strict. To be called while a request is validated.
+    """Leave out a field that this server does not know. The answer's header names it, or a strict server
+    rejects it with ValueError. To be called while a request is validated.
     """
     found = ignored.get()
     if found is not None:
@@ -32,7 +32,7 @@ def skip(name: str) -> None:
 
 
 def known_of(given: Any, field: str, known: Iterable[str]) -> Any:
-    """A list of objects without those whose `type` is not known here, which are skipped by that name."""
+    """Return the list without objects whose `type` is not in `known`; these are skipped by type."""
     if not isinstance(given, list):
         return given
     kept = []
@@ -48,9 +48,9 @@ def known_of(given: Any, field: str, known: Iterable[str]) -> Any:
 def as_chat(
     service: Service, request: Request, model: str | None, fields: Mapping[str, Any]
 ) -> EngineRequest:
-    """The engine's request for a chat completion with these fields; None stands for what is not given.
+    """Make the engine's request for a chat completion with these fields; None means a field is not given.
 
-    Raises RequestError with the words of a chat completion's field where they do not fit together.
+    Raises RequestError, in terms of the chat completion's fields, where they do not fit together.
     """
     given = {name: value for name, value in fields.items() if value is not None}
     try:
@@ -62,7 +62,7 @@ def as_chat(
 
 
 def asked(service: Service, request: Request, body: ChatRequest | CompletionRequest) -> EngineRequest:
-    """The engine's request for a completion, of the tenant who asks."""
+    """Make the engine's request for a completion, for the tenant of the HTTP request."""
     tenant = tenant_of(request)
     body = body.model_copy(update={"model": service.named(body.model, tenant)})
     made = convert.chat(body) if isinstance(body, ChatRequest) else convert.completion(body)
@@ -71,7 +71,7 @@ def asked(service: Service, request: Request, body: ChatRequest | CompletionRequ
 
 
 def with_one_system(messages: list[Record]) -> list[Record]:
-    """The messages with their first instructions as one: chat templates take one system message, in front."""
+    """Merge the first instructions into one message: chat templates take one system message, at the start."""
     spoken = (at for at, m in enumerate(messages) if m["role"] not in ("system", "developer"))
     count = next(spoken, len(messages))
     if count < 2 or not all(isinstance(message["content"], str) for message in messages[:count]):

@@ -1,7 +1,8 @@
-"""Responses that can be asked for and followed later (`store`, `previous_response_id`), in memory.
+"""Keeps responses in memory, so that later requests can read and continue them (`store`,
+`previous_response_id`).
 
-Bounded by count and by bytes. What is too much goes from the tenant that has most, its oldest first, so that
-one client cannot push out what others keep.
+They are bounded by count and by bytes. What exceeds the bounds is removed from the tenant with the most
+bytes, its oldest first, so that one client cannot push out others' responses.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class KeptResponses:
         self._count = self._bytes = 0
 
     def put(self, tenant: Tenant, record: Record, items: list[Record], messages: list[Record]) -> None:
-        """Keep a response; one that is larger than all that may be kept is not."""
+        """Keep a response, unless it alone exceeds the limit of bytes."""
         size = len(json.dumps([record, items, messages]))
         if size > self._most_bytes:
             return
@@ -49,7 +50,9 @@ class KeptResponses:
             self._drop_oldest()
 
     def find(self, tenant: Tenant, name: str, param: str | None = None) -> KeptResponse:
-        """The response of this id; 404 (400 for a field `param`) where there is none."""
+        """Return the response of this id. Raises ApiError with 404 (400 for a field `param`) where there is
+        none.
+        """
         found = self._of[tenant.name].get(name) if tenant.name in self._of else None
         if found is not None:
             return found
@@ -62,7 +65,7 @@ class KeptResponses:
         )
 
     def remove(self, tenant: Tenant, name: str) -> None:
-        """Forget a response; 404 where there is none."""
+        """Remove a response. Raises ApiError with 404 where there is none."""
         gone = self.find(tenant, name)
         del self._of[tenant.name][name]
         self._forget(tenant.name, gone)

@@ -1,8 +1,8 @@
-"""Anthropic's Messages API: what may be asked, as a chat completion.
+"""Anthropic's Messages API: its requests, and their form as chat completions.
 
-A message's blocks become messages of a chat: results of tools come before the user's words beside them; what
-the model thought and its calls stand in the model's message. Tools that only
-Anthropic's servers run are skipped.
+A message's blocks become messages of a chat. Tool results come before the user's text in the same message;
+thoughts and calls of the model belong to the model's message. Tools that only Anthropic's servers run are
+skipped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ BLOCKS = ("text", "image", "document", "tool_use", "tool_result", "thinking", "r
 
 
 class Block(Strict):
-    """A block of a message. Which fields there must be depends on its type."""
+    """A block of a message. Its type determines which fields it must have."""
 
     place = "messages.content."
     type: Annotated[str, Field(max_length=64)]
@@ -69,7 +69,7 @@ class Block(Strict):
 
     @property
     def chat(self) -> Record:
-        """The block as a part of a chat's message; a chat's own checks refuse images."""
+        """The block as a part of a chat message; the chat's own checks reject images."""
         if self.type == "text":
             return {"type": "text", "text": self.text}
         source = self.source if isinstance(self.source, dict) else {}
@@ -116,14 +116,14 @@ class CustomTool(Strict):
 
     @property
     def chat(self) -> Record:
-        """The tool as a chat completion has it."""
+        """The tool in a chat completion's form."""
         given = {"description": self.description, "strict": self.strict}
         set_ = {name: value for name, value in given.items() if value is not None}
         return {"type": "function", "function": {"name": self.name, "parameters": self.input_schema, **set_}}
 
 
 class Choice(Strict):
-    """Whether tools may, must or must not be called."""
+    """The `tool_choice`: whether tools may, must or must not be called."""
 
     place = "tool_choice."
     type: Literal["auto", "any", "tool", "none"]
@@ -147,14 +147,14 @@ class OutputFormat(Strict):
 
     @property
     def chat(self) -> Record:
-        """The format as a chat completion has it."""
+        """The format in a chat completion's form."""
         return {
             "type": "json_schema", "json_schema": {"name": self.name or "answer", "schema": self.schema_}
         }  # fmt: skip
 
 
 class OutputConfig(Strict):
-    """How much to think, and what the answer must be."""
+    """The effort of thinking, and the format of the answer."""
 
     place = "output_config."
     effort: Annotated[str, Field(max_length=32)] | None = None
@@ -194,7 +194,7 @@ class MessageRequest(CountRequest):
 
 
 def chat_of(body: CountRequest) -> Record:
-    """The fields of a chat completion."""
+    """Return the request as the fields of a chat completion."""
     choice, config = body.tool_choice, body.output_config or OutputConfig()
     form = config.format or body.output_format
     made: Record = {
@@ -222,7 +222,7 @@ def _system(given: str | list[SystemBlock] | None) -> list[Record]:
 
 
 def messages_of(given: list[InputMessage]) -> list[Record]:
-    """The messages of a chat that turns make."""
+    """Convert the turns to messages of a chat."""
     made: list[Record] = []
     for message in given:
         blocks = message.content
@@ -238,7 +238,7 @@ def messages_of(given: list[InputMessage]) -> list[Record]:
 
 
 def _content(blocks: list[Block]) -> str | list[Record]:
-    """Text and images as the content of a message: one text where there is nothing else."""
+    """Convert text and image blocks to a message's content: one string where there is text alone."""
     if all(block.type == "text" for block in blocks):
         return "\n".join(block.text or "" for block in blocks)
     return [block.chat for block in blocks]
@@ -262,7 +262,9 @@ def _assistant(blocks: list[Block]) -> Record:
 
 
 def _result(block: Block) -> Record:
-    """What a call gave. That it failed stands in front of its text: a chat has no field for it."""
+    """Convert the result of a call. A chat has no field for failure, so the text of a failed call begins with
+    "Error".
+    """
     inner = block.content
     content = inner if isinstance(inner, str) else _content(list(inner or ()))
     if block.is_error and isinstance(content, str):

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API: how an answer is written, as one message and as a stream of named events."""
+"""Anthropic's Messages API: the shape of an answer, as one message and as a stream of named events."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class MessageShape:
         return "content_block_delta", {"index": len(self._blocks) - 1, "delta": delta}
 
     def _closed(self) -> Iterator[tuple[str, Record]]:
-        """The end of the open block. Arguments that were cut off stay as far as they are an object."""
+        """Close the open block. Arguments that were cut off become {} where they are no JSON."""
         if not self._open:
             return
         self._open = False
@@ -127,7 +127,7 @@ def _object(text: str) -> Any:
 
 
 def _usage(usage: TokenUsage) -> Record:
-    """Anthropic counts tokens that were in the cache apart from the others."""
+    """Return the usage as Anthropic counts it: cached prompt tokens are separate from the others."""
     return {
         "input_tokens": usage.prompt - usage.cached,
         "cache_creation_input_tokens": 0,

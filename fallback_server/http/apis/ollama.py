@@ -1,4 +1,6 @@
-"""Ollama's API: what may be asked of /api/chat, /api/generate and /api/embed, as a chat completion."""
+"""Ollama's API: the requests of /api/chat, /api/generate and /api/embed, and their form as chat
+completions.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ NO_IMAGES = "this server reads no images"
 
 
 class Options(Strict):
-    """Sampling, in llama.cpp's names. What concerns how a model is loaded is set when the server starts."""
+    """Sampling options under llama.cpp's names. Options for loading a model are set when the server
+    starts.
+    """
 
     place = "options."
     temperature: float | None = Field(None, ge=0, le=100)
@@ -44,7 +48,7 @@ class Options(Strict):
 
     @property
     def chat(self) -> Record:
-        """The options as a chat completion has them."""
+        """The options in a chat completion's form."""
         names = (
             "temperature",
             "top_p",
@@ -112,7 +116,7 @@ class OllamaTool(Strict):
 
 
 class Common(Strict):
-    """What /api/chat and /api/generate take."""
+    """The fields that /api/chat and /api/generate share."""
 
     model: ModelName = None
     stream: bool | None = None
@@ -122,7 +126,7 @@ class Common(Strict):
     keep_alive: Annotated[Any, SILENT] = None
 
     def fields(self) -> Record:
-        """The fields of a chat completion that both have."""
+        """Return the shared fields in a chat completion's form."""
         form: Record | None = None
         if self.format == "json":
             form = {"type": "json_object"}
@@ -192,7 +196,7 @@ class NamedBody(Strict):
 
 
 def messages_of(given: list[OllamaMessage]) -> list[Record]:
-    """The messages as a chat completion has them. Ollama's calls need no ids: results follow their calls in
+    """Convert the messages to a chat completion's. Ollama's calls need no ids: results follow their calls in
     order.
     """
     made: list[Record] = []

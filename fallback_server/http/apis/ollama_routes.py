@@ -1,5 +1,5 @@
-"""The routes of Ollama's API, for clients that speak nothing else. Models are loaded when the server starts:
-there is nothing to pull, to create or to delete.
+"""The routes of Ollama's API, for clients that speak no other. Models are loaded when the server starts, so
+there is nothing to pull, create or delete.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def add(api: APIRouter, service: Service) -> None:
 
     @api.post("/embed", response_model=None)
     async def embed(body: EmbedBody, request: Request) -> Response:
-        """Vectors of one or several texts."""
+        """Return the vectors of one or several texts."""
         started = time.monotonic_ns()
         shape = EmbeddingShape("", False, body.dimensions, normalize=not service.engine.passes_on)
         name = _name(service, request, body.model)
@@ -70,7 +70,7 @@ def add(api: APIRouter, service: Service) -> None:
 
     @api.post("/embeddings", response_model=None)
     async def embeddings(body: EmbeddingsBody, request: Request) -> Response:
-        """A vector of one text."""
+        """Return the vector of one text."""
         name = _name(service, request, body.model)
         shape = EmbeddingShape("", normalize=not service.engine.passes_on)
         given = EmbeddingRequest.model_validate({"model": name, "input": body.prompt})
@@ -78,18 +78,18 @@ def add(api: APIRouter, service: Service) -> None:
 
     @api.get("/tags", response_model=None)
     async def tags(request: Request) -> Record:
-        """The models that can be asked for."""
+        """List the models that the key may use."""
         return {"models": [_listed(info) for info in _visible(service, request)]}
 
     @api.get("/ps", response_model=None)
     async def running(request: Request) -> Record:
-        """The models that are loaded: all that can be asked for."""
+        """List the loaded models: all that the key may use."""
         listed = [_listed(info) for info in _visible(service, request)]
         return {"models": [{**each, "size_vram": 0, "expires_at": now()} for each in listed]}
 
     @api.post("/show", response_model=None)
     async def show(body: NamedBody, request: Request) -> Record:
-        """What is known of a model."""
+        """Describe a model. Raises ApiError with 404 for an unknown one."""
         name = _name(service, request, body.model or body.name)
         found = next((info for info in _visible(service, request) if info.id == name), None)
         if found is None:
@@ -103,14 +103,14 @@ def add(api: APIRouter, service: Service) -> None:
 
     @api.get("/version", response_model=None)
     async def version() -> Record:
-        """The version of this server."""
+        """Return the version of this server."""
         return {"version": __version__}
 
 
 async def _vectors(
     service: Service, request: Request, body: EmbeddingRequest, shape: EmbeddingShape, started: int | None
 ) -> Response:
-    """The vectors in Ollama's shape. `started`: None for the older form with one vector."""
+    """Return vectors in Ollama's shape. `started`: time in ns; None for the older form with one vector."""
     tenant = tenant_of(request)
     wanted = replace(embedding(body), tenant=tenant, priority=max(0, tenant.priority))
 
@@ -132,7 +132,7 @@ def _visible(service: Service, request: Request) -> list[ModelInfo]:
 
 
 def _name(service: Service, request: Request, given: str | None) -> str:
-    """The model that is meant: by its name, with Ollama's tag or without."""
+    """The name of the requested model, without Ollama's tag where only the bare name is known."""
     model = service.named(given, tenant_of(request))
     known = {info.id for info in _visible(service, request)}
     bare = model.removesuffix(LATEST)
@@ -140,7 +140,7 @@ def _name(service: Service, request: Request, given: str | None) -> str:
 
 
 def _loaded(service: Service, request: Request, given: str | None) -> Response:
-    """The answer to a request that only asks to have a model loaded."""
+    """Answer a request that only loads a model: all models are loaded already."""
     name = _name(service, request, given)
     said = {"role": "assistant", "content": ""}
     record = {"model": name, "created_at": now(), "message": said, "response": "", "done": True}

@@ -1,4 +1,4 @@
-"""Ollama's API: how an answer is written, as one record and as lines of JSON."""
+"""Ollama's API: the shape of an answer, as one record and as lines of JSON."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _DONE: dict[FinishReason, str] = {"length": "length"}
 
 
 class OllamaShape:
-    """An answer of /api/chat, or of /api/generate where `chat` is false.
+    """The shape of an answer of /api/chat, or of /api/generate where `chat` is False.
 
-    Calls are told whole: Ollama's clients read their arguments as an object.
+    Calls are sent whole: Ollama's clients read their arguments as an object.
     """
 
     media_type = NDJSON

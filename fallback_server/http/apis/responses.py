@@ -1,8 +1,8 @@
-"""OpenAI's Responses API: what may be asked, as a chat completion.
+"""OpenAI's Responses API: its requests, and their form as chat completions.
 
-Items become messages: a model's reasoning and its calls stand in the message of the answer that they belong
-to. Tools of a namespace are functions with both names in one. Types of tools and items that this server
-cannot run or read are skipped.
+Items become messages: a model's reasoning and calls become part of the message of their answer. Tools of a
+namespace become functions whose name joins both names. Types of tools and items that this server cannot run
+or read are skipped.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from nearfar.format.sizes import TOP_LOGPROBS
 ITEMS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
 TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 LOGPROBS = "message.output_text.logprobs"
-"""What `include` asks for that this server has."""
+"""The one value of `include` that this server supports."""
 PASSED = (
     "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
     "seed", "stop", "stream", "parallel_tool_calls", "priority", "cache_salt", "chat_template_kwargs",
 )  # fmt: skip
-"""Fields that a chat completion has under the same name."""
+"""Fields with the same name in a chat completion."""
 
 
 class InputPart(Strict):
-    """A part of an item's content: text, and where an upstream reads them, images and files."""
+    """A part of an item's content: text, or images and files for upstreams that read them."""
 
     place = "input.content."
     type: Annotated[str, Field(max_length=64)]
@@ -55,7 +55,7 @@ class InputPart(Strict):
 
     @property
     def chat(self) -> Record:
-        """The part as a chat completion has it; its own checks refuse what is no text."""
+        """The part in a chat completion's form, whose own checks reject other kinds."""
         if self.type in TEXTS:
             return {"type": "text", "text": self.text}
         if self.type == "refusal":
@@ -69,7 +69,7 @@ Parts = Annotated[list[InputPart], many(MAX_PARTS), few(MAX_PARTS)]
 
 
 def _content(given: str | list[InputPart]) -> str | list[Record]:
-    """The content of a chat's message: one text where there is nothing else."""
+    """Convert parts to the content of a chat message: one string where there is text alone."""
     if isinstance(given, str):
         return given
     parts = [part.chat for part in given]
@@ -79,7 +79,7 @@ def _content(given: str | list[InputPart]) -> str | list[Record]:
 
 
 class MessageItem(Strict):
-    """Something that was said."""
+    """A message of the conversation."""
 
     place = "input."
     type: Literal["message"] = "message"
@@ -103,7 +103,7 @@ class CallItem(Strict):
 
 
 class ResultItem(Strict):
-    """What a call gave."""
+    """The result of a call."""
 
     place = "input."
     type: Literal["function_call_output"]
@@ -114,7 +114,7 @@ class ResultItem(Strict):
 
 
 class ReasoningItem(Strict):
-    """What the model thought before an earlier answer."""
+    """The model's reasoning before an earlier answer."""
 
     place = "input."
     type: Literal["reasoning"]
@@ -126,7 +126,7 @@ class ReasoningItem(Strict):
 
 
 class ReferenceItem(Strict):
-    """An item of an earlier response by its id."""
+    """A reference to an item of an earlier response by its id; always rejected."""
 
     place = "input."
     type: Literal["item_reference"]
@@ -163,7 +163,7 @@ class FunctionTool(Strict):
     strict: bool | None = None
 
     def chat(self, namespace: str = "") -> Record:
-        """The tool as a chat completion has it."""
+        """Return the tool in a chat completion's form."""
         given = {"description": self.description, "parameters": self.parameters, "strict": self.strict}
         set_ = {name: value for name, value in given.items() if value is not None}
         return {"type": "function", "function": {"name": joined(namespace, self.name), **set_}}
@@ -197,7 +197,7 @@ class NamedFunction(Strict):
 
 
 class AllowedTools(Strict):
-    """Only these functions may be called."""
+    """The functions of which the model may call any; with mode "required" it must call one."""
 
     place = "tool_choice."
     type: Literal["allowed_tools"]
@@ -206,7 +206,7 @@ class AllowedTools(Strict):
 
 
 class TextFormat(Strict):
-    """What the answer must be."""
+    """The format of the answer: text, any JSON object, or a JSON schema."""
 
     place = "text.format."
     type: Literal["text", "json_object", "json_schema"]
@@ -217,7 +217,7 @@ class TextFormat(Strict):
 
     @property
     def chat(self) -> Record:
-        """The format as a chat completion has it."""
+        """The format in a chat completion's form."""
         if self.type != "json_schema":
             return {"type": self.type}
         given = {"schema": self.schema_, "description": self.description, "strict": self.strict}
@@ -227,7 +227,7 @@ class TextFormat(Strict):
 
 
 class TextOptions(Strict):
-    """How the text of an answer is to be."""
+    """The format and the verbosity of the answer's text."""
 
     place = "text."
     format: TextFormat | None = None
@@ -235,7 +235,7 @@ class TextOptions(Strict):
 
 
 class Reasoning(Strict):
-    """How much to think. Summaries are not made: the thoughts themselves are told."""
+    """The effort of thinking. Summaries are not made: the answer has the full reasoning."""
 
     place = "reasoning."
     effort: Annotated[str, Field(max_length=32)] | None = None
@@ -244,7 +244,7 @@ class Reasoning(Strict):
 
 
 class StreamOptions(Strict):
-    """What a stream may leave out: nothing is ever added to it here."""
+    """Options of a stream. The obfuscation that clients may turn off is never added here."""
 
     place = "stream_options."
     include_obfuscation: bool | None = None
@@ -314,7 +314,7 @@ class ResponseRequest(Strict):
 
     @property
     def functions(self) -> dict[str, tuple[str | None, str]]:
-        """The namespace and the name of each function, by the name that the model knows."""
+        """The namespace and the name of each function, by the joined name that the model sees."""
         found: dict[str, tuple[str | None, str]] = {}
         for tool in self.tools or ():
             if isinstance(tool, FunctionTool):
@@ -325,14 +325,16 @@ class ResponseRequest(Strict):
 
 
 def joined(namespace: str | None, name: str) -> str:
-    """The name under which a model knows a function of a namespace."""
+    """Return the name under which a model sees a function of a namespace."""
     if not namespace:
         return name
     return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"
 
 
 def chat_of(body: ResponseRequest, before: list[Record]) -> Record:
-    """The fields of a chat completion; `before`: the messages of the responses that this one follows."""
+    """Return the request as the fields of a chat completion. `before`: the messages of the earlier
+    responses.
+    """
     messages = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
     messages += [*before, *messages_of(body.input)]
     tools, choice = _tools(body)
@@ -353,7 +355,7 @@ def chat_of(body: ResponseRequest, before: list[Record]) -> Record:
 
 
 def messages_of(given: str | list[Any] | None) -> list[Record]:
-    """The messages that items make."""
+    """Convert items to messages of a chat."""
     if given is None or isinstance(given, str):
         return [{"role": "user", "content": given}] if given else []
     made: list[Record] = []
@@ -382,7 +384,7 @@ def messages_of(given: str | list[Any] | None) -> list[Record]:
 
 
 def _tools(body: ResponseRequest) -> tuple[list[Record], Any]:
-    """The tools and the choice among them as a chat completion has them."""
+    """Return the tools and the tool choice in a chat completion's form."""
     tools = list[Record]()
     for tool in body.tools or ():
         if isinstance(tool, FunctionTool):

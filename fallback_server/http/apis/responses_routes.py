@@ -18,7 +18,7 @@ from nearfar.fallback_server.http.errors import ApiError
 
 
 def add(api: APIRouter, service: Service, kept: KeptResponses | None) -> None:
-    """Add the routes to /v1. `kept`: where responses are stored, None: nowhere."""
+    """Add the routes to /v1. `kept`: the store of responses; None stores none."""
 
     @api.post("/responses", response_model=None)
     async def create(body: ResponseRequest, request: Request) -> Response:
@@ -48,18 +48,18 @@ def add(api: APIRouter, service: Service, kept: KeptResponses | None) -> None:
 
     @api.get("/responses/{name}", response_model=None)
     async def retrieve(name: str, request: Request) -> Record:
-        """A stored response."""
+        """Return a stored response."""
         return _store(kept).find(tenant_of(request), name).record
 
     @api.delete("/responses/{name}", response_model=None)
     async def delete(name: str, request: Request) -> Record:
-        """Forget a stored response."""
+        """Remove a stored response."""
         _store(kept).remove(tenant_of(request), name)
         return {"id": name, "object": "response", "deleted": True}
 
     @api.get("/responses/{name}/input_items", response_model=None)
     async def input_items(name: str, request: Request) -> Record:
-        """The items that a stored response answered, the newest first."""
+        """List the items that a stored response answered, the newest first."""
         items = _store(kept).find(tenant_of(request), name).items[::-1]
         first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
         return {
@@ -74,7 +74,7 @@ def _store(kept: KeptResponses | None) -> KeptResponses:
 
 
 def _before(kept: KeptResponses | None, request: Request, body: ResponseRequest) -> list[Record]:
-    """The messages of the responses that this one follows."""
+    """Return the messages of the responses that this request continues."""
     if body.previous_response_id is None:
         return []
     if kept is None:
@@ -88,7 +88,7 @@ def _before(kept: KeptResponses | None, request: Request, body: ResponseRequest)
 
 
 def _items(body: ResponseRequest) -> list[Record]:
-    """The items of a request, each with an id."""
+    """Return the items of a request, each with an id."""
     if isinstance(body.input, str):
         content = [{"type": "input_text", "text": body.input}]
         given: list[Record] = [{"type": "message", "role": "user", "content": content}]
@@ -98,13 +98,15 @@ def _items(body: ResponseRequest) -> list[Record]:
 
 
 def _said(record: Record) -> list[Record]:
-    """The message of an answer as a later request sends it back."""
+    """Return an answer's message in the form that a later request sends it back."""
     output: list[Any] = record["output"]
     return messages_of(ResponseRequest.model_validate({"input": _bare(output)}).input)
 
 
 def _bare(output: list[Any]) -> list[Record]:
-    """The items of a response without what only an answer has: annotations and log-probabilities."""
+    """Return a response's items without fields that requests do not have: ids, annotations,
+    log-probabilities.
+    """
     made: list[Record] = []
     for item in output:
         left = {name: value for name, value in item.items() if name not in ("id", "status")}

@@ -1,7 +1,7 @@
-"""OpenAI's Responses API: how an answer is written, as one response and as a stream of named events.
+"""OpenAI's Responses API: the shape of an answer, as one response and as a stream of named events.
 
-A response has items: reasoning, a message, calls. Each event of a stream has a sequence number, and what it
-begins it ends: an item is added, its parts and texts come in deltas, then text, part and item are told whole.
+A response has items: reasoning, a message, calls. Each event of a stream has a sequence number. An item is
+added, its parts and texts come in deltas, then text, part and item are sent again whole.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from nearfar.fallback_server.http.shapes import Record, content_logprobs
 from nearfar.fallback_server.http.streams import EVENTS, event
 
 _INCOMPLETE = {"length": "max_output_tokens", "content_filter": "content_filter", "abort": "cancelled"}
-"""Why a response is incomplete, by the reason for which its answer ended."""
+"""The reason in `incomplete_details`, by the answer's finish reason."""
 
 
 @dataclass
 class _Item:
-    """An item under way. `kind`: reasoning, message or function_call; `text`: what it says, or arguments."""
+    """An item under construction. `kind`: reasoning, message or function_call; `text`: its text, or a call's
+    arguments.
+    """
 
     kind: str
     index: int
@@ -53,14 +55,14 @@ class _Item:
 
     @property
     def part(self) -> Record:
-        """The part of a message that has its text, or of a reasoning item."""
+        """The content part with the text of a message or a reasoning item."""
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": self.text}
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}
 
 
 class ResponseShape:
-    """One response. `told` gets the whole record once the response has come to its end."""
+    """The shape of one response. `told` receives the whole record once the response has ended."""
 
     media_type = EVENTS
 
@@ -125,7 +127,7 @@ class ResponseShape:
         return made
 
     def _taken(self, piece: Piece) -> Iterator[tuple[str, Record]]:
-        """What a piece adds, as events; the items are kept up to date on the way."""
+        """Add a piece to the items, and yield its events."""
         if piece.reasoning:
             self._reasoned += piece.tokens
             yield from self._grown("reasoning", piece.reasoning)
@@ -177,7 +179,7 @@ class ResponseShape:
         }  # fmt: skip
 
     def _closed(self) -> Iterator[tuple[str, Record]]:
-        """The end of the open item, told whole."""
+        """Close the open item, and yield the events with its whole content."""
         item, self._open = self._open, None
         if item is None:
             return
@@ -230,7 +232,7 @@ def _id(prefix: str) -> str:
 
 
 def _echo(body: ResponseRequest, stored: bool) -> Mapping[str, Any]:
-    """What a response repeats of its request."""
+    """Return the fields of a response that repeat its request."""
     dumped = body.model_dump(exclude_none=True, by_alias=True)
     text = dumped.get("text") or {}
     reasoning = dumped.get("reasoning") or {}

@@ -1,4 +1,4 @@
-"""Tokens of a text or a conversation, and back: /tokenize and /detokenize, in vLLM's shapes."""
+"""/tokenize and /detokenize, in vLLM's shapes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class TokenizeRequest(Strict):
 
 
 class DetokenizeRequest(Strict):
-    """Tokens to be told as text."""
+    """/detokenize: tokens to convert to text."""
 
     model: ModelName = None
     tokens: Annotated[list[TokenId], many(MAX_PROMPT_TOKENS), few(MAX_PROMPT_TOKENS)]
@@ -59,7 +59,7 @@ def add(api: APIRouter, service: Service) -> None:
 
     @api.post("/tokenize", response_model=None)
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
-        """The tokens of a text or of a conversation."""
+        """Return the tokens of a text or of a conversation."""
         if body.messages is not None:
             dumped = body.model_dump(exclude_none=True, by_alias=True)
             names = ("messages", "tools", "continue_final_message", "chat_template_kwargs")
@@ -83,7 +83,7 @@ def add(api: APIRouter, service: Service) -> None:
 
     @api.post("/detokenize", response_model=None)
     async def detokenize(body: DetokenizeRequest, request: Request) -> Record:
-        """The text of tokens."""
+        """Return the text of tokens."""
         model = service.named(body.model, tenant_of(request))
         if model not in {info.id for info in service.engine.models()}:
             raise ApiError(404, f"there is no model {model!r:.100}", "model", "model_not_found")

@@ -1,5 +1,5 @@
-"""The CPU kernel for decode rows (`decode.cpp`), compiled when the engine starts, where a C++ compiler is
-found.
+"""The CPU kernel for decode rows (`decode.cpp`), compiled when the engine starts if there is a C++
+compiler.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import torch
 from nearfar.children import child_environment
 
 SOURCE = Path(__file__).with_name("decode.cpp")
-# Sums may be taken in any order. Not -ffast-math: it assumes that nothing is NaN, and as a link flag of older
-# GCCs it changes how the whole process treats denormal numbers.
+# Sums may be taken in any order. -ffast-math is not used: it assumes that nothing is NaN, and as a link flag
+# of older GCCs it changes how the whole process treats denormal numbers.
 MATH = ("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-fno-math-errno")
 FLAGS = ("-O3", "-march=native", *MATH, "-fopenmp", "-shared", "-fPIC", "-std=c++17")
 COMPILE_SECONDS = 120
@@ -45,7 +45,7 @@ class _Shape(ctypes.Structure):
 
 
 class NativeDecode:
-    """The compiled kernel. Its threads are those of PyTorch: both use the OpenMP library that PyTorch has
+    """The compiled kernel. It shares PyTorch's threads: both use the OpenMP library that PyTorch has
     loaded.
     """
 
@@ -73,7 +73,7 @@ class NativeDecode:
         window: int | None,
         out: torch.Tensor,
     ) -> None:
-        """Attend rows q [rows, heads, dim], one a sequence, to keys and values [pages, page_size, kv_heads,
+        """Attend rows q [rows, heads, dim], one per sequence, to keys and values [pages, page_size, kv_heads,
         dim].
 
         `pages` int64 [rows, width] and `lengths` int64 [rows] (at least 1); writes out [rows, heads,
@@ -101,7 +101,7 @@ class NativeDecode:
 
 
 def compile_decode() -> NativeDecode | None:
-    """Compile and load the kernel; None, with a line in the log, where that cannot be done."""
+    """Compile and load the kernel. Returns None, and logs why, where that fails."""
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:
         log.info("no C++ compiler: attention of decode rows goes the slower way, through PyTorch")

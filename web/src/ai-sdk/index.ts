@@ -17,9 +17,9 @@ import { prepare } from "./requests.js";
 
 export type { Answerer } from "../protocol/answerer.js";
 
-/** What the AI SDK is told of the model. */
+/** Options of the AI SDK's model. */
 export interface NearfarModelOptions {
-  /** What the AI SDK calls the model; by default the name of the one that the engine has. */
+  /** The model's id for the AI SDK; by default the name of the engine's model. */
   readonly modelId?: string;
 }
 

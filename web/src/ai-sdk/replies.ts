@@ -28,7 +28,7 @@ export function finishReasonOf(raw: string | null): LanguageModelV4FinishReason 
   return { unified: (raw !== null && REASONS[raw]) || "other", raw: raw ?? undefined };
 }
 
-/** A cloud behind a HybridClient may leave out what it will. */
+/** A cloud behind a HybridClient may leave out fields. */
 export function usageOf(usage: Usage | undefined): LanguageModelV4Usage {
   const { prompt_tokens: total, completion_tokens: written } = usage ?? {};
   const cached = usage?.prompt_tokens_details?.cached_tokens;

@@ -7,7 +7,7 @@ import {
 import type { ChatCompletionRequest, MessageParam, ToolCall } from "../protocol/openai.js";
 import { callOf, resultOf, toolsOf } from "./tools.js";
 
-/** The AI SDK's call as the engine's request, with what of it has no meaning here. */
+/** The engine request for an AI SDK call, plus warnings for ignored options. */
 export interface PreparedCall {
   readonly request: ChatCompletionRequest;
   readonly warnings: SharedV4Warning[];
@@ -74,7 +74,7 @@ function partName(part: { readonly type: string; readonly mediaType?: string }):
   return `a message's part of type ${part.type}${part.mediaType ? ` (${part.mediaType})` : ""}`;
 }
 
-/** As OpenAI's requests ask for JSON. */
+/** Converts a response format to OpenAI's fields. */
 function formatOf(format: LanguageModelV4CallOptions["responseFormat"]): object | undefined {
   if (format?.type !== "json") return undefined;
   const { schema, name = "response", description } = format;

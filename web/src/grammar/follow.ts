@@ -1,17 +1,17 @@
-/** A worker's life as the one that follows grammars: what it needs comes with the first word. */
+/** The entry of a worker that follows grammars; its code is loaded at the first message. */
 
 import type { FromGrammars, ToGrammars } from "./words.js";
 
-/** Answers words in the order in which they come; `load` loads what does so. */
+/** Answers messages in their order; `load` loads the code for that. */
 export type Follow = (tell: (word: FromGrammars) => void) => (word: ToGrammars) => void;
 
-/** What answers a word, or has no answer to it: `Follower`. */
+/** A class that answers a message, or has no answer to it: `Follower`. */
 type Answering = new () => { answer(word: ToGrammars): Promise<FromGrammars | null> };
 
 export function followWith(load: () => Promise<{ readonly Follower: Answering }>): Follow {
   return (tell) => {
     const follower = load().then(({ Follower }) => new Follower());
-    // The first word hears of it.
+    // The first message gets the error.
     follower.catch(() => undefined);
     let turn = Promise.resolve();
     return (word) => {

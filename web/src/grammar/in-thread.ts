@@ -4,7 +4,7 @@ import type { FromGrammars, GrammarPort } from "./words.js";
 export type { Follow };
 
 /**
- * Follows grammars in this very thread, for where no worker can be had: the thread waits meanwhile, and nothing
+ * Follows grammars in this thread, for where no worker is possible: the thread waits meanwhile, and nothing
  * ends a grammar that takes too long.
  */
 export function inThread(loading: Promise<Follow>): GrammarPort {

@@ -1,6 +1,6 @@
 /**
- * Follows grammars, in a worker of its own where one can be had: a compilation can be ended only with the
- * worker that it runs in, and masks are computed while the device runs.
+ * Follows grammars, in a separate worker where possible: a compilation can be ended only with its worker, and
+ * masks are computed while the device runs.
  */
 
 import type {
@@ -17,12 +17,12 @@ import { regexGrammar } from "./patterns.js";
 import { type Narrowing, narrowed } from "./schema.js";
 import type { FromGrammars, ToGrammars } from "./words.js";
 
-/** Compiled grammars that are kept. */
+/** Number of compiled grammars that are kept. */
 const KEPT = 16;
 
 type Library = Awaited<ReturnType<typeof loadLibrary>>;
 
-/** What answers a worker's words, in turn. */
+/** Answers a worker's messages, in order. */
 export class Follower {
   #library: Library | null = null;
   #compiler: GrammarCompiler | null = null;
@@ -30,7 +30,7 @@ export class Follower {
   readonly #kept = new Map<string, CompiledGrammar>();
   readonly #answers = new Map<number, { readonly matcher: GrammarMatcher; readonly ignoreEos: boolean }>();
 
-  /** The answer to a word; null where there is none. */
+  /** Returns the answer to a message; null where there is none. */
   async answer(word: ToGrammars): Promise<FromGrammars | null> {
     switch (word.type) {
       case "vocabulary":
@@ -135,7 +135,7 @@ function schemaGrammar(schema: unknown, narrowing?: Narrowing): string {
   return readable("json schema", () => ebnfOf(made));
 }
 
-/** RequestError with what `read` throws. */
+/** Runs `read`; its error becomes a RequestError. */
 function readable(what: string, read: () => string): string {
   try {
     return read();
@@ -148,7 +148,7 @@ function readable(what: string, read: () => string): string {
 /** A schema within a structural tag: `strict` and `param` are for our own narrowing. */
 type SchemaFormat = Extract<StructuralTagFormat, { type: "json_schema" }> & Narrowing;
 
-/** A part of a structural tag with grammars instead of schemas: the library would not narrow them. */
+/** Replaces the schemas in a part of a structural tag by grammars: the library would not narrow them. */
 function withGrammars(format: StructuralTagFormat): StructuralTagFormat {
   switch (format.type) {
     case "json_schema": {
@@ -168,7 +168,7 @@ function withGrammars(format: StructuralTagFormat): StructuralTagFormat {
   }
 }
 
-/** Whether WebAssembly may be compiled here: an empty module is. */
+/** Whether WebAssembly may be compiled here, tried with an empty module. */
 function mayCompile(): boolean {
   try {
     return new WebAssembly.Module(Uint8Array.of(0, 97, 115, 109, 1, 0, 0, 0)) instanceof WebAssembly.Module;

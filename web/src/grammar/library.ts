@@ -1,25 +1,25 @@
-/** @mlc-ai/web-xgrammar, with its WebAssembly inside, as scripts/grammars.mjs makes a module of it. */
+/** Loads @mlc-ai/web-xgrammar, which scripts/grammars.mjs makes into a module with its WebAssembly inside. */
 
 import { later } from "../protocol/errors.js";
 
 type Library = typeof import("@mlc-ai/web-xgrammar");
 
-/** What the library wrote last to the console: its reason, where it aborts. */
+/** The library's last console output: its reason where it aborts. */
 let said = "";
 
-/** Loads the library. One that aborts is no good afterwards: who begins anew has another. */
+/** Loads the library. An aborted instance is useless afterwards: a new start gets another one. */
 export async function loadLibrary(): Promise<Library> {
   const made = await later(() => import("@mlc-ai/web-xgrammar"), "its library");
   const { fresh } = made as unknown as { readonly fresh: () => Library };
   return fresh();
 }
 
-/** What the library does first: it keeps the console's functions as they are then. */
+/** Runs `first`, the library's first action, which captures the console's functions. */
 export async function listening<T>(first: () => Promise<T>): Promise<T> {
   const { error } = console;
   let isFirst = true;
   console.error = (...words: unknown[]) => {
-    // Until then it may be anybody's of this thread.
+    // Until then the output may be that of other code in this thread.
     if (isFirst) error.apply(console, words);
     else said = `${said}${words.join(" ")}\n`;
   };
@@ -31,7 +31,7 @@ export async function listening<T>(first: () => Promise<T>): Promise<T> {
   }
 }
 
-/** What the library has said since, without the names of its files. */
+/** The library's output since the last call, without the names of its files. */
 export function reasonOf(error: unknown): string {
   const lines = said.split("\n").filter((line) => line !== "" && !line.startsWith("Aborted"));
   said = "";

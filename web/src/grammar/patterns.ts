@@ -1,14 +1,15 @@
 /**
- * Which regular expressions in a JSON schema grammars keep to; patterns.py says the same of Python's parser.
+ * The regular expressions in a JSON schema that grammars can enforce; patterns.py has the same rules for
+ * Python's parser.
  *
- * A pattern is matched with the whole string. Its characters are written as they are, so those that JSON
+ * A pattern is matched with the whole string. Its characters are written unescaped, so characters that JSON
  * escapes are not among them.
  */
 
 const ESCAPED = "a quote, a backslash or a control character in it cannot be enforced";
 const ANCHOR = "^ and $ are only enforced at its ends, \\b nowhere";
 const FLAGS = "flags inside it are not taken";
-/** What a backslash and a letter stand for. */
+/** The characters for a backslash and a letter. */
 const CONTROLS: Readonly<Record<string, string>> = {
   n: "\n",
   t: "\t",
@@ -48,14 +49,14 @@ const CLASSES: Readonly<Record<string, readonly Range[]>> = {
   s: BLANKS,
   S: complement(BLANKS),
 };
-/** Halves of characters, which no text has. */
+/** Surrogates, which no text has. */
 const SURROGATES: Range = [0xd800, 0xdfff];
-/** What JSON does not write as it is: control characters, quotes, backslashes. */
+/** Characters that JSON escapes: control characters, quotes, backslashes. */
 const UNWRITTEN: readonly Range[] = [[0, 0x1f], [0x22, 0x22], [0x5c, 0x5c], SURROGATES];
-/** Characters beyond ASCII that are listed in place of a class. */
+/** Most characters beyond ASCII that are listed instead of a class. */
 const MOST_LISTED = 256;
 
-/** Why a pattern cannot be enforced; null: it can. */
+/** Why a pattern cannot be enforced; null if it can. */
 export function whyNot(pattern: unknown): string | null {
   if (typeof pattern !== "string") return "it must be a regular expression";
   try {
@@ -69,12 +70,15 @@ export function whyNot(pattern: unknown): string | null {
   }
 }
 
-/** Why it may take backtracking long to search for a pattern that `whyNot` has nothing against; or null. */
+/** Why backtracking may take long for a pattern that `whyNot` accepts; or null. */
 export function slow(pattern: string): string | null {
   return repeats(new Reader(pattern).branches()) <= 2 ? null : "beside properties it has too many repeats";
 }
 
-/** The texts that a regular expression matches from end to end, as a grammar. What it throws says why not. */
+/**
+ * The grammar of the texts that a regular expression matches from end to end. Throws an Error that says why
+ * it cannot be enforced.
+ */
 export function regexGrammar(pattern: string): string {
   ofWhole(new Reader(pattern).branches(), false);
   new RegExp(pattern, "u");
@@ -82,8 +86,8 @@ export function regexGrammar(pattern: string): string {
 }
 
 /**
- * What matches a pattern from end to end, as EBNF; what `whyNot` has nothing against. By default as JSON has it
- * between quotes.
+ * The EBNF of the texts that a pattern matches from end to end; the pattern must pass `whyNot`. By default as
+ * JSON writes them between quotes.
  */
 export function patternRule(pattern: string, unwritten: readonly Range[] = UNWRITTEN): string {
   const whole = (branches: Branches): string =>
@@ -149,7 +153,7 @@ export function complement(ranges: readonly Range[]): Range[] {
   return made;
 }
 
-/** How many follow each other. One that repeats more than a single character may take for ever. */
+/** The most repeats in a row. A pattern that repeats more than a single character may take for ever. */
 function repeats(branches: Branches): number {
   let count = 0;
   for (const node of branches.flat()) {
@@ -176,7 +180,7 @@ function ofSequence(nodes: Sequence, escaped: boolean): void {
   for (const node of nodes) ofNode(node, escaped);
 }
 
-/** `escaped`: what JSON escapes is refused. */
+/** Checks a node. `escaped`: characters that JSON escapes are rejected. */
 function ofNode(node: Node, escaped: boolean): void {
   if (node.is === "anchor") throw new Error(ANCHOR);
   if (escaped && node.is === "literal" && (node.char < " " || node.char === '"' || node.char === "\\"))
@@ -185,7 +189,7 @@ function ofNode(node: Node, escaped: boolean): void {
   if (node.is === "group") for (const branch of node.of) ofSequence(branch, escaped);
 }
 
-/** Reads a pattern. What it throws says why it cannot be enforced. */
+/** Parses a pattern. Its errors say why the pattern cannot be enforced. */
 class Reader {
   #at = 0;
 
@@ -286,7 +290,9 @@ class Reader {
     return { is: "literal", char };
   }
 
-  /** Quotes and backslashes are left out of classes, which is narrower; control characters are not. */
+  /**
+   * Parses a class. Quotes and backslashes are left out of it, which is narrower; control characters are not.
+   */
   #class(): Node {
     const negated = this.#take("^");
     const ranges: Range[] = [];

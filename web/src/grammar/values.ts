@@ -1,4 +1,4 @@
-/** Values of JSON as a schema's keywords have them. */
+/** Helpers for JSON values of a schema's keywords. */
 
 import type { RequestError } from "../protocol/errors.js";
 
@@ -8,7 +8,7 @@ export function isObject(value: unknown): value is Schema {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
-/** A value in a message, in short. */
+/** A value in a message, shortened. */
 export function shown(value: unknown): string {
   return (JSON.stringify(value) ?? String(value)).slice(0, 60);
 }
@@ -30,7 +30,7 @@ export function isOf(value: unknown, kind: string): boolean {
   }
 }
 
-/** Whether two values are the same, or, of lists and objects, might be: that is the safe side. */
+/** Whether two values are equal; lists and objects that might be equal count as equal, to be safe. */
 export function same(first: unknown, second: unknown): boolean {
   if (first === second) return true;
   if (Array.isArray(first) && Array.isArray(second))
@@ -40,13 +40,13 @@ export function same(first: unknown, second: unknown): boolean {
   return names.length === others.length && names.every((name) => same(first[name], second[name]));
 }
 
-/** Whether a whole number in it is so large that JSON.parse may have read another than was written. */
+/** Whether a value contains a whole number so large that JSON.parse may have changed it. */
 export function tooLarge(value: unknown): boolean {
   if (typeof value === "object" && value !== null) return Object.values(value).some(tooLarge);
   return Number.isInteger(value) && !Number.isSafeInteger(value);
 }
 
-/** The keywords' values, which must be numbers. */
+/** Returns the keywords' values, which must be numbers. */
 export function allNumbers(own: Schema, error: (what: string) => RequestError): Schema {
   for (const [key, value] of Object.entries(own))
     if (typeof value !== "number" || !Number.isFinite(value))
@@ -54,7 +54,7 @@ export function allNumbers(own: Schema, error: (what: string) => RequestError): 
   return own;
 }
 
-/** The keywords' values, which must be whole numbers. */
+/** Returns the keywords' values, which must be whole numbers. */
 export function counts(own: Schema, keys: readonly string[], error: (what: string) => RequestError): Schema {
   for (const key of keys) {
     const { [key]: value = 0 } = own;

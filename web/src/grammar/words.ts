@@ -1,4 +1,4 @@
-/** What the engine's worker and the worker of the grammars say to each other: a word, and its answer. */
+/** Messages between the engine's worker and the grammars' worker, and their answers. */
 
 import type { Grammar } from "../protocol/grammar.js";
 
@@ -7,11 +7,13 @@ export const GRAMMARS = "nearfar grammars";
 
 export type ToGrammars =
   /**
-   * The first word: each token's bytes, written as byte-level tokenizers write them ("" for a token that no
-   * text has), and the tokens that end an answer.
+   * The first message: each token's bytes, as byte-level tokenizers write them ("" for a token without text),
+   * and the tokens that end an answer.
    */
   | { readonly type: "vocabulary"; readonly pieces: readonly string[]; readonly ends: readonly number[] }
-  /** An answer begins, or goes on after `tokens`. `ignoreEos`: it ends only where nothing else is allowed. */
+  /**
+   * An answer begins, or continues after `tokens`. `ignoreEos`: it ends only where nothing else is allowed.
+   */
   | {
       readonly type: "start";
       readonly id: number;
@@ -20,18 +22,18 @@ export type ToGrammars =
       readonly tokens: readonly number[];
     }
   | { readonly type: "accept"; readonly id: number; readonly token: number }
-  /** The answer has ended. This alone has no answer. */
+  /** The answer has ended. Only this message has no answer. */
   | { readonly type: "close"; readonly id: number };
 
 export type FromGrammars =
   | { readonly type: "ready" }
   /** uint32 [ceil(vocab / 32)]: bit v % 32 of word v / 32 says whether token v may come next. */
   | { readonly type: "allowed"; readonly words: Uint32Array<ArrayBuffer> }
-  /** Nothing can follow. */
+  /** Nothing can follow the tokens. */
   | { readonly type: "complete" }
-  /** `broken`: the library has aborted, and this worker is not to be asked again. */
+  /** `broken`: the library has aborted, and this worker must not be used again. */
   | { readonly type: "refused"; readonly message: string; readonly broken: boolean }
-  /** No grammar can be followed here: the library cannot be had, or may not run. */
+  /** No grammar can be followed here: the library cannot be loaded, or may not run. */
   | { readonly type: "failed"; readonly message: string; readonly code: "unreachable" | "unsupported" };
 
 /** A worker of the grammars, as the engine's has it. */

@@ -1,10 +1,10 @@
 /**
- * What follows grammars, in one piece: for service workers, which cannot load it later. It is given to
- * `createEngine` or `shareEngine` of `nearfar/here`, as their option `grammars`.
+ * The code that follows grammars, in one piece: for service workers, which cannot load it later. Pass it to
+ * `createEngine` or `shareEngine` of `nearfar/here` as their option `grammars`.
  */
 
 import { type Follow, followWith } from "../grammar/follow.js";
 import { Follower } from "../grammar/index.js";
 
-/** What follows grammars, for `createEngine` and `shareEngine` of `nearfar/here`. */
+/** The code that follows grammars, for `createEngine` and `shareEngine` of `nearfar/here`. */
 export const grammars: Follow = followWith(async () => ({ Follower }));

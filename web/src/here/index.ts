@@ -15,7 +15,7 @@ import { engineHere, hosted } from "../worker/hosted.js";
 export * from "../page/exports.js";
 export type { Follow, SharePort };
 
-/** What a thread without workers may be given. */
+/** Options for a thread without workers. */
 export interface ShareOptions {
   /**
    * What follows grammars, for `response_format` and `tools`. Only service workers need it given, by a static
@@ -56,7 +56,7 @@ function hostOf(given: Follow | undefined): Host {
   return { spawn: null, grammars: given || !isServiceWorker() ? load : null, hardwareThreads: 1 };
 }
 
-/** Whether code has to be imported statically. */
+/** Whether code must be imported statically. */
 function isServiceWorker(): boolean {
   const { ServiceWorkerGlobalScope: Scope } = globalThis as { ServiceWorkerGlobalScope?: new () => object };
   return !!Scope && globalThis instanceof Scope;

@@ -1,4 +1,4 @@
-/** What is known of a model before it is loaded: where it is, and whether it would run here. */
+/** Facts about a model before it is loaded: where it is, and whether it would run here. */
 
 import { type Found, findArtifacts } from "../artifact/artifacts.js";
 import type { SealedManifest } from "../artifact/manifest.js";
@@ -25,30 +25,30 @@ export interface SupportOptions
   readonly signal?: AbortSignal;
 }
 
-/** What a load would come to. */
+/** The prediction of a load. */
 export interface Support {
   readonly supported: boolean;
-  /** Why this backend, or what lacks; for people. */
+  /** Why this backend, or what is missing; for people. */
   readonly reason: string;
-  /** What lacks, for programs (docs/errors.md); null where nothing does. */
+  /** What is missing, for programs (docs/errors.md); null where nothing is. */
   readonly code: ErrorCode | null;
-  /** Null where none can run it. */
+  /** The backend; null where none can run the model. */
   readonly backend: BackendName | null;
   /** The program that suits this device; a GPU with several may find another one quicker. */
   readonly program: string | null;
-  /** Tokens; 0 where nothing runs it. */
+  /** Context in tokens; 0 where nothing runs the model. */
   readonly contextLength: number;
   readonly kvBytes: number;
-  /** In the device's memory, and of the download. */
+  /** Bytes of the weights, in the device's memory and of the download. */
   readonly weightBytes: number;
   /**
    * Bytes of the first load: weights, tokenizer, and the bundle of the program. An artifact without bundles
    * adds kernels and plans, which are mostly far less.
    */
   readonly downloadBytes: number;
-  /** How long that takes; null where nothing tells how fast the way is. */
+  /** Predicted seconds of the download; null where the speed is unknown. */
   readonly downloadSeconds: number | null;
-  /** How long the browser compiles the program; null where none runs, or the manifest does not tell its size. */
+  /** Predicted seconds to compile the program; null where none runs, or the manifest has no size. */
   readonly compileSeconds: number | null;
   /** Seconds of the whole first load: WebGPU compiles while the weights come, WebAssembly before that. */
   readonly loadSeconds: number | null;
@@ -103,7 +103,7 @@ interface Planned {
   readonly compiling: Compiling | null;
 }
 
-/** As the load does it, without allocating; DeviceError where it could not. */
+/** Plans as the load does, without allocating; DeviceError where the load would fail. */
 async function planned(manifest: SealedManifest, options: SupportOptions): Promise<Planned> {
   const { kvMemory, contextLength } = options;
   const memory: MemoryOptions = { kvMemory, contextLength };

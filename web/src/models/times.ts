@@ -1,16 +1,18 @@
-/** How long a first load takes, by what earlier ones have measured, or by what can be known without one. */
+/** Predicts the time of a first load, from earlier measurements or from what is known without one. */
 
 import type { Manifest, Program } from "../artifact/manifest.js";
 import type { DeviceClass } from "../protocol/backends.js";
 import { compilingOn, measured, speedOf } from "../storage/measures.js";
 
-/** Bytes a second, and where that is from. */
+/** Bytes per second, and the source of the figure. */
 export interface Speed {
   readonly bytesPerSecond: number;
   readonly basis: "loads" | "manifest" | "connection";
 }
 
-/** A shorter answer comes in the first few packets, and tells nothing of what follows. */
+/**
+ * Least bytes of a measurement: a shorter response fits in the first few packets and does not show the speed.
+ */
 const LEAST_BYTES = 16_384;
 
 /**
@@ -48,7 +50,7 @@ export interface Compiling {
  */
 const GUESSED = { gpu: 1.5 / 57, software: 120 / 57 };
 
-/** What a GPU's load waits for: all kernels; that of a processor which plays one for those of the smallest step. */
+/** The kernels that a load waits for: all on a GPU, those of the smallest step on a software GPU. */
 export function compilingOf({ kernels, functions }: Program, { name, deviceClass }: Named): Compiling {
   const software = deviceClass === "software";
   const sizes = Math.max(1, ...Object.values(functions).map(({ length }) => length));
@@ -65,10 +67,15 @@ interface Named {
   readonly deviceClass: DeviceClass;
 }
 
-/** Bytes of WebAssembly a second: browsers' first compilers make tens of megabytes, phones less. */
+/**
+ * Bytes of WebAssembly compiled per second: browsers' first compilers reach tens of megabytes, phones less.
+ */
 const WASM_SPEED = 10e6;
 
-/** By the size of its pack; null in an artifact without packs, which does not tell it. */
+/**
+ * The compilation as predicted from the library's pack; null in an artifact without packs, whose size is
+ * unknown.
+ */
 export function compilingOfLibrary({ name }: Program, packs: Manifest["packs"]): Compiling | null {
   const pack = packs.find(({ program }) => program === name);
   return pack ? { seconds: pack.bytes / WASM_SPEED, isMeasured: false } : null;

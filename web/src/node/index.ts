@@ -14,7 +14,7 @@ import type { WorkerPort } from "../protocol/ports.js";
 
 export * from "../page/exports.js";
 
-/** What of a Worker of node:worker_threads an engine uses. */
+/** The used part of a Worker of node:worker_threads. */
 export interface NodeWorker {
   postMessage(message: unknown): void;
   on(event: "message" | "error" | "messageerror" | "exit", listener: (value: unknown) => void): unknown;

@@ -10,7 +10,7 @@ import { problemOf } from "./problem.js";
 
 export type { Answerer, Endpoint } from "../protocol/answerer.js";
 
-/** What `fetch` is to clients. */
+/** The type of `fetch` that clients take. */
 export type Fetch = (input: string | URL | Request, init?: RequestInit) => Promise<Response>;
 
 /**
@@ -76,7 +76,7 @@ async function bodyOf(request: Request): Promise<{ readonly stream?: unknown }> 
   return asked;
 }
 
-/** As the engine refuses, without its classes, which another entry may have another copy of. */
+/** An error like the engine's, without its classes, which another entry may have its own copy of. */
 function refused(message: string, param: string | null = null): Error {
   return Object.assign(new Error(message), { name: "RequestError", param });
 }

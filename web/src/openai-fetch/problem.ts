@@ -39,7 +39,7 @@ export function problemOf(error: unknown, known?: number): Problem {
   return {
     status,
     body,
-    // The engine has tried again itself where that helps.
+    // The engine has retried itself where that helps.
     response: () => Response.json(body, { status, headers: { "x-should-retry": "false" } }),
   };
 }

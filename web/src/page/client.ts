@@ -37,7 +37,7 @@ export async function createEngine(url: string | URL, options: EngineOptions = {
   return openEngine(start, modelUrl(url), options);
 }
 
-/** Has workers that `start` starts load the artifact at `url`: one now, and one at each `reload`. */
+/** Loads the artifact at `url` in a worker from `start`: now, and at each `reload`. */
 export async function openEngine(start: StartWorker, url: URL, options: EngineOptions): Promise<Engine> {
   checkEngineOptions(options);
   const open = async (signal: AbortSignal | undefined): Promise<Opened> => {
@@ -55,7 +55,7 @@ export async function openEngine(start: StartWorker, url: URL, options: EngineOp
   return new Engine(link, card, { open, contextPolicy: options.contextPolicy ?? "error" });
 }
 
-/** What `start` starts. Where nothing has come of that for `patience` seconds, what comes later is ended. */
+/** Runs `start`. If it takes longer than `patience` seconds, its late result is ended. */
 async function started(
   start: StartWorker,
   signal: AbortSignal | undefined,
@@ -87,7 +87,7 @@ async function started(
   }
 }
 
-/** Asks for storage that the browser does not clear by itself. Quietly: it is the browser's to decide. */
+/** Asks for permanent storage. It fails silently: the browser decides. */
 async function askToKeep(): Promise<void> {
   // Missing where there is no window, and in pages without https.
   const { storage } = (globalThis.navigator ?? {}) as { readonly storage?: Partial<StorageManager> };
@@ -105,9 +105,9 @@ interface EngineParts {
 }
 
 /**
- * The worker from its file, which is all that a strict Content-Security-Policy allows; where it does not
- * start, from a copy in the package, which development servers have: those that prebundle dependencies (Vite 6
- * and 7) leave worker.js behind.
+ * Starts the worker from its file, which is all that a strict Content-Security-Policy allows. If it does not
+ * start, uses a copy in the package, which development servers have: those that prebundle dependencies (Vite
+ * 6 and 7) leave worker.js behind.
  */
 export async function startWorker(signal: AbortSignal | undefined): Promise<Worker> {
   const worker = workerOfFile();
@@ -126,7 +126,7 @@ export async function startWorker(signal: AbortSignal | undefined): Promise<Work
 
 function workerOfFile(): Worker {
   try {
-    // Bundlers look for this very expression.
+    // Bundlers look for exactly this expression.
     return trusted(
       () => new Worker(new URL("./worker.js", import.meta.url), { type: "module", name: "nearfar" }),
     );
@@ -141,11 +141,11 @@ function workerOfFile(): Worker {
 
 function workerOf(code: string): Worker {
   const blob = URL.createObjectURL(new Blob([code], { type: "text/javascript" }));
-  // It keeps its address: the worker's threads and what follows grammars start from there.
+  // The blob keeps the worker's address: its threads and the grammars' worker start from there.
   return trusted(() => new Worker(blob, { type: "module", name: "nearfar" }));
 }
 
-/** Whether a worker says its first word before it fails. */
+/** Whether a worker sends its first message before it fails. */
 function starts(worker: Worker, signal: AbortSignal | undefined): Promise<boolean> {
   const settled = new AbortController();
   const once = { once: true, signal: settled.signal };
@@ -191,13 +191,13 @@ export class Engine {
     this.#link = link;
     this.#loaded = loaded;
     const { name } = loaded;
-    // Of the link that there is then: a reload gives another.
+    // Uses the present link: a reload gives another.
     const source: AnswerSource = { generate: (request) => this.#link.generate(request) };
     const prepare = (request: openai.ChatCompletionRequest): Prepared | Promise<Prepared> => {
       // What is no object at all is refused by prepareChat.
       const policy = request?.context_policy ?? this.parts?.contextPolicy ?? "error";
       const prepared = prepareChat(request, name);
-      // Most requests go in this very turn.
+      // Most requests are sent in this very turn.
       if (policy === "error") return prepared;
       const count = (prompt: Prompt): Promise<number> => this.#link.count(prompt);
       return fitContext(prepared, policy, this.model.contextLength, count);
@@ -209,7 +209,7 @@ export class Engine {
 
   /**
    * Settles with the reason once the engine has given up: its worker died or hangs, or the GPU was lost and
-   * could not be opened anew. Not by `dispose`. After `reload` it is another promise.
+   * could not be reopened. Does not settle by `dispose`. After `reload` it is another promise.
    */
   get lost(): Promise<NearfarError> {
     return this.#link.lost;
@@ -246,12 +246,12 @@ export class Engine {
     }
   }
 
-  /** The model; its context may get shorter where a lost GPU is opened anew. */
+  /** The model; its context may get shorter when a lost GPU is reopened. */
   get model(): ModelCard {
     return this.#link.card ?? this.#loaded;
   }
 
-  /** What the engine holds and how fast its last answer was. After `dispose`: what was left. */
+  /** The engine's state and the speed of its last answer. After `dispose`: the last state. */
   stats(): Promise<EngineStats> {
     return this.#link.stats();
   }
@@ -289,7 +289,7 @@ export class Engine {
     this.#stopReload();
     await this.#reloading?.catch(() => undefined);
     await closed;
-    // That of a reload that was done in this very moment.
+    // A reload may have finished in this very moment.
     await this.#link.close();
   }
 }

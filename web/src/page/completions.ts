@@ -4,15 +4,15 @@ import type { ChatCompletionRequest, RequestOptions, ToolCall } from "../protoco
 import type { Channel } from "./channel.js";
 import { type ReplyHead, type ReplyShape, usageOf, type WholeChoice } from "./replies.js";
 
-/** What `create` needs of the engine. */
+/** The part of the engine that `create` uses. */
 export interface AnswerSource {
   generate(request: GenerateRequest): { readonly events: Channel<AnswerEvent>; readonly abort: () => void };
 }
 
-/** A request taken apart: what goes to the worker beside the choices' number. */
+/** A parsed request: the message to the worker, without the choices' number. */
 export interface Prepared extends Pick<GenerateRequest, "prompt" | "logprobs" | "grammar"> {
   readonly options: RequestOptions;
-  /** Messages of the conversation that the context policy left out. */
+  /** Number of messages that the context policy left out. */
   readonly leftOut?: number;
 }
 
@@ -49,7 +49,10 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
     return this.#whole(answering);
   }
 
-  /** The chunks, which may be left before the first is read: a generator that has not begun ends nothing. */
+  /**
+   * Returns the chunks, which may be left before the first is read: a generator that has not begun ends
+   * nothing.
+   */
   #stream(answering: Answering, includeUsage: boolean): AsyncGenerator<Chunk> {
     let begun = false;
     const chunks = this.#chunks(answering, includeUsage, () => {
@@ -74,7 +77,7 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
 
   async #start(request: Req): Promise<Answering> {
     const prepared = this.prepare(request);
-    // At once where it can be: what is asked first is to reach the worker first.
+    // Synchronous where possible, so that the first request reaches the worker first.
     const {
       prompt,
       logprobs,
@@ -92,7 +95,7 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
       options: cloneable(options),
       ...(grammar && { grammar }),
     });
-    // One listener for the whole answer: it ends the wait that is on, if one is.
+    // One listener for the whole answer: it ends the pending wait.
     let interrupt = (): void => undefined;
     const onAbort = (): void => {
       stop();
@@ -112,7 +115,7 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
       if (event.event === "error") throw fromErrorRecord(event.error);
       return event;
     };
-    // The worker accepts or refuses first, so that a bad request rejects `create` and not the loop over its
+    // The worker first accepts or rejects, so that a bad request rejects `create` and not the loop over its
     // chunks.
     try {
       await next();
@@ -174,7 +177,7 @@ export class Completions<Req extends RequestOptions & { stream?: boolean | null 
   }
 }
 
-/** `addCall` takes what any server sends, and would be a file of its own. */
+/** Adds a part. `addCall` accepts what any server sends, and would be a separate file. */
 function addPart(calls: ToolCall[], { index, ...part }: CallPart): void {
   const call = calls[index];
   if (call) call.function.arguments += part.function.arguments;
@@ -185,13 +188,13 @@ function emptyChoice(): WholeChoice {
   return { text: "", reasoning: "", calls: [], scores: [], reason: "stop" };
 }
 
-/** The options that go to the worker, without those that stay on the page (an AbortSignal cannot be sent). */
+/** The options for the worker, without those that stay on the page (an AbortSignal cannot be sent). */
 function cloneable(
   options: RequestOptions & Pick<ChatCompletionRequest, "stream" | "context_policy">,
 ): GenerateRequest["options"] {
   const { signal: _signal, n: _n, stream: _stream, stream_options: _streamOptions, ...sampling } = options;
   const { model: _model, user: _user, context_policy: _policy, stop, logit_bias, ...rest } = sampling;
-  // Copies: those of a framework that watches its objects are proxies, which cannot be sent.
+  // Copied, because a framework that watches its objects gives proxies, which cannot be sent.
   return {
     ...rest,
     ...(stop != null && { stop: typeof stop === "string" ? stop : [...stop] }),

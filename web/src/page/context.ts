@@ -1,6 +1,4 @@
-/**
- * Conversations that outgrow the context: what is left out, by whole turns (tests/vectors/context holds it).
- */
+/** Conversations that exceed the context: whole turns are left out (tests/vectors/context tests it). */
 
 import { RequestError } from "../protocol/errors.js";
 import type { Prompt } from "../protocol/messages.js";
@@ -8,11 +6,13 @@ import type { ChatMessage, ContextPolicy, MessageParam } from "../protocol/opena
 import type { Prepared } from "./completions.js";
 import { checkedMessages } from "./conversation.js";
 
-/** Divisors of the context: the tokens of an answer whose request names no length, and of any answer at most. */
+/**
+ * Divisors of the context: tokens of an answer whose request has no length, and most tokens of any answer.
+ */
 const ANSWER_SHARE = 4;
 const MOST_SHARE = 2;
 
-/** Tokens that a prompt may have so that an answer of `maxTokens` has room. */
+/** Most tokens of a prompt that leave room for an answer of `maxTokens`. */
 export function promptLimit(contextLength: number, maxTokens: number | null): number {
   const most = Math.max(Math.floor(contextLength / MOST_SHARE), 1);
   return contextLength - Math.min(maxTokens ?? Math.ceil(contextLength / ANSWER_SHARE), most);
@@ -43,7 +43,7 @@ export function withoutTurns<M extends Pick<ChatMessage, "role">>(
   return [...messages.slice(0, begins[0]), ...messages.slice(begins[count] ?? messages.length)];
 }
 
-/** The fewest turns that must go for the rest to have at most `limit` tokens; all but the last at most. */
+/** The fewest turns to drop so that the rest has at most `limit` tokens; at most all but the last. */
 export async function turnsToDrop<M extends Pick<ChatMessage, "role">>(
   messages: readonly M[],
   limit: number,

@@ -6,7 +6,7 @@ import type { ChatMessage, MessageParam, ToolCall } from "../protocol/openai.js"
 import { isEmpty, isRecord, shown } from "./values.js";
 
 const COMMON = ["role", "content", "name"];
-/** What messages of these roles have beside that. */
+/** Additional fields of messages of these roles. */
 const MORE: Readonly<Record<string, readonly string[]>> = {
   assistant: ["tool_calls", "reasoning_content", "reasoning", "refusal"],
   tool: ["tool_call_id"],
@@ -73,7 +73,7 @@ function textOf(part: unknown, at: number, role: unknown, wrong: Wrong): string 
   );
 }
 
-/** Calls of an earlier answer; streams number them, which says nothing here. */
+/** Checks the calls of an earlier answer; the numbers that streams give them are ignored. */
 function checkedCalls(calls: unknown, wrong: Wrong): ToolCall[] {
   if (!Array.isArray(calls)) return wrong(`.tool_calls must be a list, not ${shown(calls)}`);
   return calls.map((call: unknown, at): ToolCall => {

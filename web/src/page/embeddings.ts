@@ -28,7 +28,7 @@ const KNOWN = {
   signal: SIGNAL,
 };
 
-/** What gives the states of last tokens. */
+/** The source of the embeddings. */
 interface Source {
   embed(inputs: EmbeddingInputs): { readonly events: Channel<AnswerEvent>; readonly abort: () => void };
 }

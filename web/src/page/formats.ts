@@ -1,11 +1,11 @@
-/** `response_format`: what an answer must match. formats.py takes and refuses the same. */
+/** `response_format`: the format of an answer. formats.py accepts and rejects the same. */
 
 import { type ErrorCode, RequestError } from "../protocol/errors.js";
 import { type Grammar, MAX_GRAMMAR } from "../protocol/grammar.js";
 import { isRecord, shown } from "./values.js";
 
 const PARAM = "response_format";
-/** What stands beside `type`. */
+/** The fields that each `type` allows. */
 const FIELDS: Readonly<Record<string, readonly string[]>> = {
   text: [],
   json_object: [],
@@ -15,7 +15,7 @@ const FIELDS: Readonly<Record<string, readonly string[]>> = {
 };
 const DESCRIPTION = ["name", "description", "schema", "strict"];
 
-/** The grammar that a response_format asks for; null: any text will do. What it says is checked in the worker. */
+/** The grammar of a response_format; null where any text is allowed. The worker checks its contents. */
 export function grammarOf(given: unknown): Grammar | null {
   const { type } = isRecord(given) ? given : {};
   if (!isRecord(given) || typeof type !== "string")

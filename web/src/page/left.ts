@@ -1,14 +1,14 @@
 /**
- * Loads whose page was closed or left meanwhile. The worker notes which program it tries, and whoever finds
- * that note later takes the program for the one that brought the tab down; a page that is left says here
- * that nothing was amiss. At once and without a promise: nothing else gets done while a page is left. Each
- * load has an entry of its own, so that pages that are left together do not overwrite each other's word.
+ * Notes loads whose page was closed or left. The worker stores which program it tries, and a later load that
+ * finds the note concludes that this program crashed the tab; a page that is left writes here that it did not
+ * crash. It writes synchronously, because nothing else completes while a page is left. Each load has its own
+ * entry, so that pages that are left together do not overwrite each other's.
  */
 
 const PREFIX = "nearfar.left.";
-/** The last ones: a load that nobody asks about any more need not be known. */
+/** Number of entries that are kept: older loads need not be known. */
 const MOST = 16;
-/** What a page says as it ends may come to other tabs later than that it has ended. */
+/** Milliseconds to wait: a page's last entry may reach other tabs after its lock is free. */
 const LAST_WORD_MS = 1000;
 
 /** Whether the page of a load that has ended was left. */
@@ -26,7 +26,7 @@ export async function hasLeft(load: string): Promise<boolean> {
   return isNoted(load);
 }
 
-/** Says that a load ends by nobody's fault. */
+/** Notes that a load ended without a crash. */
 export function noteLeft(load: string): void {
   try {
     localStorage.setItem(PREFIX + load, String(Date.now()));
@@ -35,13 +35,13 @@ export function noteLeft(load: string): void {
     const old = noted.sort((a, b) => when(b) - when(a)).slice(MOST);
     for (const key of old) localStorage.removeItem(key);
   } catch {
-    // Storage that is full or forbidden: one program less to choose from.
+    // Storage is full or forbidden: there will be one program less to choose from.
   }
 }
 
 /**
- * Says so when the page is left; returns what ends the watch. A page that nobody sees counts as left for as
- * long: the system may end it without a word.
+ * Notes when the page is left; returns what stops the watch. A hidden page counts as left while it is hidden:
+ * the system may end it without an event.
  */
 export function watchLeaving(load: string): () => void {
   const settled = new AbortController();
@@ -51,7 +51,7 @@ export function watchLeaving(load: string): () => void {
     else forget(load);
   };
   if (globalThis.document?.visibilityState === "hidden") noteLeft(load);
-  // Outside browsers nobody leaves.
+  // Outside browsers no page is left.
   globalThis.addEventListener?.("pagehide", () => noteLeft(load), { signal });
   globalThis.document?.addEventListener("visibilitychange", onVisibility, { signal });
   return () => settled.abort();

@@ -33,12 +33,12 @@ interface Waiter<T> {
   readonly reject: (error: Error) => void;
 }
 
-/** Seconds that a worker may say nothing while something is awaited of it. */
+/** Seconds that a worker may be silent while a reply is awaited. */
 export const PATIENCE = 120;
-/** How long a worker gets to say that its buffers are freed, before it is ended anyway. */
+/** Milliseconds that a worker gets to free its buffers, before it is terminated. */
 const DISPOSE_TIMEOUT_MS = 2000;
 
-/** The page's end of the line to the worker. */
+/** The page's end of the connection to the worker. */
 export class WorkerLink {
   readonly #answers = new Map<number, Channel<AnswerEvent>>();
   readonly #statsWaiting = new Map<number, Waiter<EngineStats>>();
@@ -57,7 +57,7 @@ export class WorkerLink {
   #meter: Meter | null = null;
   #pulse: Pulse | null = null;
   #tellLost: (reason: NearfarError) => void = () => undefined;
-  /** Settles where the worker has died, or has given the device up; never by `close`. */
+  /** Settles when the worker has died, or has given up the device; never by `close`. */
   readonly lost = new Promise<NearfarError>((resolve) => {
     this.#tellLost = resolve;
   });
@@ -66,11 +66,12 @@ export class WorkerLink {
     worker.addEventListener("message", ({ data }) => this.#receive(data));
     const onFailure = (why: string): void => this.#die(`The engine's worker failed: ${why}. ${this.#remedy}`);
     worker.addEventListener("error", ({ message }) => onFailure(message || "it did not start"));
-    // Workers tell of a message that cannot be read; whoever awaits it would wait for ever. Other ports need not.
+    // Workers report a message that cannot be read; otherwise its reader would wait for ever. Other ports
+    // need not report it.
     worker.addEventListener("messageerror" as "error", () => onFailure("one of its messages cannot be read"));
   }
 
-  /** What helps where the worker is no more. */
+  /** Advice for when the worker is gone. */
   get #remedy(): string {
     return `Load the model again${this.#card ? ": engine.reload()" : ""}.`;
   }
@@ -140,7 +141,7 @@ export class WorkerLink {
     return this.#hasDownloaded;
   }
 
-  /** What is known of the model now; null before it is loaded. */
+  /** The model's present card; null before it is loaded. */
   get card(): ModelCard | null {
     return this.#card;
   }
@@ -206,7 +207,7 @@ export class WorkerLink {
     });
   }
 
-  /** Ends the worker; what is still awaited, or asked later, ends with `reason`: the last one given. */
+  /** Ends the worker; pending and later requests fail with the last given `reason`. */
   close(reason: DeviceError = disposedError()): Promise<void> {
     if (this.#closed) this.#failure = toErrorRecord(reason);
     this.#closed ??= this.#close(reason);
@@ -226,7 +227,7 @@ export class WorkerLink {
       clearTimeout(timer);
     }
     this.#fail(reason);
-    // A process that ends while a worker does brings down the GPU's driver in Deno.
+    // In Deno, a process that ends while a worker does crashes the GPU's driver.
     await this.worker.terminate();
   }
 
@@ -294,7 +295,7 @@ export class WorkerLink {
     this.#fail(error);
   }
 
-  /** Whatever is still awaited will not come. */
+  /** Fails everything that is still awaited. */
   #fail(reason: DeviceError): void {
     this.#failure ??= toErrorRecord(reason);
     this.#pulse?.end();
@@ -309,7 +310,7 @@ export class WorkerLink {
     this.#onDisposed();
   }
 
-  /** RequestError for what cannot be sent: such a thing came from the caller. */
+  /** Sends a message. RequestError for one that cannot be sent, since such a value came from the caller. */
   #post(message: ToWorker): void {
     try {
       this.worker.postMessage(message);

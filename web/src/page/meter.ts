@@ -1,10 +1,10 @@
 import type { LoadStep, ModelCard } from "../protocol/messages.js";
 import { compilingOn, keepMeasure, speedOf } from "../storage/measures.js";
 
-/** Less than this comes in one piece, and tells of the way's length and not of its width. */
+/** Smaller downloads measure latency, not bandwidth. */
 const LEAST_BYTES = 65_536;
 
-/** From when to when something grew, and by how much. */
+/** The start, the end and the amount of a growth. */
 class Growth {
   #first: readonly [at: number, amount: number] | null = null;
   #last: readonly [at: number, amount: number] = [0, 0];
@@ -24,7 +24,7 @@ class Growth {
   }
 }
 
-/** How fast a first load goes, by what it tells: `isSupported` predicts others by it. */
+/** Measures the speed of a first load; `isSupported` uses it for predictions. */
 export class Meter {
   readonly #bytes = new Growth();
   readonly #kernels = new Growth();
@@ -34,7 +34,10 @@ export class Meter {
     if (step.phase === "kernels") this.#kernels.note(step.compiled);
   }
 
-  /** The load is done. One from the browser's storage says nothing: its kernels were compiled before. */
+  /**
+   * Stores the speeds at the end of the load. A load from the browser's storage measures nothing: its kernels
+   * were compiled before.
+   */
   keep(url: URL, { adapter }: ModelCard, hasDownloaded: boolean): void {
     if (!hasDownloaded) return;
     const [bytes, kernels] = [this.#bytes, this.#kernels];

@@ -1,4 +1,4 @@
-/** Options of engines, checked where they are given: a name or value that means nothing is refused. */
+/** Options of engines, checked where they are given: unknown names and senseless values are rejected. */
 
 import type { BackendName } from "../protocol/backends.js";
 import { RequestError } from "../protocol/errors.js";
@@ -7,14 +7,14 @@ import type { ContextPolicy } from "../protocol/openai.js";
 import type { WorkerPort } from "../protocol/ports.js";
 import { checkKinds, FLAG, type Kind, NUMBER, POLICY, SIGNAL, TEXT } from "./requests.js";
 
-/** How an engine loads, and what it tells meanwhile. */
+/** How an engine loads, and what it reports meanwhile. */
 export interface EngineOptions extends LoadSettings {
   /**
    * Called while the model is loading, and later of kernels that an answer waits for and of a GPU that is
    * opened anew.
    */
   readonly onProgress?: (progress: LoadProgress) => void;
-  /** Called for what is worth knowing but stops nothing; console.warn by default. */
+  /** Called with warnings that stop nothing; console.warn by default. */
   readonly onWarning?: (message: string) => void;
   /** Ends the loading, which rejects with its reason, and frees everything. */
   readonly signal?: AbortSignal;
@@ -22,16 +22,16 @@ export interface EngineOptions extends LoadSettings {
    * The engine's worker, for bundlers that need to make it themselves. It belongs to the engine from then on.
    */
   readonly worker?: () => WorkerPort | Promise<WorkerPort>;
-  /** What becomes of conversations that do not fit the context; "error" by default. */
+  /** What to do with conversations that do not fit the context; "error" by default. */
   readonly contextPolicy?: ContextPolicy;
   /**
-   * Whether the browser is asked to keep what it stores of this site for good (`navigator.storage.persist()`),
-   * once a model has been downloaded; true by default. Firefox asks the user, others decide by themselves.
+   * Whether to ask the browser to store this site's data permanently (`navigator.storage.persist()`), once a
+   * model has been downloaded; true by default. Firefox asks the user, others decide by themselves.
    */
   readonly persist?: boolean;
   /**
-   * Seconds that the worker may say nothing while something is awaited of it, before it is taken to hang; 120
-   * by default. A page that is frozen, or a machine that sleeps, does not count.
+   * Seconds that the worker may be silent while a reply is awaited, before it counts as hanging; 120 by
+   * default. Time in which the page is frozen, or the machine sleeps, does not count.
    */
   readonly patience?: number;
 }

@@ -1,16 +1,16 @@
 import type { Piece, RequestStats, TokenScore } from "../protocol/messages.js";
 import type * as openai from "../protocol/openai.js";
 
-/** Puts what the worker tells into OpenAI's shapes. */
+/** Converts the worker's messages to OpenAI's shapes. */
 
-/** What all replies to one request have in common. */
+/** The fields that all replies to one request share. */
 export interface ReplyHead {
   readonly id: string;
   readonly created: number;
   readonly model: string;
 }
 
-/** What makes chat completions and plain completions differ. */
+/** The difference between chat completions and plain completions. */
 export interface ReplyShape<Chunk, Whole> {
   /** The first chunk of each choice, where there is one. */
   opening(head: ReplyHead, index: number): Chunk | null;

@@ -1,6 +1,5 @@
 /**
- * OpenAI's requests, checked where they are made: what this engine does not do is refused by name, never left
- * out.
+ * Checks OpenAI's requests where they are made: unsupported parameters are rejected by name, never left out.
  */
 
 import { MAX_LISTED, MAX_VARIABLES, TOP_LOGPROBS } from "../format/constants.js";
@@ -13,8 +12,8 @@ import { checkedCalling } from "./tools.js";
 import { isFlag, isRecord, shown } from "./values.js";
 
 /**
- * A kind of value: what it is called, and whether a value is one. Ranges are checked beside the model, in the
- * worker.
+ * A kind of value: its name, and whether a value is one. Ranges are checked in the worker, where the model is
+ * known.
  */
 export type Kind = readonly [name: string, fits: (value: unknown) => boolean];
 
@@ -22,7 +21,7 @@ export const NUMBER: Kind = ["a number", (value) => typeof value === "number"];
 export const FLAG: Kind = ["true or false", (value) => typeof value === "boolean"];
 const COUNT: Kind = ["a whole number, at least 1", (value) => Number.isInteger(value) && Number(value) >= 1];
 export const TEXT: Kind = ["a string", (value) => typeof value === "string"];
-/** How many alternatives to give. Here, for the worker knows them by their name in chats. */
+/** How many alternatives to give. Checked here, because the worker knows it by its name in chats. */
 const RANKED: Kind = [
   `0 to ${TOP_LOGPROBS}`,
   (value) => Number.isInteger(value) && Number(value) >= 0 && Number(value) <= TOP_LOGPROBS,
@@ -45,7 +44,7 @@ const STREAM: Kind = [
     isRecord(value) &&
     Object.entries(value).every(([name, on]) => name === "include_usage" && isFlag(on ?? false)),
 ];
-/** By its shape: it may come from another realm, or from a library. */
+/** Checked by shape: it may come from another realm, or from a library. */
 export const SIGNAL: Kind = ["an AbortSignal", (value) => isRecord(value) && "aborted" in value];
 export const POLICY: Kind = [
   '"error", "truncate-oldest" or a function',
@@ -77,7 +76,7 @@ function isVariable(value: unknown): boolean {
 
 const COMMON = {
   model: TEXT,
-  /** Means something only to who is billed for many people's requests. */
+  /** Meaningful only to a service that bills many people. */
   user: TEXT,
   n: NUMBER,
   stream: FLAG,
@@ -116,7 +115,7 @@ const PROMPT: Kind = [
 ];
 const PLAIN = { ...COMMON, prompt: PROMPT, logprobs: RANKED, echo: FLAG, best_of: NUMBER };
 
-/** OpenAI's parameters that this engine lacks, with the values that ask for nothing. */
+/** OpenAI's parameters that this engine does not support, with the values that have no effect. */
 const LACKING: Readonly<Record<string, readonly unknown[]>> = {
   functions: ["[]"],
   function_call: ['"none"', '"auto"'],
@@ -131,10 +130,7 @@ const LACKING: Readonly<Record<string, readonly unknown[]>> = {
   best_of: ["1"],
 };
 
-/**
- * A chat request taken apart. `model`: the one that is loaded. Throws RequestError naming the first wrong
- * parameter.
- */
+/** Parses a chat request. `model`: the loaded one. Throws RequestError naming the first wrong parameter. */
 export function prepareChat(request: ChatCompletionRequest, model: string): Prepared {
   check(request, CHAT, model);
   const { max_completion_tokens, logprobs, top_logprobs, continue_final_message, ...others } = request;
@@ -161,7 +157,7 @@ export function prepareChat(request: ChatCompletionRequest, model: string): Prep
   };
 }
 
-/** A plain request taken apart, as above. */
+/** Parses a plain request, as above. */
 export function prepareText(request: CompletionRequest, model: string): Prepared {
   check(request, PLAIN, model);
   const { prompt, logprobs, response_format, echo, best_of, ...options } = request;
@@ -189,7 +185,7 @@ export function prepareText(request: CompletionRequest, model: string): Prepared
   };
 }
 
-/** Refuses unknown names, wrong types, and another model than the one that is loaded. */
+/** Rejects unknown names, wrong types, and a model other than the loaded one. */
 export function check(request: object, known: Readonly<Record<string, Kind>>, model: string): void {
   checkKinds(request, known, "a request", (name, value) => refuse(name, value, Object.keys(known)));
   if (!isRecord(request)) return;

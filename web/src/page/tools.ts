@@ -7,7 +7,7 @@ import type { ChatCompletionRequest, FunctionTool } from "../protocol/openai.js"
 import { mayBeObject } from "../protocol/parameters.js";
 import { isRecord, shown } from "./values.js";
 
-/** Characters of all tools as JSON. */
+/** Most characters of all tools as JSON. */
 const MOST_TEXT = 65_536;
 const NAME = /^[a-zA-Z0-9_.-]{1,64}$/;
 

@@ -1,4 +1,4 @@
-/** Values of any kind, as callers give them. */
+/** Helpers for values of any kind, as callers give them. */
 
 export function isRecord(value: unknown): value is Record<string, unknown> {
   return typeof value === "object" && value !== null && !Array.isArray(value);
@@ -8,17 +8,17 @@ export function isFlag(value: unknown): boolean {
   return typeof value === "boolean";
 }
 
-/** What replies hold where there is nothing: `refusal: null`, `annotations: []`. */
+/** Whether a value is one of those that replies have for nothing: `refusal: null`, `annotations: []`. */
 export function isEmpty(value: unknown): boolean {
   return value == null || (Array.isArray(value) && value.length === 0);
 }
 
-/** A value in a message, in short. */
+/** A value in a message, shortened. */
 export function shown(value: unknown): string {
   try {
     return (JSON.stringify(value) ?? String(value)).slice(0, 80);
   } catch {
-    // A bigint, or an object that holds itself.
+    // A bigint, or an object that contains itself.
     return String(value).slice(0, 80);
   }
 }

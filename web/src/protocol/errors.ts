@@ -24,7 +24,7 @@ export type ErrorCode =
   | "no-route"
   | "internal";
 
-/** What goes with an error: its cause, and its code where the class has several. */
+/** The details of an error: its cause, and its code where the class has several. */
 export interface ErrorDetails {
   readonly cause?: unknown;
   readonly code?: ErrorCode;
@@ -41,7 +41,7 @@ export class NearfarError extends Error {
   }
 }
 
-/** How long a file of the package may take: behind a connection that has stalled none comes. */
+/** Milliseconds that a file of the package may take: over a stalled connection none comes. */
 const LIMIT_MS = 120_000;
 
 /**
@@ -90,14 +90,14 @@ export class DeviceError extends NearfarError {
   }
 }
 
-/** The driver gave the device up, and everything on it is gone. An engine opens it anew. */
+/** The driver gave up the device, and everything on it is gone. An engine reopens it. */
 export class DeviceLostError extends DeviceError {
   constructor(message: string, details?: ErrorDetails) {
     super(message, { code: "device-lost", ...details });
   }
 }
 
-/** There was no memory for what was asked of the device. An engine goes on with smaller steps. */
+/** There was no memory for the requested work on the device. An engine continues with smaller steps. */
 export class OutOfMemoryError extends DeviceError {
   constructor(message: string, details?: ErrorDetails) {
     super(message, { code: "out-of-memory", ...details });
@@ -140,14 +140,14 @@ export class RouteError extends NearfarError {
   }
 }
 
-/** The engine was given back; every call after that, and every answer that was under way, ends with this. */
+/** The error of every call, and of every pending answer, after the engine was disposed. */
 export function disposedError(): DeviceError {
   return new DeviceError("The engine was disposed. Create a new one.", { code: "disposed" });
 }
 
-/** What a load or an answer that `signal` aborts rejects with: its reason, as with fetch(). */
+/** The rejection of a load or an answer that `signal` aborts: its reason, as with fetch(). */
 export function abortReason(signal: AbortSignal | undefined): unknown {
-  // Browsers of WebAssembly's time may know no reasons yet.
+  // Browsers from the time of early WebAssembly may have no reasons yet.
   return signal?.reason ?? new DOMException("The operation was aborted.", "AbortError");
 }
 
@@ -156,12 +156,12 @@ export function throwIfAborted(signal: AbortSignal | undefined): void {
 }
 
 /**
- * A controller that `signal` aborts too. By hand where AbortSignal.any is missing, which is younger than
- * WebAssembly's vectors; Node warns of the eleventh listener of a signal.
+ * A controller that `signal` aborts too. It does not use AbortSignal.any, which is missing in browsers that
+ * have WebAssembly SIMD; Node warns of the eleventh listener of a signal.
  */
 export function linkedAbort(signal: AbortSignal | undefined): {
   readonly signal: AbortSignal;
-  /** Aborts, and lets go of `signal`. */
+  /** Aborts, and removes the listener from `signal`. */
   readonly stop: () => void;
 } {
   const controller = new AbortController();
@@ -178,7 +178,7 @@ export function linkedAbort(signal: AbortSignal | undefined): {
   return { signal: controller.signal, stop };
 }
 
-/** For what is told of an error that is not of this package. */
+/** The message for an error that is not from this package. */
 export function namedMessage(error: unknown): string {
   return error instanceof Error ? `${error.name}: ${error.message}` : String(error);
 }
@@ -222,7 +222,7 @@ export function fromErrorRecord({ kind, code, message, param, stack }: ErrorReco
   }
 }
 
-/** The known name that may be meant, as the end of a sentence; else the advice to leave the name out. */
+/** The closest known name, as the end of a sentence; else the advice to leave the name out. */
 export function meant(name: string, known: readonly string[]): string {
   const asked = letters(name);
   const close = known.find((one) => apart(asked, letters(one)) <= (asked.length > 5 ? 2 : 1));
@@ -233,7 +233,7 @@ function letters(name: string): string {
   return name.toLowerCase().replace(/[^a-z]/g, "");
 }
 
-/** How many letters must be put in, taken out or replaced to make one text of the other. */
+/** The edit distance: letters to insert, remove or replace to turn one text into the other. */
 function apart(from: string, to: string): number {
   let row = Array.from({ length: to.length + 1 }, (_, at) => at);
   for (const [above, letter] of [...from].entries()) {

@@ -10,9 +10,7 @@ import type {
   ToolCall,
 } from "./openai.js";
 
-/**
- * What page and worker say to each other. Every message is one of these unions, so that a switch covers all.
- */
+/** Messages between page and worker. Every message is one of these unions, so that a switch covers all. */
 
 export interface LoadSettings {
   readonly kvMemory?: number | undefined;
@@ -36,8 +34,8 @@ export interface LoadSettings {
 }
 
 /**
- * What runs the model, and why. `pinned`: it was asked for; `only`: the artifact is for nothing else; `gpu`:
- * there is one; `no-gpu`: there is none; `software`: a processor would play the GPU; `failed`: the GPU could
+ * The backend that runs the model, and why. `pinned`: requested; `only`: the artifact has no other; `gpu`:
+ * there is a GPU; `no-gpu`: there is none; `software`: there is only a software GPU; `failed`: the GPU could
  * not run it. `reason`: the same for people.
  */
 export interface BackendChoice {
@@ -47,17 +45,16 @@ export interface BackendChoice {
 }
 
 /**
- * Why a GPU runs the program that it does. `pinned`: it was asked for by name; `only`: no other would do;
- * `software`: a GPU that a processor plays, where nothing is tried; `timed`: just tried, the quickest, or the
- * one that suits the GPU's class where none is clearly quicker; `kept`: tried at an earlier load; `slow`:
- * trials would keep people waiting; `busy`: another tab was trying programs; `offline`: the files of the
- * others cannot be had now.
+ * Why a GPU runs its program. `pinned`: requested by name; `only`: no other can run; `software`: on a
+ * software GPU nothing is tried; `timed`: just tried, the quickest, or the one for the GPU's class where none
+ * is clearly quicker; `kept`: tried at an earlier load; `slow`: trials would keep people waiting; `busy`:
+ * another tab was trying programs; `offline`: the files of the others cannot be loaded now.
  */
 export type ChoiceReason = "pinned" | "only" | "software" | "timed" | "kept" | "slow" | "busy" | "offline";
 
 /** Which program of the artifact runs, and why that one. */
 export interface ProgramChoice {
-  /** The kind of GPU that this one is taken for; null where it is no GPU. */
+  /** The device class of this GPU; null where it is no GPU. */
   readonly deviceClass: DeviceClass | null;
   readonly why: ChoiceReason;
   /** What was measured at this load, by program. */
@@ -76,14 +73,16 @@ export interface StepTimes {
  */
 export type LoadProgress = LoadStep & { readonly fraction?: number };
 
-/** What a load is at. */
+/** A step of a load. */
 export type LoadStep =
   | { readonly phase: "manifest" }
-  /** This will run the model; told again where it cannot, and the other will. */
+  /** The backend that will run the model; sent again if it fails and the other one takes over. */
   | { readonly phase: "backend"; readonly backend: BackendChoice }
-  /** At the first load on a GPU: this program's steps are timed, in turn with those told before. */
+  /**
+   * At the first load on a GPU: this program's steps are timed, in turn with those of the programs before.
+   */
   | { readonly phase: "trying"; readonly program: string }
-  /** This program of the artifact will run; another is told after it where it fails. */
+  /** The program that will run; another one follows where it fails. */
   | { readonly phase: "program"; readonly program: string; readonly choice: ProgramChoice }
   /**
    * Bytes of the weights: `loaded` are on this machine, `cached` of them from the browser's storage; `verified`
@@ -109,12 +108,12 @@ export type LoadStep =
    * them, before a token comes, when none is read any more.
    */
   | { readonly phase: "prompt"; readonly read: number; readonly total: number }
-  /** After "ready": the GPU was lost, or had no memory for a step, and is opened anew, with the weights. */
+  /** After "ready": the GPU was lost, or had no memory for a step, and is reopened, with the weights. */
   | { readonly phase: "reopening" }
-  /** The device was opened again, and answers go on; there may be less room for a context than before. */
+  /** The device was reopened, and answers continue; there may be less room for a context than before. */
   | { readonly phase: "reopened"; readonly contextLength: number };
 
-/** What the page may show of a loaded model. */
+/** The facts about a loaded model for the page. */
 export interface ModelCard {
   readonly name: string;
   readonly architecture: string;
@@ -132,14 +131,14 @@ export interface ModelCard {
   readonly vocabSize: number;
   readonly weightBytes: number;
   readonly license: string | null;
-  /** What it does beside writing text, as `device_features` of nearfar/routing names it. */
+  /** Features in addition to writing text, as `device_features` of nearfar/routing names them. */
   readonly features: readonly ("logprobs" | "json_object" | "json_schema" | "grammar" | "tools")[];
 }
 
-/** What an engine holds, what it runs, and how fast it is. */
+/** The state of an engine, its program, and its speed. */
 export interface EngineStats {
   readonly backend: BackendChoice;
-  /** The program of the artifact that runs: the same text is promised of the same program only. */
+  /** The running program: equal requests give equal text only with the same program. */
   readonly program: string;
   readonly choice: ProgramChoice;
   readonly gpuBuffers: number;
@@ -157,13 +156,13 @@ export interface EngineStats {
   readonly contextLength: number;
   /** Rows of the largest step: fewer than the artifact has where there was no memory for them. */
   readonly largestStep: number;
-  /** How often the GPU was opened anew, after it was lost or had no memory for a step. */
+  /** How often the GPU was reopened, after it was lost or had no memory for a step. */
   readonly reopened: number;
   /** The request that finished last. */
   readonly last: AnswerStats | null;
 }
 
-/** What a request cost; times in milliseconds. */
+/** The cost of a request; times in milliseconds. */
 export interface RequestStats {
   readonly promptTokens: number;
   /** Tokens of the prompt that were found in the prefix cache. */
@@ -201,7 +200,7 @@ export interface LaunchCost {
   readonly weightBytes: number;
 }
 
-/** What a step's launches cost, in order, beside the wall time of the step without stamps. */
+/** The cost of a step's launches, in order, and the wall time of the step without timestamps. */
 export interface StepProfile {
   readonly program: string;
   readonly rows: number;
@@ -236,7 +235,7 @@ export type Prompt =
       readonly echo?: "before" | "alone";
     };
 
-/** What embeddings are made of: texts, or token ids. */
+/** The inputs of embeddings: texts, or token ids. */
 export type EmbeddingInputs = readonly (string | readonly number[])[];
 
 export interface GenerateRequest {
@@ -266,7 +265,7 @@ export type CallPart =
 export interface Piece {
   readonly text: string;
   readonly reasoning?: string;
-  /** At most one, for there are clients that do not add up two of one chunk. */
+  /** At most one, because some clients do not combine two of one chunk. */
   readonly call?: CallPart;
 }
 
@@ -302,13 +301,15 @@ export type ToWorker =
   | { readonly type: "count"; readonly id: number; readonly prompt: Prompt }
   | { readonly type: "profile"; readonly id: number; readonly options: ProfileOptions }
   | { readonly type: "dispose" }
-  /** The page has waited for a word for as long as it has patience. Of interest where others have the worker too. */
+  /**
+   * The page has waited for a message as long as its patience allows. Relevant where others share the worker.
+   */
   | { readonly type: "hangs" }
-  /** Asks for any word, to hear whether the worker lives. */
+  /** Requests any message, to see whether the worker lives. */
   | { readonly type: "ping" };
 
 export type FromWorker =
-  /** The worker's first word: its script has been found and runs. */
+  /** The worker's first message: its script was found and runs. */
   | { readonly type: "started" }
   | { readonly type: "pong" }
   | { readonly type: "progress"; readonly progress: LoadProgress }
@@ -317,9 +318,9 @@ export type FromWorker =
   | { readonly type: "whether left"; readonly load: string }
   | { readonly type: "loaded"; readonly card: ModelCard }
   | { readonly type: "failed"; readonly error: ErrorRecord }
-  /** What is known of the loaded model has changed: a device that was opened anew may have less room. */
+  /** The card of the loaded model has changed: a reopened device may have less room. */
   | { readonly type: "card"; readonly card: ModelCard }
-  /** The device was lost, and could not be opened anew. */
+  /** The device was lost and could not be reopened. */
   | { readonly type: "lost"; readonly error: ErrorRecord }
   | { readonly type: "answer"; readonly id: number; readonly answer: AnswerEvent }
   | { readonly type: "stats"; readonly id: number; readonly stats: EngineStats | ErrorRecord }
@@ -328,7 +329,7 @@ export type FromWorker =
   /** Everything is freed; no stats where nothing was loaded. */
   | { readonly type: "disposed"; readonly stats: EngineStats | null };
 
-/** What has one answer, or several of which one is the last. */
+/** The messages that get one answer, or several of which one is the last. */
 export type Question = Extract<
   ToWorker,
   { readonly type: "generate" | "embed" | "count" | "profile" | "stats" }

@@ -1,4 +1,4 @@
-/** Hears whether a worker lives while something is awaited of it. */
+/** Checks whether a worker lives while a reply is awaited. */
 
 /**
  * How often it is asked within the time that it may be silent. Each question counts once, however late its
@@ -7,26 +7,26 @@
 const QUESTIONS = 8;
 
 export interface PulseHooks {
-  /** Asks for a word; any word will do. */
+  /** Requests a message; any message will do. */
   readonly ask: () => void;
-  /** It has not answered for as long as it may take. */
+  /** Called when it has not answered within its time. */
   readonly silent: () => void;
 }
 
 export class Pulse {
   #timer: ReturnType<typeof setInterval> | null = null;
-  /** Questions' times since the last word. */
+  /** Number of requests since the last message. */
   #missed = 0;
   #asked = false;
 
-  /** `patience`: seconds of silence. `isAwaited`: whether a silence means anything. */
+  /** `patience`: seconds of silence. `isAwaited`: whether a silence matters. */
   constructor(
     private readonly patience: number,
     private readonly isAwaited: () => boolean,
     private readonly hooks: PulseHooks,
   ) {}
 
-  /** Something is awaited from now on, until nothing is. */
+  /** Starts to watch; stops when nothing is awaited any more. */
   watch(): void {
     if (this.#timer || !Number.isFinite(this.patience) || !this.isAwaited()) return;
     this.heard();
@@ -54,7 +54,7 @@ export class Pulse {
       return;
     }
     this.#missed += 1;
-    // One question at a time: a worker that computes finds one in its queue, not many.
+    // One request at a time: a busy worker finds one in its queue, not many.
     if (this.#asked) return;
     this.#asked = true;
     this.hooks.ask();

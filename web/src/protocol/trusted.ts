@@ -13,9 +13,9 @@ const POLICY = "nearfar";
 let policy: ReturnType<TrustedTypes["createPolicy"]> | null = null;
 
 /**
- * What `make` makes: a Worker of this package's own code. Where the page wants its URL trusted, it is by the
- * policy "nearfar". Bundlers must find `new Worker(new URL(…))` as it is, so it is the constructor that
- * trusts, for the time of the call.
+ * Runs `make`, which makes a Worker of this package's code. On a page that enforces Trusted Types, the policy
+ * "nearfar" trusts its URL. Bundlers must find `new Worker(new URL(…))` unchanged, so `Worker` is replaced
+ * during this call by a subclass that makes a trusted URL.
  */
 export function trusted(make: () => Worker): Worker {
   const scope = globalThis as typeof globalThis & { readonly trustedTypes?: TrustedTypes };

@@ -1,4 +1,4 @@
-/** One answer on its way: drives the hand-over table through the sides, and shows what it says. */
+/** One answer: drives the hand-over table with the events of the sides, and shows the pieces. */
 
 import {
   abortReason,
@@ -54,7 +54,7 @@ export class Answer {
   /** Text and tokens that the caller has. */
   #text = "";
   #count = 0;
-  /** Attempts that gave something, and what the last one says that it used. */
+  /** Attempts that gave something, and the usage that the last one reports. */
   #parts = 0;
   #usage: Usage | null = null;
   #spent = 0;
@@ -70,7 +70,7 @@ export class Answer {
     const { max_completion_tokens: _, ...rest } = request;
     const { decision, policy, ticket } = plan;
     const { max_tokens } = plan.request;
-    // The limit that the decision counted on.
+    // The limit on which the decision was based.
     this.#request = { ...rest, max_tokens };
     this.#ticket = ticket;
     const streamed = request.stream ?? false;
@@ -85,12 +85,12 @@ export class Answer {
     else signal?.addEventListener("abort", abort, { once: true, signal: this.#controller.signal });
   }
 
-  /** Ends the answer, whether somebody reads it or not: what it held is given back at once. */
+  /** Ends the answer, whether somebody reads it or not: what it holds is released at once. */
   abort(signal?: AbortSignal): void {
     this.#end(null, abortReason(signal));
   }
 
-  /** Where the answer comes from, as far as it is known; whole with its last chunk. */
+  /** The sides and reasons of the answer, as far as they are known; complete with its last chunk. */
   get info(): RouteInfo {
     const { decision, would, id } = this.plan;
     const { path, reasons, degraded } = this.#state;
@@ -107,17 +107,14 @@ export class Answer {
     };
   }
 
-  /** Tokens of the whole answer, wherever its parts came from. */
+  /** Tokens of the whole answer, from all its parts. */
   get usage(): Usage {
     if (this.#usage && this.#parts === 1) return this.#usage;
     const { prompt_tokens } = this.plan.request;
     return { prompt_tokens, completion_tokens: this.#count, total_tokens: prompt_tokens + this.#count };
   }
 
-  /**
-   * The chunks. The last one ends the answer; after it comes one with the usage, where the request asks for
-   * that.
-   */
+  /** The chunks. The last one ends the answer; a chunk with the usage follows where the request wants it. */
   async *chunks(): AsyncGenerator<Chunk> {
     let failure: unknown = null;
     try {
@@ -159,7 +156,7 @@ export class Answer {
     return this.#state.phase === "over";
   }
 
-  // What the table says is done.
+  // Performing the table's actions.
 
   #showing(action: Action, piece: Piece | null): readonly Piece[] {
     if (action.do !== "show" && action.do !== "show_held") return [];
@@ -168,7 +165,7 @@ export class Answer {
     return action.do === "show" && piece ? [...held, piece] : held;
   }
 
-  /** Does what is no showing. Asking the router gives an event. */
+  /** Runs every action except showing. Asking the router returns an event. */
   async #done(action: Action, piece: Piece | null): Promise<"admitted" | "barred" | null> {
     throwIfAborted(this.#signal);
     if (action.do === "hold" && piece) this.#held.push(piece);
@@ -195,7 +192,7 @@ export class Answer {
   }
 
   /**
-   * Settles a part once, and learns from it. It is charged for if it gave something, or may have begun to.
+   * Accounts for a part once, and learns from it. It is charged if it gave something, or may have begun to.
    */
   #settle(attempt: Attempt, outcome: Settled): void {
     const { ticket, count, usage } = attempt;
@@ -209,13 +206,13 @@ export class Answer {
     if (outcome === "ok") learn(this.router, attempt, used.prompt_tokens);
   }
 
-  /** Waits for a retry, if the policy and the budget have one left. */
+  /** Waits for a retry. Returns false where the policy or the budget has none left. */
   async #waited(): Promise<boolean> {
     const random = (this.router.options.random ?? Math.random)();
     const retryAfter = this.#error instanceof CloudError ? this.#error.retryAfter : null;
     const wait = backoff(this.#state.cloud_failures - 1, random, retryAfter, this.plan.policy.retry);
     if (wait === null || !this.router.retries.withdraw()) return false;
-    // A timer may come a millisecond early, and then the breaker still holds.
+    // A timer may fire a millisecond early, when the breaker still holds.
     await pause(wait + 0.002, this.#signal);
     return true;
   }
@@ -241,9 +238,12 @@ export class Answer {
     return new DeviceError(said, { code: error instanceof NearfarError ? error.code : "device-failed" });
   }
 
-  // What happens.
+  // Reading the events.
 
-  /** The next event: of the side that answers, or of the first of both, or that it is silent for too long. */
+  /**
+   * Waits for the next event of the answering side, or of the faster of two, or "silent" after too long
+   * without one.
+   */
   async #next(): Promise<Happened> {
     throwIfAborted(this.#signal);
     const { phase, side, raced, seen } = this.#state;
@@ -272,7 +272,7 @@ export class Answer {
     }
   }
 
-  /** What a side does next: a piece with something of the answer, or its end. */
+  /** The next event of a side: a piece with a part of the answer, or its end. */
   async #of(attempt: Attempt): Promise<Happened> {
     const { side } = attempt;
     try {
@@ -301,7 +301,7 @@ export class Answer {
       this.#error = error as Error;
       const param = String((error as { param?: unknown }).param);
       const known = Object.hasOwn(this.#request, param);
-      // An artifact without logprobs: the monitor wanted them, not the caller.
+      // The artifact has no logprobs, which only the monitor wanted, not the caller.
       const unwatched = watched && param === "logprobs" && !this.#request.logprobs;
       return { on: "refused", side, code: known ? param : null, unwatched };
     }
@@ -318,7 +318,7 @@ export class Answer {
     return tokens;
   }
 
-  // What is shown and noted on the way.
+  // Showing and recording.
 
   *#emit({ choices, model }: Piece): Generator<Chunk> {
     const [choice] = choices;
@@ -335,7 +335,7 @@ export class Answer {
     if (isUseful({ ...choice, logprobs, finish_reason: null })) yield this.#chunk({ delta, logprobs });
   }
 
-  /** The logprobs that the caller asked for; the monitor may have had more. */
+  /** The logprobs that the caller requested; the monitor may have had more. */
   #asked(logprobs: Logprobs | null): Logprobs | null {
     if (!this.#request.logprobs || !logprobs) return null;
     const most = this.#request.top_logprobs ?? 0;
@@ -352,8 +352,8 @@ export class Answer {
   }
 
   /**
-   * Once: ends both sides, gives back what is still held, writes the decision record. `left`: why, where the
-   * caller gave it up.
+   * Ends both sides once, releases what is held, writes the decision record. `left`: the reason, where the
+   * caller gave up.
    */
   #end(failure: unknown, left?: unknown): void {
     if (this.#ended) return;

@@ -1,4 +1,4 @@
-/** From the chunks of an answer to the whole of it. */
+/** Assembles a whole answer from its chunks. */
 
 import { addCall } from "../protocol/calls.js";
 import { CloudError } from "../protocol/errors.js";

@@ -1,4 +1,4 @@
-/** One side's part of an answer, as it is accounted for. */
+/** One side's part of an answer, for accounting. */
 
 import type { HandoverEvent } from "./handover.js";
 import { type Leg, type Piece, tokensIn } from "./leg.js";
@@ -7,7 +7,7 @@ import type { Ticket } from "./plan.js";
 import type { Router } from "./router.js";
 import type { Watch } from "./watch.js";
 
-/** One side's part, as it is accounted for. `task`: its next event, where it is awaited beside others. */
+/** One side's part, for accounting. `task`: its next event, when both sides are awaited. */
 export interface Attempt extends Leg {
   readonly ticket: Ticket;
   readonly watch: Watch | null;
@@ -26,13 +26,13 @@ export interface Happened {
   readonly piece: Piece | null;
 }
 
-/** One that begins now; `before`: tokens of the answer so far. */
+/** Makes an attempt that begins now. `before`: tokens of the answer so far. */
 export function attempt(leg: Leg, ticket: Ticket, watch: Watch | null, before: number): Attempt {
   const account = { before, count: 0, usage: null, asked: performance.now(), first: 0, last: 0 };
   return { ...leg, ...account, ticket, watch, task: null };
 }
 
-/** Notes a piece; how many tokens it has. */
+/** Records a piece; returns its number of tokens. */
 export function heard(attempt: Attempt, piece: Piece): number {
   attempt.usage = piece.usage ?? attempt.usage;
   const tokens = tokensIn(piece);
@@ -43,13 +43,13 @@ export function heard(attempt: Attempt, piece: Piece): number {
   return tokens;
 }
 
-/** Tokens as the side tells them, else as they were counted. `prompt`: tokens of the request. */
+/** The usage as the side reports it, else as counted. `prompt`: tokens of the request. */
 export function usedBy({ before, count, usage }: Attempt, prompt: number): Usage {
   const read = usage?.prompt_tokens ?? prompt + before;
   return usage ?? { prompt_tokens: read, completion_tokens: count, total_tokens: read + count };
 }
 
-/** What a part that ended well says of its side's speed; `prompt`: tokens that it read. */
+/** Updates the side's speed from a part that ended well. `prompt`: tokens that it read. */
 export function learn(
   router: Pick<Router, "speeds" | "warm">,
   { ticket: { side }, count, usage, asked, first, last }: Attempt,

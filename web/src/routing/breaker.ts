@@ -1,22 +1,21 @@
 /**
- * A circuit breaker for the cloud. Time is passed in (seconds on any clock that only goes forward); nothing
- * is random.
+ * A circuit breaker for the cloud. Callers pass the time (seconds on any monotonic clock); nothing is random.
  */
 
 import { type BreakerOptions, DEFAULT_POLICY } from "./policy.js";
 
 /**
- * What `begin` gives out and the end of the call gives back. Only a probe can close an open circuit, or keep
- * it open.
+ * The kind of a call: `begin` returns it, and the end of the call gives it back. Only a probe can close an
+ * open circuit, or keep it open.
  */
 export type Pass = "request" | "probe";
 
 /**
- * Opens after failures in a row; when its time is over lets one probe at a time through, and closes if that
- * is well.
+ * Opens after failures in a row. When its time is over, it admits one probe at a time, and closes if a probe
+ * succeeds.
  *
- * Apart from that the cloud may ask for silence (`hold`: a 429 with Retry-After): then it works, but nothing
- * is sent.
+ * In addition, the cloud may request a pause (`hold`: a 429 with Retry-After): then it counts as working, but
+ * no call is admitted.
  */
 export class Breaker {
   #failures = 0;
@@ -29,26 +28,26 @@ export class Breaker {
     this.#period = options.seconds;
   }
 
-  /** Half open: a probe may go, or is under way. */
+  /** The state. Half open means that a probe may start, or is under way. */
   state(now: number): "closed" | "half_open" | "open" {
     if (this.#opened === null) return "closed";
     return now - this.#opened >= this.#period ? "half_open" : "open";
   }
 
-  /** Whether a call may go now. */
+  /** Whether a call may start now. */
   allows(now: number): boolean {
     if (now < this.#heldUntil) return false;
     const state = this.state(now);
     return state === "closed" || (state === "half_open" && !this.#probing);
   }
 
-  /** Seconds until a call may go, as far as time alone decides; 0: now. */
+  /** Seconds until a call may start, as far as time alone decides; 0 means now. */
   retryAfter(now: number): number {
     const opens = this.#opened === null ? 0 : this.#opened + this.#period;
     return Math.max(opens - now, this.#heldUntil - now, 0);
   }
 
-  /** A call goes, and gives this back when it ends. Null: it may not go. */
+  /** Starts a call; its end gives the returned kind back. Null where the call may not start. */
   begin(now: number): Pass | null {
     if (!this.allows(now)) return null;
     if (this.state(now) === "closed") return "request";
@@ -56,7 +55,7 @@ export class Breaker {
     return "probe";
   }
 
-  /** A call was answered. A late answer from before the circuit opened says nothing of now. */
+  /** Records an answered call. A late answer from before the circuit opened changes nothing. */
   success(given: Pass): void {
     if (given !== "probe" && this.#opened !== null) return;
     this.#failures = 0;
@@ -76,12 +75,14 @@ export class Breaker {
     }
   }
 
-  /** A call ended without telling anything of the cloud: the caller left, or the request was refused. */
+  /**
+   * Records a call that ended without evidence about the cloud: the caller left, or the request was rejected.
+   */
   abandoned(given: Pass): void {
     if (given === "probe") this.#probing = false;
   }
 
-  /** The cloud asked to be left alone for so long. */
+  /** Admits no calls for `seconds`, as the cloud requested. */
   hold(now: number, seconds: number): void {
     this.#heldUntil = Math.max(this.#heldUntil, now + seconds);
   }

@@ -2,7 +2,7 @@
 
 import { type CalibrationOptions, DEFAULT_POLICY } from "./policy.js";
 
-/** What a threshold keeps from start to start. */
+/** The state of a threshold between visits. */
 export interface ThresholdRecord {
   readonly share: number;
   readonly threshold: number;
@@ -10,7 +10,7 @@ export interface ThresholdRecord {
 }
 
 /**
- * The (1 − `share`) quantile of the difficulties seen, estimated on the way (Robbins and Monro, 1951): each
+ * An online estimate of the (1 − `share`) quantile of the difficulties seen (Robbins and Monro, 1951): each
  * prompt above moves the threshold up by step·(1 − share), each below down by step·share. The step shrinks
  * with 1/√n to a floor.
  */
@@ -22,7 +22,7 @@ export class Threshold {
     public seen = 0,
   ) {}
 
-  /** Learns from a prompt that the threshold was asked about. Gives the new threshold. */
+  /** Learns from the difficulty of a prompt. Returns the new threshold. */
   observe(difficulty: number): number {
     this.seen += 1;
     const step = Math.max(this.options.floor, this.options.rate / Math.sqrt(this.seen));
@@ -35,7 +35,7 @@ export class Threshold {
     return { share: this.share, threshold: this.value, seen: this.seen };
   }
 
-  /** From what was kept. Another share begins anew from the threshold that was reached. */
+  /** Restores a kept state. Another share counts its steps anew, from the threshold that was reached. */
   static restored(
     data: Partial<ThresholdRecord>,
     share: number,
@@ -48,8 +48,8 @@ export class Threshold {
 }
 
 /**
- * The limit below which (strictly) that share of the values lies, rounded down to whole values. Needs at
- * least one.
+ * Returns the value at rank `share` of the sorted values: that fraction of them, rounded down, is below it.
+ * Needs at least one value.
  */
 export function limitFor(values: readonly number[], share: number): number {
   const ordered = [...values].sort((a, b) => a - b);

@@ -1,4 +1,4 @@
-/** A cloud's chunks, read as what they claim to be: nothing of another type gets into an answer. */
+/** Checks a cloud's chunks: no value of a wrong type gets into an answer. */
 
 import { CloudError } from "../protocol/errors.js";
 import type { Piece } from "./leg.js";
@@ -15,7 +15,7 @@ import type {
 type Fields = Readonly<Record<string, unknown>>;
 
 /**
- * The piece in a chunk of JSON. CloudError ("shape") where it has not OpenAI's shape, ("error") where it says
+ * Returns the piece in a chunk. CloudError ("shape") where it has not OpenAI's shape, ("error") where it is
  * an error.
  */
 export function pieceIn(value: unknown): Piece {
@@ -62,7 +62,7 @@ function callIn(value: unknown): ToolCallDelta {
   const call = fields(value, "a tool call");
   const { name, arguments: given } = fields(call["function"] ?? {}, "function");
   const index = whole(call["index"] ?? 0, "index");
-  // An index makes a list of that length.
+  // The index becomes the length of a list.
   if (index > 1000) throw shape("index");
   const id = text(call["id"], "id");
   const [called, args] = [text(name, "name"), text(given, "arguments")];

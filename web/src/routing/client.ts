@@ -22,7 +22,7 @@ export class HybridClient {
     this.chat = { completions: new HybridCompletions(this.#router) };
   }
 
-  /** The engine of the device; set it when it is loaded, or loaded again. */
+  /** The device's engine; set it when it is loaded, or loaded again. */
   get device(): DeviceEngine | null {
     return this.#router.device;
   }
@@ -31,7 +31,7 @@ export class HybridClient {
     this.#router.device = engine;
   }
 
-  /** Scores the difficulty of requests from now on. */
+  /** Sets the scorer of later requests' difficulty. */
   setDifficulty(scorer: Scorer | null): void {
     this.#router.scorer = scorer;
   }
@@ -82,8 +82,8 @@ export class HybridCompletions {
     const answer = new Answer(this.router, asked.request, plan);
     if (!request.stream) return assemble(answer);
     const chunks = answer.chunks();
-    // The first chunk here, so that a request that cannot be answered rejects `create` and not the loop over
-    // its chunks.
+    // Read the first chunk here, so that a request that cannot be answered rejects `create` and not the loop
+    // over its chunks.
     const first = await chunks.next();
     if (first.done) return chunks;
     const stream = preceded(first.value, chunks);
@@ -93,7 +93,8 @@ export class HybridCompletions {
 }
 
 /**
- * Answers whose stream nobody holds any more, so that nobody can end it: what they reserved is given back.
+ * Ends answers whose stream was garbage-collected, so that nobody can end them: their reservations are
+ * released.
  */
 const UNREAD = new FinalizationRegistry<Answer>((answer) => answer.abort());
 

@@ -9,15 +9,15 @@ import { events, textOf } from "./sse.js";
 import type { Feature } from "./types.js";
 import { within } from "./wait.js";
 
-/** Where the cloud is, and as whom it is asked. */
+/** The cloud's address and credentials. */
 export interface CloudOptions {
   /**
-   * As OpenAI's clients take it, such as `https://host/v1`; `/v1` may be left out where there is no other
-   * path.
+   * The address as OpenAI's clients take it, for example `https://host/v1`; `/v1` may be left out where there
+   * is no other path.
    */
   readonly baseURL: string;
   readonly apiKey?: string;
-  /** What the server calls the model; by default the first that it lists. */
+  /** The server's name of the model; by default the first that it lists. */
   readonly model?: string;
   readonly headers?: Readonly<Record<string, string>>;
   /**
@@ -25,16 +25,16 @@ export interface CloudOptions {
    * vLLM do).
    */
   readonly continues?: boolean;
-  /** Tokens of prompt and answer together; unknown by default. */
+  /** Most tokens of prompt and answer together; unknown by default. */
   readonly context?: number;
-  /** What the server can do; everything by default. */
+  /** Features of the server; all by default. */
   readonly features?: readonly Feature[];
   /** Seconds that the server's cache keeps a conversation; 300 by default. */
   readonly cache_seconds?: number;
-  /** Per million tokens, in the unit of the policy's budgets. */
+  /** Price per million tokens, in the unit of the policy's budgets. */
   readonly price_in?: number;
   readonly price_out?: number;
-  /** Instead of the global fetch. */
+  /** Replaces the global fetch. */
   readonly fetch?: typeof fetch;
 }
 
@@ -50,7 +50,7 @@ export const ALL_FEATURES: readonly Feature[] = [
 
 const HERE = globalThis.location?.href;
 
-/** Statuses that say the request is wrong, and not the server, the key or the moment. */
+/** Statuses of a wrong request, independent of the server, the key or the moment. */
 const REFUSED = [400, 413, 422];
 
 export class Cloud {
@@ -73,7 +73,7 @@ export class Cloud {
     this.#model = options.model || null;
   }
 
-  /** A server on this machine is there without a network, too. */
+  /** Whether the server is on this machine, and so reachable without a network. */
   get local(): boolean {
     return this.#loopback;
   }
@@ -83,8 +83,8 @@ export class Cloud {
   }
 
   /**
-   * The answer's pieces. Throws RequestError where the server refuses the request, CloudError where it fails
-   * or its stream ends early, or the signal's reason.
+   * Yields the answer's pieces. Throws RequestError where the server rejects the request, CloudError where it
+   * fails or its stream ends early, or the signal's reason.
    */
   async *stream(request: HybridRequest, signal: AbortSignal): AsyncGenerator<Piece> {
     const { signal: _, ...fields } = request;
@@ -147,14 +147,13 @@ export class Cloud {
         ...headers,
       },
       ...(body !== undefined && { body }),
-      // A redirect could carry key and prompt to a server that nobody chose.
+      // A redirect could send key and prompt to a server that nobody chose.
       redirect: "error",
       credentials: "omit",
       cache: "no-store",
       signal,
     });
-    // What the server answers with at once is its headers; a prompt's prefill comes before the first token,
-    // not before them.
+    // The headers come at once; the prefill delays the first token, not the headers.
     const seconds = this.timeouts.connect + (body === undefined ? 0 : this.timeouts.first_token);
     let response: Response;
     try {
@@ -166,7 +165,7 @@ export class Cloud {
     } catch (error) {
       throwIfAborted(signal);
       if (error instanceof CloudError) throw error;
-      // A browser says the same of a server that is down and of one that does not allow this page.
+      // A browser gives the same error for a server that is down and for one that does not allow this page.
       const hint = globalThis.location ? ". Does it allow this page's origin (nearfar serve --cors)?" : "";
       const message = `The cloud at ${this.#root} cannot be reached: ${said(error)}${hint}`;
       throw new CloudError(message, "connection", { cause: error });
@@ -176,7 +175,7 @@ export class Cloud {
   }
 }
 
-/** What an error response means: the request is wrong, or the cloud cannot answer it (now). */
+/** Converts an error response: the request is wrong, or the cloud cannot answer it (now). */
 async function refusal(response: Response, root: string): Promise<Error> {
   const text = await textOf(response.body).catch(() => "");
   let message = text.slice(0, 200) || response.statusText;
@@ -197,7 +196,7 @@ async function refusal(response: Response, root: string): Promise<Error> {
   });
 }
 
-/** Seconds, from a number of them or from a date. */
+/** Parses Retry-After, a number or a date, to seconds. */
 export function retryAfter(header: string | null, now = Date.now()): number | null {
   if (header === null || header.trim() === "") return null;
   const seconds = Number(header);

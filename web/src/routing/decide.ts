@@ -1,9 +1,8 @@
 /**
- * Device or cloud: a pure function of request, device, cloud and policy. Python has the same; both pass the
- * vectors.
+ * Chooses device or cloud: a pure function of request, device, cloud and policy. The Python version is the
+ * same; both pass the shared vectors.
  *
- * Order: what is impossible → budgets → is the device able → is it fast enough → power → where the cache is
- * warm → the device.
+ * Order of the rules: impossible → budgets → difficulty → speed → power → warm cache → the device.
  */
 
 import type { Policy } from "./policy.js";
@@ -19,7 +18,10 @@ import {
   type Side,
 } from "./types.js";
 
-/** Where a request goes, and why. Same arguments, same answer: no clock, no randomness. */
+/**
+ * Decides where a request goes, and why. Equal arguments give an equal decision: there is no clock and no
+ * randomness.
+ */
 export function decide(
   request: RouteRequest,
   device: DeviceState,
@@ -45,7 +47,7 @@ export function decide(
   };
 }
 
-/** Why each side cannot or may not answer; nothing where it can. */
+/** The reasons why each side cannot or must not answer; empty where it can. */
 export function blocksOf(
   request: RouteRequest,
   device: DeviceState,
@@ -64,7 +66,7 @@ function modeOf(request: RouteRequest, policy: Policy): Mode {
   return request.private ? "device_only" : (request.mode ?? policy.mode);
 }
 
-/** What the cloud charges for a prompt and its answer, in the policy's unit. */
+/** The cloud's price of a prompt and its answer, in the policy's unit. */
 export function costOf(
   promptTokens: number,
   answerTokens: number,
@@ -75,14 +77,14 @@ export function costOf(
   return (promptTokens * cloud.price_in + answerTokens * cloud.price_out) / 1e6;
 }
 
-/** Times on the device; null while its prefill speed is not known. */
+/** Predicts times on the device; null while its prefill speed is unknown. */
 export function predictDevice(request: RouteRequest, device: DeviceState): Prediction | null {
   if (!device.prefill_tps) return null;
   const fresh = Math.max(request.prompt_tokens - request.conversation.cached_device, 0);
   return prediction(device.queue_seconds + fresh / device.prefill_tps, request, device.decode_tps);
 }
 
-/** Times in the cloud; null while its round trip is not known. */
+/** Predicts times in the cloud; null while its round trip is unknown. */
 export function predictCloud(request: RouteRequest, cloud: CloudState): Prediction | null {
   if (cloud.round_trip === null) return null;
   const fresh = Math.max(request.prompt_tokens - request.conversation.cached_cloud, 0);
@@ -95,7 +97,7 @@ function prediction(ttft: number, request: RouteRequest, decodeTps: number | nul
   return { ttft, total: decodeTps ? ttft + answer / decodeTps : null };
 }
 
-/** Why the device cannot answer. */
+/** The reasons why the device cannot answer. */
 function deviceBlocks(request: RouteRequest, device: DeviceState, mode: Mode): Reason[] {
   const blocks = mode === "cloud_only" ? [reason("mode", "device", mode)] : [];
   if (!device.available) return [...blocks, reason("unavailable", "device", device.why)];
@@ -107,7 +109,7 @@ function deviceBlocks(request: RouteRequest, device: DeviceState, mode: Mode): R
   return [...blocks, ...lacking(request, "device", device.features)];
 }
 
-/** Why the cloud cannot answer, or may not. */
+/** The reasons why the cloud cannot, or must not, answer. */
 function cloudBlocks(request: RouteRequest, cloud: CloudState, mode: Mode): Reason[] {
   if (request.private) return [reason(request.quotes_private ? "private_quote" : "private", "cloud")];
   const blocks = mode === "device_only" ? [reason("mode", "cloud", mode)] : [];
@@ -126,7 +128,7 @@ function lacking(request: RouteRequest, side: Side, has: readonly string[]): Rea
   return [...missing].sort().map((feature) => reason("feature", side, feature));
 }
 
-/** Budgets that the call could exceed. Who asks for the cloud only gets it, and pays. */
+/** The budgets that the call could exceed. A cloud_only request is not bound by budgets. */
 function budgetBlocks(request: RouteRequest, cost: number, policy: Policy, mode: Mode): Reason[] {
   if (mode === "device_only" || mode === "cloud_only") return [];
   const blocks: Reason[] = [];
@@ -153,10 +155,10 @@ interface Wanted {
   readonly reasons: readonly Reason[];
 }
 
-/** Where the request should go if both sides could take it. */
+/** The side where the request should go if both could take it. */
 function wantedSide(given: Case): Wanted {
   const { mode, request, policy } = given;
-  // The other side's block says it all.
+  // The other side's block is the only reason.
   if (mode === "device_only") return { side: "device", reasons: [] };
   if (mode === "cloud_only") return { side: "cloud", reasons: [] };
   if (mode === "prefer_device") return { side: "device", reasons: [reason("preferred", "device", mode)] };
@@ -177,7 +179,9 @@ function wantedSide(given: Case): Wanted {
   return { side: "device", reasons: [reason("preferred", "device")] };
 }
 
-/** Objectives that the device misses and the cloud, as far as is known, comes nearer to. */
+/**
+ * The objectives that the device misses, where the cloud is expected to be faster or its speed is unknown.
+ */
 function slowness({ predicted: { device, cloud }, policy }: Case): Reason[] {
   if (device === null) return [];
   const reasons: Reason[] = [];
@@ -192,7 +196,7 @@ function slowness({ predicted: { device, cloud }, policy }: Case): Reason[] {
   return reasons;
 }
 
-/** What the device's battery asks for. */
+/** The reasons of the device's battery to use the cloud. */
 function powerNeeds(device: DeviceState, policy: Policy): Reason[] {
   if (device.charging) return [];
   const reasons: Reason[] = [];
@@ -203,8 +207,8 @@ function powerNeeds(device: DeviceState, policy: Policy): Reason[] {
 }
 
 /**
- * A conversation whose cache is warm in the cloud, and whose prefill on the device costs too much (or nobody
- * knows).
+ * The reason to stay in the cloud: the conversation's cache is warm there, and a prefill on the device takes
+ * too long or an unknown time.
  */
 function stickiness({ request, device, policy }: Case): Reason[] {
   const { last_route, cached_cloud, cached_device } = request.conversation;

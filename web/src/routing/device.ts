@@ -10,20 +10,20 @@ import { type HybridRequest, type Message, textOf } from "./openai.js";
 import type { Feature } from "./types.js";
 import { within } from "./wait.js";
 
-/** A device that says nothing any more. */
+/** A device that has fallen silent. */
 export class StalledError extends DeviceError {}
 
-/** Short, for reasons. */
+/** The kind of failure, for reasons. */
 export function failureOf(error: DeviceError): "stalled" | "lost" {
   return error instanceof StalledError ? "stalled" : "lost";
 }
 
-/** What of an engine is used; the one that `createEngine` gives has all of it. */
+/** The part of an engine that is used; the one from `createEngine` has all of it. */
 export interface DeviceEngine {
   readonly model: {
     readonly name: string;
     readonly contextLength: number;
-    /** What it does beside writing text; logprobs where it does not say. */
+    /** Features in addition to writing text; logprobs where it does not say. */
     readonly features?: readonly Feature[];
   };
   readonly chat: {
@@ -37,16 +37,16 @@ export interface DeviceEngine {
   stats?(): Promise<{ readonly freeTokens: number }>;
 }
 
-/** What of a request says how tools stand in its prompt. */
+/** The fields of a request that determine how tools appear in its prompt. */
 export type DeviceTools = Pick<ChatCompletionRequest, "tools" | "tool_choice" | "chat_template_kwargs">;
 
-/** How long a device may be silent before it is given up; seconds. */
+/** Seconds that a device may be silent before it is given up. */
 export interface DeviceTimeouts {
   readonly first_token: number;
   readonly between: number;
 }
 
-/** A question about the engine's state is not worth waiting longer for. */
+/** Seconds to wait for the engine's state. */
 const ASK_SECONDS = 0.5;
 
 /** The parameters of a request that an engine takes. */
@@ -75,8 +75,8 @@ const TAKEN = [
 ] as const;
 
 /**
- * The answer's pieces. Throws the engine's RequestError, a DeviceError when it fails or falls silent, or the
- * signal's reason.
+ * Yields the answer's pieces. Throws the engine's RequestError, a DeviceError when it fails or falls silent,
+ * or the signal's reason.
  */
 export async function* deviceStream(
   engine: DeviceEngine | null,
@@ -120,14 +120,14 @@ export async function* deviceStream(
     throwIfAborted(signal);
     throw isRequestError(error) || error instanceof DeviceError ? error : failed(error);
   } finally {
-    // Not awaited: a device that hangs does not end, either.
+    // Not awaited: a hanging device does not end.
     iterator?.return?.().catch(() => undefined);
   }
   throwIfAborted(signal);
   if (!complete) throw new DeviceError("The device's answer ended before it was whole.");
 }
 
-/** Tokens of the prompt; null where the engine cannot tell, or not at once. */
+/** Tokens of the prompt; null where the engine cannot count them, or not at once. */
 export async function countTokens(
   engine: DeviceEngine,
   { messages, tools, tool_choice, chat_template_kwargs }: HybridRequest,
@@ -137,7 +137,7 @@ export async function countTokens(
   return quickly(engine.countTokens(messages.map(asText), offered));
 }
 
-/** Tokens that fit the KV cache now; the context's length where the engine cannot tell. */
+/** Tokens that fit the KV cache now; the context's length where the engine does not know. */
 export async function freeTokens(engine: DeviceEngine): Promise<number> {
   const stats = engine.stats ? await quickly(engine.stats()) : null;
   return stats?.freeTokens ?? engine.model.contextLength;
@@ -147,12 +147,12 @@ async function quickly<T>(answer: Promise<T>): Promise<T | null> {
   try {
     return await within(answer, ASK_SECONDS, () => new DeviceError("The device is busy."));
   } catch {
-    // Whether it works at all is found out by asking it to answer.
+    // A request for an answer will show whether it works at all.
     return null;
   }
 }
 
-/** What the engine checks it checks itself. */
+/** Converts a message; the engine itself checks the rest. */
 function asText(message: Message): ChatMessage {
   const { role, name, tool_calls, tool_call_id, reasoning_content } = message;
   const more = Object.entries({ name, tool_calls, tool_call_id, reasoning_content });
@@ -160,7 +160,7 @@ function asText(message: Message): ChatMessage {
   return { ...given, role: role as ChatMessage["role"], content: textOf(message) };
 }
 
-/** By name: the engine may come from another copy of the package. */
+/** Checked by name: the engine may come from another copy of the package. */
 export function isRequestError(error: unknown): boolean {
   return error instanceof Error && error.name === "RequestError";
 }

@@ -4,7 +4,9 @@
  * ASCII, lengths in code points.
  */
 
-/** What scripts/train_difficulty.py writes; the build copies it to dist/routing/difficulty.json. */
+/**
+ * The model as scripts/train_difficulty.py writes it; the build copies it to dist/routing/difficulty.json.
+ */
 export interface DifficultyModel {
   readonly format: number;
   readonly categories: Readonly<Record<string, string>>;
@@ -37,10 +39,10 @@ type Features = Record<string, number>;
 type Tally = readonly number[];
 
 const FORMAT = 1;
-/** A prompt of more than 2 × HALF code points is read as its first and its last HALF. */
+/** Code points that are read at either end of a prompt longer than twice that. */
 const HALF = 4096;
 const CLIP = 4;
-/** A prompt of each kind, to learn which features such a prompt has. */
+/** A sample prompt of each kind, to find out which features it has. */
 const SAMPLES = { open: "", choice: "?\nA. 1\nB. 2" };
 /** A last message of fewer code points is read together with the user's message before it. */
 const SHORT = 80;
@@ -58,7 +60,7 @@ const CAPITAL = /(?<![A-Za-z])[A-Z][a-z]/gu;
 const CAPITALS = /(?<![A-Za-z])[A-Z]{2,}(?![A-Za-z])/gu;
 const EMPHASIS = /(?<![A-Za-z])(?:NOT|EXCEPT|LEAST|BEST|MOST)(?![A-Za-z])/u;
 
-/** Makes a scorer of a model, or of the address of one. Rejects with a message that names the address. */
+/** Makes a scorer from a model or its address. Rejects with a message that names the address. */
 export async function loadDifficulty(source: DifficultyModel | URL | string): Promise<Difficulty> {
   if (typeof source === "object" && !(source instanceof URL)) return scorer(source);
   const response = await fetch(source);
@@ -157,7 +159,7 @@ function features(
   };
 }
 
-/** How much there is to read and to keep in mind. */
+/** Features of the amount to read and to keep in mind. */
 function amount(stem: string, asked: readonly string[]): Features {
   const sentences = count(SENTENCE, stem);
   return {
@@ -169,7 +171,7 @@ function amount(stem: string, asked: readonly string[]): Features {
   };
 }
 
-/** What kind of work it is: 0, 1/2 for once, 1 for twice and more. */
+/** Features of the kind of work: 0, 1/2 for one occurrence, 1 for two or more. */
 function presence(stem: string, seen: Tally, categories: readonly string[]): Features {
   const found: Features = {};
   for (const [at, name] of categories.entries()) found[`has_${name}`] = twice(seen[at] ?? 0);
@@ -181,7 +183,7 @@ function presence(stem: string, seen: Tally, categories: readonly string[]): Fea
   return found;
 }
 
-/** Lengths, digits, signs and capitals of the whole. */
+/** Features of the whole text: lengths, digits, signs and capitals. */
 function shape(text: string, all: readonly string[]): Features {
   const letters = all.filter((word) => !digit(word));
   const [total, number, chars] = [
@@ -218,7 +220,7 @@ function shape(text: string, all: readonly string[]): Features {
   };
 }
 
-/** What there is to choose from: how long, how alike, how much of it figures. */
+/** Features of the options: their length, similarity, and share of numbers. */
 function optionFeatures(options: readonly string[], text: string, asked: readonly string[]): Features {
   const split = options.map(words);
   const sets = split.map((option) => new Set(option));
@@ -243,7 +245,7 @@ function optionFeatures(options: readonly string[], text: string, asked: readonl
   };
 }
 
-/** How many words of each category, and which share of all words. */
+/** The number of words of each category, and their share of all words. */
 function lexical(total: number, seen: Tally, categories: readonly string[]): Features {
   const found: Features = {};
   for (const [at, name] of categories.entries()) {
@@ -263,7 +265,7 @@ function tally(
   return seen;
 }
 
-/** Not toLowerCase of everything: that depends on the version of Unicode. */
+/** toLowerCase of everything would depend on the version of Unicode. */
 function lower(text: string): string {
   return text.replace(/[A-Z]+/g, (run) => run.toLowerCase());
 }
@@ -276,14 +278,14 @@ function count(pattern: RegExp, text: string): number {
   return text.match(pattern)?.length ?? 0;
 }
 
-/** How many of the characters are one of these (ASCII). */
+/** Counts how many of the characters are one of these (ASCII). */
 function signs(text: string, some: string): number {
   let found = 0;
   for (const sign of some) found += text.split(sign).length - 1;
   return found;
 }
 
-/** Code points. */
+/** The length in code points. */
 function length(text: string): number {
   let pairs = 0;
   for (let at = 1; at < text.length; at++) {

@@ -1,18 +1,18 @@
 /**
- * The hand-over as a table: (phase, event) → next state and actions. Python has the same; both replay the
- * same scripts.
+ * The hand-over as a table: (phase, event) → next state and actions. The Python version is the same; both
+ * replay the same scripts.
  *
- * Pure: no clock, no text, no I/O. A driver tells what happened and does what it is told: the router lets a
- * side take over or not, the side is asked, pieces are shown. What has been shown is never taken back; after
- * a finish nobody goes on.
+ * The table is pure: it has no clock, no text, no I/O. A driver reports events and performs the actions: it
+ * asks the router whether a side may take over, calls the side, shows pieces. What has been shown is never
+ * taken back; after a finish no side continues.
  */
 
 import type { Policy } from "./policy.js";
 import { type Decision, type Reason, reason, type Side } from "./types.js";
 
 /**
- * racing: both sides, nothing shown yet. asking: the router is asked whether a side may take over. finished:
- * the answer is whole, and its side still tells what it used.
+ * racing: both sides answer, nothing is shown yet. asking: the router decides whether a side may take over.
+ * finished: the answer is complete, and its side still reports its usage.
  */
 export type Phase = "idle" | "answering" | "racing" | "asking" | "finished" | "over";
 export type EventKind =
@@ -28,13 +28,14 @@ export type EventKind =
 export type SettledAs = "ok" | "failed" | "refused" | "left";
 type Why = "failed" | "refused" | "unwatched" | "low" | "hedge";
 
-/** Failures that no second try changes. */
+/** Codes of failures that a second try does not change. */
 const FINAL = ["401", "403", "404", "shape", "no_continuation"];
 
 /**
- * What does not change during an answer. `plain`: the text says all that another side must know to go on.
- * `watched`: the device's monitor may call the cloud; `restart`: to begin anew while nothing is shown;
- * `hold`: tokens that are held back for that. `hedge`: who is started too after `hedge_seconds` of silence.
+ * Settings that stay the same during an answer. `plain`: the text is all that another side must know to
+ * continue. `watched`: the device's monitor may escalate to the cloud; `restart`: the escalated answer begins
+ * anew while nothing is shown; `hold`: tokens that are held back for that. `hedge`: the side that is started
+ * in addition after `hedge_seconds` of silence.
  */
 export interface Rules {
   readonly max_tokens: number;
@@ -50,9 +51,9 @@ export interface Rules {
 }
 
 /**
- * What happened. piece: `tokens` of the answer (1), the last with a `finish`; `low`: why the monitor is
- * discontent with it. failed: `code` says how. refused: `code` is the parameter; "logprobs" that only the
- * monitor wanted are `unwatched`.
+ * An event. piece: `tokens` of the answer (1), the last one with a `finish`; `low`: why the monitor flagged
+ * it. failed: `code` is the kind of failure. refused: `code` is the rejected parameter; `unwatched`: only the
+ * monitor wanted the rejected logprobs.
  */
 export interface HandoverEvent {
   readonly on: EventKind;
@@ -66,9 +67,10 @@ export interface HandoverEvent {
 }
 
 /**
- * What to do: open a side; settle it (end its part and account for it); admit or retry it (ask the router,
- * after a wait; the answer is an event); hold the piece; show what is held and the piece; show_held; drop
- * what is held; finish (the answer ends without a side's word); fail (with the last error).
+ * An action of the driver: "open" starts a side; "settle" ends its part and accounts for it; "admit" and
+ * "retry" ask the router whether a side may take over, "retry" after a wait (the answer is an event); "hold"
+ * holds the piece back; "show" shows the held pieces and this one; "show_held" shows the held pieces; "drop"
+ * discards them; "finish" ends the answer without a finish from a side; "fail" throws the last error.
  */
 export type Action =
   | { readonly do: "open" | "admit" | "retry"; readonly side: Side }
@@ -77,8 +79,8 @@ export type Action =
   | { readonly do: "hold" | "show" | "show_held" | "drop" | "fail" };
 
 /**
- * An answer on its way. `shown`, `held`, `seen`: tokens that the caller has, that are held back, that this
- * part gave.
+ * The state of an answer. `shown`: tokens that the caller has; `held`: tokens that are held back; `seen`:
+ * tokens of the present part.
  */
 export interface State {
   readonly side: Side;
@@ -105,7 +107,7 @@ export interface State {
 type Next = readonly [State, readonly Action[]];
 type Row = (rules: Rules, state: State, event: HandoverEvent) => Next;
 
-/** The rules of one answer. A whole answer is shown at its end only, so all of it can be replaced. */
+/** Makes the rules of one answer. A whole answer is shown only at its end, so all of it can be replaced. */
 export function rulesOf(
   policy: Policy,
   decision: Decision,
@@ -134,7 +136,7 @@ export function rulesOf(
   };
 }
 
-/** Before the first event, which is start. */
+/** The state before the first event, which is "start". */
 export function begin(rules: Rules, side: Side, reasons: readonly Reason[] = [], degraded = false): State {
   return {
     side,
@@ -166,7 +168,10 @@ export function running({ phase, side, why }: State): readonly Side[] {
   return phase === "answering" || phase === "finished" || waits ? [side] : [];
 }
 
-/** The next state, and what is to be done. What the table does not have is late, and changes nothing. */
+/**
+ * Returns the next state and the actions. An event that the table does not have came late and changes
+ * nothing.
+ */
 export function step(rules: Rules, state: State, event: HandoverEvent): Next {
   const row = TABLE[state.phase][event.on];
   const alone = state.phase === "answering" || state.phase === "finished";
@@ -204,14 +209,19 @@ function shownOf(state: State): State {
   return { ...state, shown: state.shown + state.held, held: 0, path };
 }
 
-/** The monitor is discontent: the cloud, if it may. What is held is shown, unless it can be replaced. */
+/**
+ * The monitor flagged the answer: hand over to the cloud if allowed. Held pieces are shown, unless they can
+ * be replaced.
+ */
 function low(rules: Rules, before: State, pending: HandoverEvent, found: Reason): Next {
   const state = { ...before, watching: false, escalated: true, pending, reasons: [...before.reasons, found] };
   const kept = state.held > 0 && (state.shown > 0 || !rules.restart);
   return ask(rules, kept ? shownOf(state) : state, ["cloud"], "low", kept ? [{ do: "show_held" }] : []);
 }
 
-/** Who goes on: a device that failed is not asked again, a cloud that failed only as a retry. */
+/**
+ * A side failed: choose who continues. A failed device is not tried again, a failed cloud only as a retry.
+ */
 const failed: Row = (rules, before, { code }) => {
   const { side } = before;
   const actions: Action[] = [{ do: "settle", side, as: "failed" }, ...dropping(before)];
@@ -231,8 +241,8 @@ function order(rules: Rules, state: State, code: string): readonly Side[] {
 }
 
 /**
- * What the device refuses the cloud may take, if nothing is shown yet; what the cloud refuses is the
- * caller's.
+ * A side rejected the request. The cloud may take what the device rejects if nothing is shown yet; the
+ * cloud's rejection goes to the caller.
  */
 const refused: Row = (rules, before, event) => {
   const actions: Action[] = [{ do: "settle", side: before.side, as: "refused" }, ...dropping(before)];
@@ -249,8 +259,8 @@ const silent: Row = (rules, state) => {
 };
 
 /**
- * Asks for the first of the candidates. A private answer has no cloud among them, and one that cannot go on
- * has none.
+ * Asks the router for the first candidate. A private answer excludes the cloud, and an answer that cannot be
+ * continued has no candidates.
  */
 function ask(
   rules: Rules,
@@ -267,7 +277,7 @@ function ask(
   return [state, [...actions, { do: why === "failed" && side === state.side ? "retry" : "admit", side }]];
 }
 
-/** No side takes over: the one that is there goes on, if it can. */
+/** No side takes over: the present side continues, if it can. */
 function nobody(state: State, actions: readonly Action[] = []): Next {
   if (state.why === "hedge") return [{ ...state, phase: "answering" }, actions];
   if (state.why === "low" && state.pending) {
@@ -314,7 +324,7 @@ function open(rules: Rules, state: State, side: Side): Next {
   return [opened, [{ do: "open", side }]];
 }
 
-/** One side answers. */
+/** Makes one side the answering one. */
 function facing(rules: Rules, state: State, side: Side): State {
   const watching = side === "device" && rules.watched && !state.escalated;
   return { ...state, phase: "answering", side, watching };
@@ -327,7 +337,7 @@ const won: Row = (rules, state, event) => {
   return [after, [{ do: "settle", side: other(winner), as: "left" }, ...actions]];
 };
 
-/** One of the two is out of the race; the other goes on alone. */
+/** One of the two sides left the race; the other continues alone. */
 const fellOut: Row = (rules, state, event) => {
   const out = event.side ?? state.side;
   if (event.on === "refused") {
@@ -339,7 +349,7 @@ const fellOut: Row = (rules, state, event) => {
   return [after, [{ do: "settle", side: out, as: "failed" }]];
 };
 
-/** After the finish the answer is whole, however its stream ends. */
+/** After the finish the answer is complete, however its stream ends. */
 const whole: Row = (_, state) => [
   { ...state, phase: "over" },
   [{ do: "settle", side: state.side, as: "ok" }],
@@ -356,7 +366,7 @@ function counted(state: State, side: Side, code: string): State {
   return { ...state, reasons, [name]: state[name] + 1 };
 }
 
-/** Without what was held back, of which nobody knows. */
+/** Discards what was held back, which no one has seen. */
 function dropped(rules: Rules, state: State): State {
   return { ...state, held: 0, plain: state.shown > 0 ? state.plain : rules.plain };
 }

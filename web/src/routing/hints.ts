@@ -1,11 +1,11 @@
-/** What the platform tells of power and network. Browsers differ in what they tell; null is "not known". */
+/** The platform's hints on power and network. Browsers differ in what they report; null means unknown. */
 
 export interface Hints {
   readonly online: boolean;
   /** 0 to 1. */
   readonly battery: number | null;
   readonly charging: boolean | null;
-  /** The connection is paid by volume, or the person asked to save data. */
+  /** Whether the connection is paid by volume, or the person asked to save data. */
   readonly metered: boolean | null;
 }
 
@@ -21,7 +21,7 @@ interface Platform {
   getBattery?(): Promise<Battery>;
 }
 
-/** Reads the hints from the browser; the battery is asked for once and then keeps itself up to date. */
+/** Reads the hints from the browser; the battery is requested once and then updates itself. */
 export class PlatformHints {
   #battery: Battery | null = null;
 
@@ -33,7 +33,7 @@ export class PlatformHints {
       .then((battery) => {
         this.#battery = battery;
       })
-      // Refused by a permissions policy: then it stays unknown.
+      // A permissions policy refused it: then it stays unknown.
       .catch(() => undefined);
   }
 

@@ -1,9 +1,9 @@
-/** What the cloud has cost, by conversation and by day, in the policy's unit (tokens or money). */
+/** Accounts of the cloud's costs, by conversation and by day, in the policy's unit (tokens or money). */
 
-/** Conversations that are remembered; those used longest ago are forgotten first. */
+/** Conversations that are remembered; the least recently used are forgotten first. */
 export const REMEMBERED = 1000;
 
-/** What a ledger keeps from start to start. */
+/** The state of a ledger between visits. */
 export interface LedgerRecord {
   readonly day: string;
   readonly spent: number;
@@ -11,11 +11,10 @@ export interface LedgerRecord {
 }
 
 /**
- * Costs are reserved before a call, at their most, and settled after it: calls at once cannot exceed a budget
- * together.
+ * Costs are reserved before a call, at their maximum, and settled after it, so that simultaneous calls cannot
+ * exceed a budget together.
  *
- * Days are strings such as "2026-01-31"; a new one begins at 0. Reservations are no part of what is kept from
- * start to start.
+ * Days are strings like "2026-01-31"; a new day begins at 0. Reservations are not kept between visits.
  */
 export class Ledger {
   #day = "";
@@ -24,14 +23,14 @@ export class Ledger {
   readonly #conversations = new Map<string, number>();
   readonly #reserved = new Map<number, { readonly conversation: string | null; readonly cost: number }>();
 
-  /** What the day has cost, reservations included. */
+  /** The day's costs, reservations included. */
   spentDay(day: string): number {
     let sum = day === this.#day ? this.#spent : 0;
     for (const { cost } of this.#reserved.values()) sum += cost;
     return sum;
   }
 
-  /** What a conversation has cost, reservations included; without an id: nothing yet. */
+  /** A conversation's costs, reservations included; 0 without an id. */
   spentConversation(conversation: string | null): number {
     if (conversation === null) return 0;
     let sum = this.#conversations.get(conversation) ?? 0;
@@ -40,14 +39,14 @@ export class Ledger {
     return sum;
   }
 
-  /** Sets aside what a call may cost. Gives the number to settle it by. */
+  /** Reserves the most that a call may cost. Returns the number for `settle`. */
   reserve(conversation: string | null, cost: number): number {
     const number = this.#next++;
     this.#reserved.set(number, { conversation, cost });
     return number;
   }
 
-  /** The call cost this much after all. A number that is settled already is ignored. */
+  /** Replaces a reservation by the call's actual cost. A number that is settled already is ignored. */
   settle(number: number, day: string, cost: number): void {
     const reserved = this.#reserved.get(number);
     if (!reserved) return;
@@ -60,7 +59,7 @@ export class Ledger {
     const { conversation } = reserved;
     if (conversation === null) return;
     const before = this.#conversations.get(conversation) ?? 0;
-    // Deleted first, so that it is the one used last.
+    // Deleted first, so that it becomes the most recently used one.
     this.#conversations.delete(conversation);
     this.#conversations.set(conversation, before + cost);
     const [oldest] = this.#conversations.keys();

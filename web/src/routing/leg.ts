@@ -6,11 +6,11 @@ import type { Side } from "./types.js";
 export interface Leg {
   readonly side: Side;
   readonly pieces: AsyncGenerator<Piece>;
-  /** Ends it; what is pending rejects. */
+  /** Ends it; pending reads reject. */
   readonly abort: () => void;
 }
 
-/** What one chunk brings. */
+/** The contents of one chunk. */
 export interface Piece {
   readonly choices: readonly ChunkChoice[];
   readonly usage: Usage | null;
@@ -21,13 +21,13 @@ export function pieceOf(chunk: Chunk): Piece {
   return { choices: chunk.choices, usage: chunk.usage ?? null, model: chunk.model };
 }
 
-/** Whether a choice has something of the answer, and not only its frame. */
+/** Whether a choice has a part of the answer, and not only its frame. */
 export function isUseful({ delta, finish_reason, logprobs }: ChunkChoice): boolean {
   if (logprobs?.content?.length) return true;
   return !!finish_reason || hasText(delta.content) || hasText(delta.reasoning_content) || !!delta.tool_calls;
 }
 
-/** How many tokens a choice's delta stands for: exact where their logprobs are known. */
+/** Number of tokens of a choice's delta: exact where their logprobs are known. */
 export function tokensOf({ delta, logprobs }: ChunkChoice): number {
   const scored = logprobs?.content?.length ?? 0;
   const written = hasText(delta.content) || hasText(delta.reasoning_content) || !!delta.tool_calls;
@@ -42,7 +42,7 @@ function hasText(text: string | null | undefined): boolean {
   return text !== undefined && text !== null && text !== "";
 }
 
-/** Whether it is the answer's last: a stream without it was cut. */
+/** Whether it is the answer's last piece: a stream without it was cut. */
 export function ends({ choices }: Piece): boolean {
   return choices.some(({ finish_reason }) => finish_reason !== null && finish_reason !== undefined);
 }

@@ -1,13 +1,13 @@
 /**
- * Watches an answer on its way: log-probabilities, entropy and repetition say when a model has lost its
- * thread.
+ * Watches an answer while it is generated: log-probabilities, entropy and repetition show when a model goes
+ * wrong.
  */
 
 import { DEFAULT_POLICY, type MonitorOptions } from "./policy.js";
 import { type Reason, reason } from "./types.js";
 
 /**
- * A token of the answer. `top`: log-probabilities of the likeliest tokens, the chosen one perhaps among them.
+ * A token of the answer. `top`: log-probabilities of the likeliest tokens, which may include the chosen one.
  */
 export interface WatchedToken {
   readonly text: string;
@@ -15,7 +15,9 @@ export interface WatchedToken {
   readonly top: readonly number[];
 }
 
-/** Entropy in nats, from below: what the given tokens leave over counts as one more token. */
+/**
+ * Lower bound of the entropy in nats: the probability that the given tokens leave counts as one more token.
+ */
 export function entropy(top: readonly number[]): number {
   let rest = 1;
   let known = 0;
@@ -27,14 +29,14 @@ export function entropy(top: readonly number[]): number {
   return rest > 1e-12 ? known - rest * Math.log(rest) : known;
 }
 
-/** Takes the tokens of one answer in order. The lowest and highest means are for calibration. */
+/** Watches the tokens of one answer, in order. The lowest and highest means are for calibration. */
 export class Monitor {
   lowestLogprob: number | null = null;
   highestEntropy: number | null = null;
   readonly #logprobs: number[] = [];
   readonly #entropies: number[] = [];
   readonly #texts: string[] = [];
-  /** By distance: how many tokens in a row equal the one so far back. */
+  /** By distance: how many tokens in a row equal the token at that distance before them. */
   readonly #runs: number[];
   #count = 0;
 
@@ -42,11 +44,11 @@ export class Monitor {
     this.#runs = new Array<number>(options.period + 1).fill(0);
   }
 
-  /** Why the answer should be escalated after this token; null: it goes on. */
+  /** Takes the next token. Returns why the answer should be escalated, or null to continue. */
   push({ text, logprob, top }: WatchedToken): Reason | null {
     this.#count += 1;
     const { window, min_tokens } = this.options;
-    // One impossible token is not the end of every mean.
+    // One impossible token must not dominate every mean.
     if (logprob !== null) keep(this.#logprobs, Math.max(logprob, -100), window);
     if (top.length > 0) keep(this.#entropies, entropy(top), window);
     const repeated = this.#repetition(text);
@@ -70,7 +72,7 @@ export class Monitor {
     return limit !== null && value > limit ? reason("high_entropy", "device", value, limit) : null;
   }
 
-  /** The shortest period that has come often enough in a row, this token its end. */
+  /** Finds the shortest period that ends with this token and has repeated often enough in a row. */
   #repetition(text: string): Reason | null {
     const { repeats, period: longest, min_repeat } = this.options;
     for (let period = 1; period <= this.#texts.length; period++) {
@@ -81,7 +83,7 @@ export class Monitor {
     if (repeats === null) return null;
     for (let period = 1; period <= longest; period++) {
       const run = this.#runs[period] ?? 0;
-      // A run of r equal tokens at distance p is r + p tokens that consist of one period over and over.
+      // A run of r equal tokens at distance p means r + p tokens that repeat one period.
       if (run > 0 && run + period >= Math.max(repeats * period, min_repeat))
         return reason("repetition", "device", run + period, period);
     }

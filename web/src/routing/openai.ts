@@ -1,4 +1,4 @@
-/** OpenAI's shapes as both sides share them: the engine's own, and what only a cloud can do. */
+/** OpenAI's shapes that both sides share: the engine's own, and those that only a cloud supports. */
 
 import type {
   ChatCompletionRequest,
@@ -25,16 +25,16 @@ export interface Message {
   readonly x_nearfar?: Pick<RequestRouting, "private">;
 }
 
-/** What a single request decides for itself. */
+/** Routing settings of a single request. */
 export interface RequestRouting {
-  /** Instead of the policy's mode. */
+  /** Overrides the policy's mode. */
   readonly mode?: Mode;
   /**
-   * Never leaves the device, whatever fails; nor do later requests that carry its text or name its
+   * Keeps the request on the device, whatever fails; also later requests that carry its text or name its
    * conversation.
    */
   readonly private?: boolean;
-  /** Names the conversation, for budgets and warm caches. */
+  /** An id of the conversation, for budgets and warm caches. */
   readonly conversation?: string;
   /** The likely length of the answer, for the prediction of its time. */
   readonly expected_tokens?: number;
@@ -53,7 +53,7 @@ export interface HybridRequest
   tool_choice?: unknown;
   response_format?: { readonly type: string; readonly [field: string]: unknown } | null;
   reasoning_effort?: string | null;
-  /** What only this cloud knows: its fields become fields of the request. */
+  /** Fields for this cloud, which become fields of the request. */
   extra_body?: Readonly<Record<string, unknown>>;
   x_nearfar?: RequestRouting;
 }
@@ -61,17 +61,17 @@ export interface HybridRequest
 /** Where an answer came from, and why. */
 export interface RouteInfo {
   readonly decision_id: string;
-  /** The side that answers; of an answer that was taken over, the one that ended it. */
+  /** The side that answers; for an answer that was taken over, the one that ended it. */
   readonly route: Side;
   /** All sides that gave a part of it, in order. */
   readonly path: readonly Side[];
   readonly reasons: readonly Reason[];
-  /** The device answers, though the cloud was wanted. */
+  /** Whether the device answers though the cloud was wanted. */
   readonly degraded: boolean;
   readonly predicted: { readonly device: Prediction | null; readonly cloud: Prediction | null };
   /**
-   * What the cloud has cost, and what it would have cost beyond that, in the policy's unit; whole with the
-   * last chunk.
+   * The cloud's cost, and what it would have cost beyond that, in the policy's unit; complete with the last
+   * chunk.
    */
   readonly spent: number;
   readonly saved: number;

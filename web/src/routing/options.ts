@@ -1,4 +1,4 @@
-/** What a client is given: both sides, the policy, and what is kept. */
+/** Options of a client: both sides, the policy, and the stored state. */
 
 import type { ThresholdRecord } from "./calibration.js";
 import type { CloudOptions } from "./cloud.js";
@@ -12,7 +12,7 @@ import type { Scorer } from "./scorer.js";
 import type { SpeedRecord } from "./speed.js";
 import type { Feature } from "./types.js";
 
-/** What is kept from visit to visit. */
+/** The state that is stored between visits. */
 export interface KeptState {
   readonly ledger?: LedgerRecord;
   readonly threshold?: ThresholdRecord;
@@ -21,7 +21,7 @@ export interface KeptState {
   readonly speeds?: { readonly device: SpeedRecord; readonly cloud: SpeedRecord };
 }
 
-/** Where the state is kept between visits. */
+/** Stores the state between visits. */
 export interface Store {
   read(): KeptState | null;
   write(state: KeptState): void;
@@ -33,16 +33,18 @@ export interface HybridOptions {
   readonly device?: DeviceEngine | null;
   readonly cloud?: CloudOptions | null;
   readonly policy?: PolicyOptions;
-  /** Scores the difficulty of requests; all look alike without it. May be set later, when it is loaded. */
+  /**
+   * Scores the difficulty of requests; without it none has a difficulty. May be set later, when it is loaded.
+   */
   readonly difficulty?: Scorer | null;
-  /** What the engine can do; by default what it says of itself. */
+  /** Features of the engine; by default those that it reports. */
   readonly device_features?: readonly Feature[];
-  /** Instead of the browser's own. */
+  /** Replaces the browser's own hints. */
   readonly hints?: { read(): Hints };
-  /** Keeps budgets, threshold and speeds; nothing is kept by default. */
+  /** Stores budgets, threshold and speeds; nothing is stored by default. */
   readonly store?: Store | null;
   readonly onRecord?: (record: DecisionRecord) => void;
-  /** The device failed; the application may load it again and set `device`. */
+  /** Called when the device failed; the application may load it again and set `device`. */
   readonly onDeviceLost?: (error: Error) => void;
   /** Uniform in [0, 1), for the jitter of retries. */
   readonly random?: () => number;

@@ -1,4 +1,4 @@
-/** What is settled of a request before it begins, and what is held of it until it ends. */
+/** A request's decision, and its reservations until it ends. */
 
 import type { Breaker, Pass } from "./breaker.js";
 import type { Message } from "./openai.js";
@@ -6,32 +6,32 @@ import type { Policy } from "./policy.js";
 import type { Marks } from "./privacy.js";
 import type { CloudState, Decision, DeviceState, PrivateBy, RouteRequest, Side } from "./types.js";
 
-/** A decision with what it was made from. */
+/** A decision with its inputs. */
 export interface Plan {
   readonly id: string;
   readonly messages: readonly Message[];
   readonly request: RouteRequest;
-  /** What made it private when it was decided, and what it may become private by. */
+  /** Why it was private when it was decided, and the marks by which it may become private later. */
   readonly private_by: PrivateBy | null;
   readonly marks: Marks;
   readonly conversation: string | null;
   readonly policy: Policy;
   readonly device: DeviceState;
   readonly cloud: CloudState;
-  /** What is done. */
+  /** The decision that is carried out. */
   readonly decision: Decision;
-  /** In shadow mode: what would have been done. */
+  /** In shadow mode: the decision without it. */
   readonly would: Decision | null;
   readonly ticket: Ticket;
 }
 
 /**
- * How a side's part ended: whole, left by us or the caller, refused by the side as a wrong request, or
+ * How a side's part ended: complete, left by us or the caller, rejected by the side as a wrong request, or
  * failed.
  */
 export type Settled = "ok" | "left" | "refused" | Error;
 
-/** A call to one side on its way: what its breaker and the ledger must hear of its end. */
+/** A call to one side under way, with what its breaker and the ledger need at its end. */
 export interface Ticket {
   readonly side: Side;
   readonly pass: Pass;

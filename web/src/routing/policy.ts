@@ -1,13 +1,14 @@
 /**
- * What the owner of an application decides once. Defaults are Python's (routing/policy.py); docs/routing.md
- * explains every field.
+ * The policy: settings that an application's owner chooses once. Defaults are Python's (routing/policy.py);
+ * docs/routing.md explains every field.
  */
 
 import { meant, RequestError } from "../protocol/errors.js";
 import { MODES, type Mode, type Side } from "./types.js";
 
 /**
- * `failures` in a row open the circuit for `seconds`; each failed probe doubles them, up to `max_seconds`.
+ * `failures` in a row open the circuit for `seconds`; each failed probe doubles that time, up to
+ * `max_seconds`.
  */
 export interface BreakerOptions {
   readonly failures: number;
@@ -16,8 +17,8 @@ export interface BreakerOptions {
 }
 
 /**
- * How a failed call to the cloud is tried again before anything of its answer was shown; times in seconds.
- * Where the device can answer, it does after `before_fallback` retries.
+ * How a failed call to the cloud is retried before any of its answer was shown; times in seconds. Where the
+ * device can answer, it does so after `before_fallback` retries.
  */
 export interface RetryOptions {
   readonly attempts: number;
@@ -29,7 +30,7 @@ export interface RetryOptions {
   readonly burst: number;
 }
 
-/** When a device's answer is taken to go wrong. Null: not watched. */
+/** When a device's answer counts as going wrong. Null: not watched. */
 export interface MonitorOptions {
   readonly window: number;
   readonly min_tokens: number;
@@ -47,8 +48,8 @@ export interface CalibrationOptions {
 }
 
 /**
- * Seconds to wait for the cloud: for a connection, the first token, the next token; and for the device's
- * first and next. The device's first token may take long: kernels may have to be compiled.
+ * Seconds to wait: for the cloud's connection, first token and next token, and for the device's first and
+ * next token. The device's first token may take long, because kernels may have to be compiled.
  */
 export interface Timeouts {
   readonly connect: number;
@@ -58,7 +59,7 @@ export interface Timeouts {
   readonly device_between: number;
 }
 
-/** The rules that decide between device and cloud, all of them given. */
+/** The complete rules that decide between device and cloud. */
 export interface Policy {
   readonly mode: Mode;
   readonly difficulty_threshold: number;
@@ -86,12 +87,12 @@ export interface Policy {
   readonly timeouts: Timeouts;
 }
 
-/** A policy as callers write it: what is left out has its default. */
+/** A policy as callers write it: missing fields have their defaults. */
 export type PolicyOptions = Partial<{
   readonly [Key in keyof Policy]: Policy[Key] extends object ? Partial<Policy[Key]> : Policy[Key];
 }>;
 
-/** What holds where a policy says nothing. */
+/** The defaults of a policy. */
 export const DEFAULT_POLICY: Policy = {
   mode: "auto",
   difficulty_threshold: 0.5,
@@ -135,7 +136,7 @@ const ONE_OF = {
   shadow: [null, "device", "cloud"],
 } as const;
 const SHARES = ["difficulty_threshold", "battery_floor", "target_share"];
-/** Numbers that may be null, beside those whose default is. */
+/** Numbers that may be null, in addition to those whose default is null. */
 const NULLABLE = ["ttft", "repeats"];
 const WHOLE = [
   "default_max_tokens",
@@ -149,7 +150,7 @@ const WHOLE = [
   "period",
   "min_repeat",
 ];
-/** The least value of each number; 0 for all others. */
+/** The least value of a policy's numbers; 0 for numbers that are not listed. */
 const LEAST: Readonly<Record<string, number>> = {
   window: 1,
   period: 1,
@@ -158,10 +159,7 @@ const LEAST: Readonly<Record<string, number>> = {
   logprob: Number.NEGATIVE_INFINITY,
 };
 
-/**
- * Fills in the defaults. Throws RequestError for a name that nobody knows and for a value that makes no
- * sense.
- */
+/** Fills in the defaults. Throws RequestError for unknown names and senseless values. */
 export function parsePolicy(options: PolicyOptions = {}): Policy {
   return merged(DEFAULT_POLICY, options, "the policy");
 }
@@ -187,7 +185,7 @@ function merged<T extends object>(defaults: T, options: unknown, where: string):
   return { ...defaults, ...Object.fromEntries(values) };
 }
 
-/** What a value should be; null: it is. */
+/** Describes the values that a field allows; null if this value is one. */
 function wrongIn(name: string, known: unknown, value: unknown): string | null {
   if (Object.hasOwn(ONE_OF, name)) {
     const allowed: readonly unknown[] = ONE_OF[name as keyof typeof ONE_OF];

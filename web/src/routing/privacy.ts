@@ -1,31 +1,31 @@
 /**
- * Privacy belongs to the text: what a private request carried stays on the device, whoever carries or quotes it
- * again. As in Python.
+ * Privacy belongs to the text: the texts of a private request stay on the device, also in later requests that
+ * carry or quote them. Same as in Python.
  */
 
 import type { HybridRequest, Message } from "./openai.js";
 import { letters, WINDOW, windows } from "./quotes.js";
 
 /**
- * Characters from which a whole message is known again wherever it stands; shorter ones only as the beginning
- * they were.
+ * Characters from which a whole message is recognized anywhere; a shorter one only as the same beginning of a
+ * conversation.
  */
 const LONG = 32;
-/** Texts, conversations and windows that are kept; those used longest ago are forgotten first. */
+/** Most texts, conversations and windows that are kept; the least recently used are forgotten first. */
 const REMEMBERED = 20_000;
 const WINDOWS = 100_000;
-/** Marks of each kind that are kept from visit to visit: 280 kB in all. */
+/** Most marks of each kind that are stored between visits: 280 kB in all. */
 const KEPT = 20_000;
-/** Characters in a row that make an error's message a quotation. */
+/** Characters in a row that make an error message a quotation. */
 const QUOTE = 12;
-/** Fields of messages and their parts that say nothing. */
+/** Fields of messages and parts that carry no text of the user. */
 const UNSAID: ReadonlySet<string> = new Set(["role", "type", "id", "tool_call_id"]);
-/** Parts that are no text. */
+/** Types of parts that are files. */
 const FILES: ReadonlySet<string> = new Set(["image_url", "input_audio", "video_url", "file"]);
 
 /**
- * What is kept of private texts from visit to visit: ids of conversations, and hashes (separated by blanks) under
- * a key that lies beside them. No text.
+ * The stored state of private texts: ids of conversations, and hashes (separated by blanks) under the key
+ * stored with them. It contains no text.
  */
 export interface PrivateRecord {
   readonly key: readonly [number, number];
@@ -35,8 +35,8 @@ export interface PrivateRecord {
 }
 
 /**
- * Hashes of what a request says: of each of its beginnings, of each long message, of the windows of all its texts
- * and of its files; and of those of them that are its user's own.
+ * Hashes of a request's texts: of each beginning of the conversation, of each long message, and of the
+ * windows of all texts and files; `own` has the windows of the user's own texts.
  */
 export interface Marks {
   readonly begun: readonly string[];
@@ -46,8 +46,8 @@ export interface Marks {
 }
 
 /**
- * Knows again what was private: by the conversation's id, by the messages it begins with, by each message of
- * some length, by quotations wherever they stand.
+ * Recognizes private texts: by the conversation's id, by the messages it begins with, by each long message,
+ * and by quotations anywhere.
  */
 export class PrivateTexts {
   readonly #key: readonly [number, number];
@@ -55,7 +55,7 @@ export class PrivateTexts {
   readonly #texts: Set<string>;
   readonly #windows: Set<string>;
 
-  /** `kept`: a record, or in the old form the ids of conversations alone. */
+  /** `kept`: a record, or the ids of conversations alone (the old form). */
   constructor(kept: PrivateRecord | readonly string[] = []) {
     const record = "key" in kept ? kept : null;
     const [a = 0, b = 0] = record?.key ?? crypto.getRandomValues(new Uint32Array(2));
@@ -65,7 +65,7 @@ export class PrivateTexts {
     this.#windows = new Set(record?.windows.split(" ").filter(Boolean));
   }
 
-  /** What is kept from visit to visit. */
+  /** The state to store between visits. */
   record(): PrivateRecord {
     return {
       key: this.#key,
@@ -76,8 +76,8 @@ export class PrivateTexts {
   }
 
   /**
-   * The marks of a request. What an application says to all (the system prompt, tools, other parameters) is nobody's secret,
-   * so its windows are not the user's own; but it may quote what is one.
+   * Computes the marks of a request. Texts that an application sends to all (the system prompt, tools, other
+   * parameters) are no secret, so their windows are not the user's own; but they may quote a private text.
    */
   marks({ messages, ...params }: Pick<HybridRequest, "messages"> & object): Marks {
     const begun: string[] = [];
@@ -98,7 +98,7 @@ export class PrivateTexts {
     return { begun, whole, windows: all, own };
   }
 
-  /** Whether a request carries a text of a private one again, or quotes one. */
+  /** Whether a request carries an earlier private text again ("earlier") or quotes one ("quote"). */
   known({ begun, whole, windows }: Marks, conversation: string | null): "earlier" | "quote" | null {
     const texts = used(this.#texts, [...begun, ...whole]);
     const quoted = used(this.#windows, windows);
@@ -106,7 +106,7 @@ export class PrivateTexts {
     return quoted ? "quote" : null;
   }
 
-  /** A private request, or a private answer as a message. Gives whether there was something new. */
+  /** Remembers a private request, or a private answer as a message. Returns whether anything was new. */
   remember({ begun, whole, own }: Marks, conversation: string | null): boolean {
     const told = this.rememberConversation(conversation);
     const texts = add(this.#texts, [...begun.slice(-1), ...whole], REMEMBERED);
@@ -114,8 +114,8 @@ export class PrivateTexts {
   }
 
   /**
-   * A request that quotes a private text: the conversation stays, and what is not of the quotation may be what an
-   * application says to all.
+   * Remembers the conversation of a request that quotes a private text. Its other texts are not remembered,
+   * since they may be an application's own.
    */
   rememberConversation(conversation: string | null): boolean {
     return add(this.#conversations, conversation === null ? [] : [conversation], REMEMBERED);
@@ -135,7 +135,7 @@ export class PrivateTexts {
   }
 }
 
-/** An error's message as it may be shown and logged: not if it has something of the prompt in it. */
+/** Returns an error message for display and logs; a message that quotes the prompt is replaced. */
 export function withoutQuotes(message: string, messages: readonly Message[]): string {
   const said = message.slice(0, 2000);
   const quoted = messages.map(saidBy).some((text) => {
@@ -147,18 +147,18 @@ export function withoutQuotes(message: string, messages: readonly Message[]): st
   return quoted ? "The message is left out, for it quotes the prompt." : said;
 }
 
-/** Whether one of the marks is kept; those that are were used last. */
+/** Whether any of the marks is kept; kept ones become the most recently used. */
 function used(kept: Set<string>, marks: Iterable<string>): boolean {
   const found = [...marks].filter((mark) => kept.has(mark));
   add(kept, found, Number.POSITIVE_INFINITY);
   return found.length > 0;
 }
 
-/** Gives whether one was not there. */
+/** Adds items; returns whether one was new. */
 function add(kept: Set<string>, items: Iterable<string>, most: number): boolean {
   let added = false;
   for (const item of items) {
-    // Deleted first, so that it is the one used last.
+    // Deleted first, so that it becomes the most recently used one.
     added = !kept.delete(item) || added;
     kept.add(item);
     if (kept.size <= most) continue;
@@ -169,8 +169,8 @@ function add(kept: Set<string>, items: Iterable<string>, most: number): boolean 
 }
 
 /**
- * Every text in messages and parameters, however deep: content, parts, reasoning, calls and results of tools. And
- * whether it is of a picture, a sound or another file, which is known again as a whole.
+ * Yields every text in messages and parameters, at any depth (content, parts, reasoning, calls and results of
+ * tools), and whether it is a picture, a sound or another file, which is recognized only as a whole.
  */
 function* strings(value: unknown, isFile = false): Generator<readonly [string, boolean]> {
   if (typeof value === "string") yield [value, isFile];
@@ -181,7 +181,7 @@ function* strings(value: unknown, isFile = false): Generator<readonly [string, b
         yield* strings(item, isFile || (FILES.has(name) && (value as { type?: unknown }).type === name));
 }
 
-/** All that a message says: text, other parts and calls as JSON. */
+/** The whole content of a message: text, and other parts and calls as JSON. */
 function saidBy({ content, tool_calls }: Message): string {
   const parts = Array.isArray(content) ? content : [content ?? ""];
   const said = parts.map((part) =>
@@ -191,8 +191,8 @@ function saidBy({ content, tool_calls }: Message): string {
 }
 
 /**
- * 64 bits (two of cyrb53's lanes, which begin with the key). A collision makes a text private that is not, which
- * harms nobody.
+ * A hash of 64 bits (two of cyrb53's lanes, which begin with the key). A collision makes a text private that
+ * is not, which is harmless.
  */
 function hash([first, second]: readonly [number, number], bytes: Uint8Array): string {
   let a = first ^ 0xdeadbeef;

@@ -1,21 +1,21 @@
 /**
- * Knows a quotation of a text wherever it stands: the windows of its letters that are compared. Python picks the
- * same windows (quotes.py says how).
+ * Recognizes a quotation of a text anywhere, by comparing windows of its letters. Python picks the same
+ * windows (quotes.py explains how).
  */
 
-/** Bytes of a window: nothing shorter is ever taken for a quotation. */
+/** Bytes of a window: nothing shorter counts as a quotation. */
 export const WINDOW = 32;
-/** Windows of which one is picked. */
+/** Number of consecutive windows of which one is picked. */
 const RUN = 8;
 
 const ESCAPES = /\\+(?:u([0-9a-fA-F]{4})|[nrtbf])?|&(?:amp|lt|gt|quot|apos|nbsp|#0*39|#[xX]0*27);/g;
 const FACTOR = 0x9e3779b1;
-/** FACTOR to the power of a window, modulo 2^32: what the byte that leaves a window counts. */
+/** FACTOR to the power of a window, modulo 2^32: the weight of the byte that leaves a window. */
 const LEAVING = Array.from({ length: WINDOW }).reduce<number>((made) => Math.imul(made, FACTOR), 1);
 
 /**
- * The letters and digits of a text as UTF-8: what blanks, line breaks, signs of quoting and Markdown, escapes of
- * JSON and HTML, and capitals of ASCII leave alone.
+ * The letters and digits of a text as UTF-8. Blanks, line breaks, quote and Markdown signs, and escapes of
+ * JSON and HTML are removed, and ASCII capitals lowered.
  */
 export function letters(text: string): Uint8Array {
   const plain = text.replace(ESCAPES, (_, hex: string | undefined) =>
@@ -25,7 +25,7 @@ export function letters(text: string): Uint8Array {
   return bytes.map((byte) => (byte >= 65 && byte <= 90 ? byte + 32 : byte));
 }
 
-/** Where the picked windows of what `letters` gave begin; nowhere where it is shorter than a window. */
+/** Positions of the picked windows in the bytes from `letters`; none where they are shorter than a window. */
 export function windows(data: Uint8Array): number[] {
   const hashes = windowHashes(data);
   const run = Math.min(RUN, hashes.length);
@@ -35,7 +35,7 @@ export function windows(data: Uint8Array): number[] {
   return [...hashes.keys()].filter((at) => least.has(hashes[at] ?? 0));
 }
 
-/** The polynomial of each window's bytes, modulo 2^32, mixed as at MurmurHash3's end. */
+/** Each window's polynomial hash, modulo 2^32, mixed by MurmurHash3's finalizer. */
 function windowHashes(data: Uint8Array): Uint32Array {
   const made = new Uint32Array(Math.max(data.length - WINDOW + 1, 0));
   let value = 0;

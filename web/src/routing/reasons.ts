@@ -1,4 +1,4 @@
-/** Reasons in words, for errors and for people. docs/routing.md lists the codes. */
+/** Words for reasons, for errors and for people. docs/routing.md lists the codes. */
 
 import { RouteError } from "../protocol/errors.js";
 import type { Reason } from "./types.js";
@@ -37,13 +37,13 @@ const WORDS: Readonly<Record<string, Words>> = {
   cut: (value) => `broke off (${value})`,
 };
 
-/** "device: difficulty 0.7, at least 0.5" */
+/** Describes a reason, for example "device: difficulty 0.7, at least 0.5". */
 export function describeReason({ code, side, value, limit }: Reason): string {
   const said = WORDS[code]?.(shown(value), shown(limit)) ?? [code, shown(value)].filter(Boolean).join(" ");
   return side === null ? said : `${side}: ${said}`;
 }
 
-/** `cause` has the reasons for programs. */
+/** Makes the error of a request that no side can take; `cause` has the reasons for programs. */
 export function noRoute(reasons: readonly Reason[]): RouteError {
   return new RouteError(
     `Neither device nor cloud may answer (${reasons.map(describeReason).join("; ")}). Change the mode or ` +

@@ -14,7 +14,7 @@ import type {
   Side,
 } from "./types.js";
 
-/** What became of a request. */
+/** The outcome of a request. */
 export interface Outcome {
   readonly route: Side | null;
   /** All sides that gave a part of the answer, in order. */
@@ -26,18 +26,18 @@ export interface Outcome {
   readonly seconds: number;
   readonly prompt_tokens: number;
   readonly completion_tokens: number;
-  /** What the cloud has cost, and what it would have cost beyond that, in the policy's unit. */
+  /** The cloud's cost, and what it would have cost beyond that, in the policy's unit. */
   readonly spent: number;
   readonly saved: number;
   readonly finish: string | null;
-  /** What the monitor saw, for the calibration of its limits. */
+  /** The monitor's extreme means, for the calibration of its limits. */
   readonly lowest_logprob: number | null;
   readonly highest_entropy: number | null;
   /** "stopped" where the caller left, else the kind of error. */
   readonly error: string | null;
 }
 
-/** What was known when a request was routed, what was decided and what became of it. */
+/** The inputs of a routed request, its decision and its outcome. */
 export interface DecisionRecord {
   readonly id: string;
   readonly time: string;
@@ -46,7 +46,7 @@ export interface DecisionRecord {
   readonly device: DeviceState;
   readonly cloud: CloudState;
   readonly policy: { readonly mode: Mode; readonly difficulty_threshold: number };
-  /** What was done, and in shadow mode what would have been. */
+  /** The decision that was carried out, and in shadow mode the one without it. */
   readonly decision: Decision;
   readonly would: Decision | null;
   readonly outcome: Outcome;
@@ -66,7 +66,8 @@ export interface Ending {
 }
 
 /**
- * The record of a plan and its end. Texts only where the policy allows them, and never of a private request.
+ * The record of a plan and its end. It has texts only where the policy allows them, and never those of a
+ * private request.
  */
 export function recordOf(plan: Plan, created: number, ending: Ending): DecisionRecord {
   const { id, request, private_by, device, cloud, policy, decision, would, messages } = plan;
@@ -132,7 +133,7 @@ export class Records {
     return this.#kept;
   }
 
-  /** One JSON object a line. */
+  /** The records, one JSON object per line. */
   jsonLines(): string {
     return this.#kept.map((record) => `${JSON.stringify(record)}\n`).join("");
   }

@@ -1,13 +1,10 @@
-/**
- * What the decision must know of a request, read off OpenAI's parameters: the same reading as Python's
- * (routing/request.py).
- */
+/** Reads from OpenAI's parameters what the decision needs, as Python does (routing/request.py). */
 
 import { meant, RequestError } from "../protocol/errors.js";
 import { type HybridRequest, type Message, textOf } from "./openai.js";
 import { type Feature, MODES, type Mode } from "./types.js";
 
-/** What a request says of its own routing. */
+/** A request's hints for its own routing. */
 export interface Hints {
   readonly mode: Mode | null;
   readonly private: boolean;
@@ -15,7 +12,7 @@ export interface Hints {
   readonly expected_tokens: number | null;
 }
 
-/** A request as the sides may see it, and what it says of its own routing. */
+/** A request without its hints, as the sides may see it, and the hints. */
 export interface Asked {
   readonly request: HybridRequest;
   readonly hints: Hints;
@@ -31,10 +28,9 @@ const CHECKS: Readonly<Record<keyof Hints, readonly [(value: unknown) => boolean
 };
 
 /**
- * The one reading of a request's own words: `x_nearfar` at the top, in `extra_body` and (private) of a
- * message. The fields of `extra_body` become fields of the request. RequestError for any other place that
- * looks like them, for what the client does not do, and for what it does not know: a misspelt `private` must
- * not pass.
+ * Reads a request's routing hints: `x_nearfar` at the top, in `extra_body`, and (private only) in a message.
+ * The fields of `extra_body` become fields of the request. RequestError for similar names in other places,
+ * for unsupported parameters, and for unknown hints: a misspelt `private` must not pass.
  */
 export function hintsOf(asked: HybridRequest): Asked {
   const { extra_body, x_nearfar, ...rest } = asked;
@@ -99,7 +95,7 @@ function noStrangers(given: object, where: string): void {
       );
 }
 
-/** All of them; private if one says so. */
+/** Merges the hints; the request is private if any of them says so. */
 function together(said: readonly Hints[]): Hints {
   const one = <Name extends keyof Hints>(name: Name): Hints[Name] | null => {
     const values = new Set(said.map((hints) => hints[name]).filter((value) => value !== null));
@@ -135,7 +131,7 @@ function isFields(value: unknown): value is Fields {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
-/** What a request needs of a side. */
+/** The features that a side needs for the request. */
 export function featuresOf(request: HybridRequest): Feature[] {
   const features: Feature[] = [];
   if (request.tools?.length && request.tool_choice !== "none") features.push("tools");
@@ -153,14 +149,13 @@ export function featuresOf(request: HybridRequest): Feature[] {
   return features;
 }
 
-/** Whether the text so far says all that another side must know to go on with an answer. */
+/** Whether the text of an answer is all that another side must know to continue it. */
 export function isPlain(request: HybridRequest): boolean {
   return !request.tools?.length && (request.response_format?.type ?? "text") === "text";
 }
 
 /**
- * What a model that nobody asked yet makes of messages, in tokens: four letters each, and each message's
- * frame.
+ * Estimates the tokens of messages before a model counts them: four letters each, and each message's frame.
  */
 export function estimateTokens(messages: readonly Message[]): number {
   return messages.reduce((sum, message) => sum + Math.ceil(textOf(message).length / 4) + 4, 0);

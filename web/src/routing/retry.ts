@@ -1,12 +1,12 @@
-/** Trying the cloud again without a storm: a bound for each wait, and a budget that all requests share. */
+/** Retries to the cloud without a storm: a bound for each wait, and a budget that all requests share. */
 
 import { DEFAULT_POLICY, type RetryOptions } from "./policy.js";
 
 /**
- * Seconds to wait before the retry `attempt` (0 is the first); null: do not try again.
+ * Seconds to wait before the retry `attempt` (0 is the first); null: do not retry.
  *
- * "Full jitter": `random` is uniform in [0, 1). What Retry-After asks for (seconds) is waited in full, and
- * the jitter after it.
+ * "Full jitter": `random` is uniform in [0, 1). The wait of Retry-After (seconds) is kept in full, and the
+ * jitter is added to it.
  */
 export function backoff(
   attempt: number,
@@ -19,7 +19,7 @@ export function backoff(
   return wait <= options.max_wait ? wait : null;
 }
 
-/** A bucket of retries: each request puts in a share of one, each retry takes out a whole one. */
+/** A bucket of retries: each request adds a fraction of one, each retry takes a whole one. */
 export class RetryBudget {
   left: number;
 
@@ -27,12 +27,12 @@ export class RetryBudget {
     this.left = options.burst;
   }
 
-  /** A request was made (not a retry). */
+  /** Records a request (not a retry). */
   request(): void {
     this.left = Math.min(this.left + this.options.ratio, this.options.burst);
   }
 
-  /** Whether one more retry may go; if so, it is paid for. */
+  /** Takes one retry from the budget. Returns false where there is none. */
   withdraw(): boolean {
     if (this.left < 1) return false;
     this.left -= 1;

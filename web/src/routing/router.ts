@@ -1,5 +1,5 @@
 /**
- * What all requests of a client share: both sides, their breakers and speeds, budgets, the threshold,
+ * State that all requests of a client share: both sides, their breakers and speeds, budgets, the threshold,
  * conversations.
  */
 
@@ -30,12 +30,12 @@ const RECORDS_KEPT = 1000;
 const CONVERSATIONS_KEPT = 1000;
 const CACHE_SECONDS = 300;
 
-/** Why the cloud was not asked, for reasons. */
+/** The reason for not calling the cloud. */
 const BECAME_PRIVATE = "private";
-/** Reasons of a CloudError that say nothing against the cloud. */
+/** Reasons of a CloudError that do not count against the cloud. */
 const KEPT_UP: ReadonlySet<string> = new Set(["429", BECAME_PRIVATE]);
 
-/** Where a conversation was last, and how much of it each side has seen. */
+/** A conversation's last side, and how many of its tokens each side has seen. */
 interface Memory {
   readonly last_route: Side;
   readonly tokens: Record<Side, number>;
@@ -46,9 +46,7 @@ export class Router {
   readonly records: Records;
   readonly speeds: Record<Side, Speeds>;
   retries: RetryBudget;
-  /**
-   * The device has answered once: its kernels are compiled, and what is measured from now on is its speed.
-   */
+  /** Whether the device has answered once: its kernels are compiled, and later measurements are its speed. */
   warm = false;
   scorer: Scorer | null;
   readonly #ledger: Ledger;
@@ -122,8 +120,7 @@ export class Router {
   }
 
   /**
-   * Decides for a request and lets it in. Asks nobody but the device. Throws RouteError where no side may
-   * answer.
+   * Decides for a request and admits it. Queries only the device. Throws RouteError where no side may answer.
    */
   async plan({ request, hints }: Asked): Promise<Plan> {
     const { mode, conversation, expected_tokens } = hints;
@@ -139,8 +136,8 @@ export class Router {
     const scored = (mode ?? this.#policy.mode) === "auto" && before === null;
     const difficulty = scored ? this.#difficulty(request.messages) : null;
     const prompt_tokens = tokens ?? estimateTokens(request.messages);
-    // From here to the ticket without a pause, so that what the decision saw still holds. While the device was
-    // asked, a request beside this one may have been private.
+    // From here to the ticket there is no await, so that the decision still holds. While the device was
+    // queried, another request may have made this one private.
     const private_by = before ?? this.#privateBy(marks, hints);
     const routed: RouteRequest = {
       prompt_tokens,
@@ -176,7 +173,7 @@ export class Router {
     return { ...made, would: shadow && real, ticket: this.#ticket(made, decision.route) };
   }
 
-  /** A plan whose request may have become private since it was decided. */
+  /** The plan with its present privacy, which may have changed since it was decided. */
   now(plan: Plan): Plan {
     const private_by = plan.private_by ?? this.#privateBy(plan.marks, plan);
     if (private_by === plan.private_by) return plan;
@@ -184,7 +181,7 @@ export class Router {
     return { ...plan, request, private_by };
   }
 
-  /** Lets a side take over, if it may now: everything is looked at again. */
+  /** Lets a side take over if it may now; everything is checked again. */
   admit(given: Plan, side: Side, begun: boolean): Ticket | null {
     if (side === "cloud" && begun && !(this.#cloud?.options.continues ?? true)) return null;
     const plan = this.now(given);
@@ -194,7 +191,7 @@ export class Router {
     return blocks[side].length > 0 ? null : this.#ticket(plan, side);
   }
 
-  /** A side's part of an answer. */
+  /** Opens a side's part of an answer. */
   open({ side }: Ticket, request: HybridRequest, plan: Plan, parent: AbortSignal): Leg {
     const controller = childController(parent);
     return {
@@ -204,7 +201,10 @@ export class Router {
     };
   }
 
-  /** A call ended, well or with an error; null: it was left. Gives what it cost: `used` counts. */
+  /**
+   * Accounts for a call that ended, well or with an error; null: it was left. Returns its cost, computed from
+   * `used`.
+   */
   leave(ticket: Ticket, plan: Plan, outcome: Settled, used: Usage | null): number {
     if (ticket.ended) return 0;
     ticket.ended = true;
@@ -222,12 +222,12 @@ export class Router {
     return cost;
   }
 
-  /** The decision record of an answer that ended. */
+  /** Writes the decision record of an answer that ended. */
   record(plan: Plan, created: number, ending: Ending): void {
     this.records.add(recordOf(this.now(plan), created, ending));
   }
 
-  /** What the cloud charges for these tokens. */
+  /** The cloud's price of these tokens. */
   price(
     { policy, cloud }: Pick<Plan, "policy" | "cloud">,
     { prompt_tokens, completion_tokens }: Usage,
@@ -235,7 +235,7 @@ export class Router {
     return costOf(prompt_tokens, completion_tokens, cloud, policy);
   }
 
-  /** An answer is there: the conversation's place, and what is kept from visit to visit. */
+  /** Records an answer: the conversation's last side, and the state to store. */
   remember(plan: Plan, route: Side, tokens: number, answer: string): void {
     const { conversation, private_by } = this.now(plan);
     if (private_by !== null && answer !== "") {
@@ -245,7 +245,7 @@ export class Router {
     if (conversation !== null) {
       const before = this.#memory.get(conversation);
       const cloudTime = route === "cloud" ? now() : (before?.cloudTime ?? 0);
-      // Deleted first, so that it is the one used last.
+      // Deleted first, so that it becomes the most recently used one.
       this.#memory.delete(conversation);
       const seen = { device: 0, cloud: 0, ...before?.tokens, [route]: tokens };
       this.#memory.set(conversation, { last_route: route, tokens: seen, cloudTime });
@@ -265,8 +265,8 @@ export class Router {
   }
 
   /**
-   * What makes a request private now. Its texts are private from then on, and kept before it goes on; of one that
-   * quotes a private text, its conversation.
+   * The reason why a request is private now. Remembers and stores its texts as private, or its conversation
+   * if it only quotes a private text.
    */
   #privateBy(marks: Marks, hints: { readonly conversation: string | null; readonly private?: boolean }) {
     const found: PrivateBy | null = hints.private
@@ -286,21 +286,21 @@ export class Router {
       const timeouts = { first_token: device_first_token, between: device_between };
       return deviceStream(this.#device, request, timeouts, signal);
     }
-    // The decision sees to it; this is for the day that somebody breaks the decision.
+    // The decision ensures this; the check protects against a mistake in it.
     if (plan.request.private || !this.#cloud)
       throw new Error("the cloud was asked against the policy: please report this");
     if (this.now(plan).request.private) return becamePrivate();
     return this.#cloud.stream(request, signal);
   }
 
-  /** Called without a pause after the decision. */
+  /** Makes the ticket of a call. Called without an await after the decision. */
   #ticket(plan: Pick<Plan, "request" | "conversation" | "policy" | "cloud">, side: Side): Ticket {
     const breaker = this.#breakers[side];
     const { prompt_tokens, max_tokens } = plan.request;
     const most = { prompt_tokens, completion_tokens: max_tokens, total_tokens: prompt_tokens + max_tokens };
     const reservation =
       side === "cloud" ? this.#ledger.reserve(plan.conversation, this.price(plan, most)) : null;
-    // A device that rests is asked all the same where only it may answer.
+    // A device that is resting is called nevertheless where only it may answer.
     return { side, pass: breaker.begin(now()) ?? "request", breaker, reservation, ended: false };
   }
 
@@ -352,7 +352,7 @@ export class Router {
       queue_seconds: 0,
       battery,
       charging,
-      // No browser tells.
+      // No browser reports it.
       power_saver: null,
       here: true,
     };
@@ -368,7 +368,7 @@ export class Router {
     return {
       available: options !== null && !offline,
       why: options === null ? "no address is set" : offline ? "offline" : null,
-      // Half open with its probe under way: closed to others.
+      // Half open with its probe under way means closed to others.
       breaker: state === "half_open" && !breaker.allows(now()) ? "open" : state,
       retry_after: breaker.retryAfter(now()),
       context: options?.context ?? null,
@@ -390,19 +390,19 @@ async function* becamePrivate(): Leg["pieces"] {
   throw new CloudError("The request has become private.", BECAME_PRIVATE);
 }
 
-/** The request as if that side were wanted, as far as its mode leaves a choice. */
+/** The request as if that side were preferred, as far as its mode leaves a choice. */
 function preferring(side: Side, request: RouteRequest, policy: Policy): RouteRequest {
   const mode = request.mode ?? policy.mode;
   if (mode === "device_only" || mode === "cloud_only") return request;
   return { ...request, mode: side === "device" ? "prefer_device" : "prefer_cloud" };
 }
 
-/** Seconds on a clock that only goes forward. */
+/** Seconds on a monotonic clock. */
 function now(): number {
   return performance.now() / 1000;
 }
 
-/** The day that budgets count by (UTC). */
+/** The day of the budgets (UTC). */
 function today(): string {
   return new Date().toISOString().slice(0, 10);
 }

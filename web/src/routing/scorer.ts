@@ -5,7 +5,7 @@
 import { type DifficultyModel, loadDifficulty as loadModel, messagesToPrompt } from "./difficulty.js";
 import type { Message } from "./openai.js";
 
-/** How difficult a conversation's next answer is, 0 to 1; null where that cannot be said. */
+/** Scores the difficulty of a conversation's next answer, 0 to 1; null where it is unknown. */
 export type Scorer = (messages: readonly Message[]) => number | null;
 
 export interface Difficulty extends Scorer {

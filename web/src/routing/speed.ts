@@ -1,12 +1,14 @@
-/** How fast each side was lately: exponentially weighted means of what was measured. */
+/** Recent speed of each side: exponentially weighted means of measurements. */
 
 /** Weight of a new measurement. */
 const WEIGHT = 0.3;
-/** A shorter prefill measures launches, not the device. */
+/** Least tokens of a measured prefill: a shorter one measures launches, not the device. */
 const MIN_PREFILL = 16;
 const MIN_DECODE = 4;
 
-/** Tokens a second, and seconds to the first token of a prompt that costs nothing. Null: not measured yet. */
+/**
+ * Tokens per second, and seconds to the first token without prefill (`round_trip`). Null: not measured yet.
+ */
 export interface SpeedRecord {
   readonly prefill_tps: number | null;
   readonly decode_tps: number | null;
@@ -18,7 +20,7 @@ export class Speeds implements SpeedRecord {
   decode_tps: number | null = null;
   round_trip: number | null = null;
 
-  /** A prompt of so many uncached tokens took so long. */
+  /** Notes that a prompt of `tokens` uncached tokens took `seconds`. */
   prefill(tokens: number, seconds: number): void {
     if (tokens >= MIN_PREFILL && seconds > 0) this.prefill_tps = mean(this.prefill_tps, tokens / seconds);
   }
@@ -28,7 +30,10 @@ export class Speeds implements SpeedRecord {
     if (tokens >= MIN_DECODE && seconds > 0) this.decode_tps = mean(this.decode_tps, tokens / seconds);
   }
 
-  /** The first token came after so long. What prefill is known to take is no part of the round trip. */
+  /**
+   * Notes that the first token came after `seconds`. The known time of prefill is subtracted from the round
+   * trip.
+   */
   firstToken(seconds: number, uncachedTokens: number): void {
     const prefill = this.prefill_tps ? uncachedTokens / this.prefill_tps : 0;
     this.round_trip = mean(this.round_trip, Math.max(seconds - prefill, 0));

@@ -8,8 +8,8 @@ import { CloudError } from "../protocol/errors.js";
 const LARGEST = 1 << 22;
 
 /**
- * The JSON values of a body's events. Leaving the loop cancels the body. CloudError ("shape") for what is
- * none.
+ * Yields the JSON values of a body's events. Leaving the loop cancels the body. CloudError ("shape") for
+ * invalid JSON.
  */
 export async function* events(body: ReadableStream<Uint8Array>): AsyncGenerator<unknown> {
   const reader = body.getReader();
@@ -27,7 +27,7 @@ export async function* events(body: ReadableStream<Uint8Array>): AsyncGenerator<
     for (let ended = false; !ended; ) {
       const { done, value } = await reader.read();
       ended = done;
-      // The last event counts without the blank line that a cut or careless peer leaves out.
+      // The last event counts even without the blank line that a cut or careless peer leaves out.
       parser.feed(done ? `${decoder.decode()}\n\n` : decoder.decode(value, { stream: true }));
       for (const data of come.splice(0)) {
         if (data === "[DONE]") return;
@@ -50,7 +50,7 @@ function parsed(data: string): unknown {
   }
 }
 
-/** The first `most` bytes of a body as text: what a server says of an error, or a hostile one instead. */
+/** The first `most` bytes of a body as text: a server's error message, or a hostile body. */
 export async function textOf(body: ReadableStream<Uint8Array> | null, most = 1 << 16): Promise<string> {
   if (!body) return "";
   const reader = body.getReader();

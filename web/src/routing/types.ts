@@ -1,17 +1,17 @@
-/**
- * What the decision is made from, and what it is. The names are those of the shared JSON vectors and of
- * Python.
- */
+/** Inputs and output of the decision. The names are those of the shared JSON vectors and of Python. */
 
-/** What makes a request private: it says so, it carries a text of an earlier one that did, or quotes one. */
+/**
+ * Why a request is private: it says so ("request"), it carries an earlier private text ("earlier"), or it
+ * quotes one.
+ */
 export type PrivateBy = "request" | "earlier" | "quote";
-/** Who answers. */
+/** A side that can answer. */
 export type Side = "device" | "cloud";
-/** From the device alone to the cloud alone. */
+/** Modes, from the device alone to the cloud alone. */
 export const MODES = ["device_only", "prefer_device", "auto", "prefer_cloud", "cloud_only"] as const;
 /** Which side is preferred, or allowed. */
 export type Mode = (typeof MODES)[number];
-/** What a request needs that not every side has. */
+/** A feature that a request needs and not every side has. */
 export type Feature =
   | "tools"
   | "json_schema"
@@ -21,10 +21,7 @@ export type Feature =
   | "logprobs"
   | "reasoning";
 
-/**
- * Where a conversation was answered last, what each side has of it in its cache (tokens), and what it has
- * cost.
- */
+/** A conversation's last side, its tokens in each side's cache, and its cost so far. */
 export interface ConversationState {
   readonly last_route: Side | null;
   readonly cached_device: number;
@@ -38,16 +35,19 @@ export interface RouteRequest {
   readonly max_tokens: number;
   readonly expected_tokens: number | null;
   readonly features: readonly Feature[];
-  /** 0 to 1; null where nobody scored it. */
+  /** The difficulty from 0 to 1; null where it was not scored. */
   readonly difficulty: number | null;
   readonly mode: Mode | null;
   readonly private: boolean;
-  /** It is private because it quotes a private text. */
+  /** Whether the request is private because it quotes a private text. */
   readonly quotes_private: boolean;
   readonly conversation: ConversationState;
 }
 
-/** The device now. `context`, `free_kv_tokens`: tokens; speeds: tokens a second; `battery`: 0 to 1. */
+/**
+ * The device's present state. `context`, `free_kv_tokens`: tokens; speeds: tokens per second; `battery`: 0 to
+ * 1.
+ */
 export interface DeviceState {
   readonly available: boolean;
   readonly why: string | null;
@@ -65,8 +65,8 @@ export interface DeviceState {
 }
 
 /**
- * The cloud now. Times in seconds, prices per million tokens; `round_trip` is the TTFT of a prompt that costs
- * nothing.
+ * The cloud's present state. Times in seconds, prices per million tokens; `round_trip` is the TTFT without
+ * prefill.
  */
 export interface CloudState {
   readonly available: boolean;
@@ -85,7 +85,8 @@ export interface CloudState {
 }
 
 /**
- * One reason: docs/routing.md lists the codes. `value` is what was found, `limit` what it was held against.
+ * One reason: docs/routing.md lists the codes. `value` is the measured value, `limit` the limit it was
+ * compared with.
  */
 export interface Reason {
   readonly code: string;
@@ -94,7 +95,7 @@ export interface Reason {
   readonly limit: number | string | null;
 }
 
-/** Seconds to the first token and to the last; null where a speed is not known yet. */
+/** Predicted seconds to the first token and to the last; null where a speed is unknown. */
 export interface Prediction {
   readonly ttft: number;
   readonly total: number | null;
@@ -104,7 +105,7 @@ export interface Prediction {
 export interface Decision {
   readonly route: Side | null;
   readonly fallback: Side | null;
-  /** The device answers, though the cloud was wanted. */
+  /** Whether the device answers though the cloud was wanted. */
   readonly degraded: boolean;
   readonly reasons: readonly Reason[];
   readonly predicted: { readonly device: Prediction | null; readonly cloud: Prediction | null };
@@ -112,7 +113,7 @@ export interface Decision {
   readonly cost: number;
 }
 
-/** What is known of a conversation that begins. */
+/** The state of a new conversation. */
 export const NO_CONVERSATION: ConversationState = {
   last_route: null,
   cached_device: 0,

@@ -1,16 +1,16 @@
-/** Waiting with an end: timeouts that tell a slow peer from a page that was suspended. */
+/** Timeouts that distinguish a slow peer from a page that was suspended. */
 
 import { abortReason } from "../protocol/errors.js";
 
-/** A timer that comes this much later than it should was suspended with its page, not busy. Milliseconds. */
+/** Milliseconds of delay from which a timer counts as suspended with its page, and not as busy. */
 const SUSPENDED_MS = 1000;
-/** What a peer that was suspended with the page gets to show that it lives. */
+/** Milliseconds that a peer suspended with the page gets to show that it lives. */
 const GRACE_MS = 2000;
 
 /**
- * The promise's value, or after `seconds` a rejection with what `late` makes. Where the page itself was
- * suspended meanwhile (frozen tab, sleeping machine), the peer was perhaps too, so it gets a short grace.
- * With the reason of `signal` when that says so.
+ * Resolves with the promise's value, or after `seconds` rejects with the error of `late`. Where the page
+ * itself was suspended meanwhile (frozen tab, sleeping machine), the peer perhaps was too, so it gets a short
+ * grace. Rejects with the reason of `signal` when that aborts.
  */
 export function within<T>(
   promise: Promise<T>,
@@ -34,7 +34,7 @@ export function within<T>(
   });
 }
 
-/** Resolves after `seconds`; rejects with its reason as soon as `signal` says so. */
+/** Resolves after `seconds`; rejects with the reason of `signal` as soon as that aborts. */
 export function pause(seconds: number, signal: AbortSignal): Promise<void> {
   return new Promise((resolve, reject) => {
     const onAbort = (): void => {
@@ -50,7 +50,7 @@ export function pause(seconds: number, signal: AbortSignal): Promise<void> {
   });
 }
 
-/** Ends with `parent`, and by itself. */
+/** A controller that aborts with `parent`, or alone. */
 export function childController(parent: AbortSignal): AbortController {
   const child = new AbortController();
   if (parent.aborted) child.abort(parent.reason);

@@ -1,4 +1,4 @@
-/** An answer of the device under the monitor's eyes. */
+/** Watches a device's answer with the monitor. */
 
 import { ends, type Piece } from "./leg.js";
 import { Monitor, type WatchedToken } from "./monitor.js";
@@ -6,11 +6,11 @@ import type { HybridRequest } from "./openai.js";
 import type { MonitorOptions } from "./policy.js";
 import type { Reason } from "./types.js";
 
-/** Alternatives asked for where entropy is watched. */
+/** Number of alternatives that are requested where entropy is watched. */
 const TOP_LOGPROBS = 5;
 
 export class Watch {
-  /** Off once it has found something: then somebody else goes on, or nobody can. */
+  /** Off once it has found something: then another side continues, or none can. */
   on = true;
   readonly monitor: Monitor;
 
@@ -30,7 +30,10 @@ export class Watch {
     return { ...request, logprobs: true, top_logprobs };
   }
 
-  /** Why the answer should be escalated at this piece. A piece without logprobs counts as one token. */
+  /**
+   * Returns why the answer should be escalated at this piece, or null. A piece without logprobs counts as one
+   * token.
+   */
   push(piece: Piece): Reason | null {
     const [choice] = piece.choices;
     if (!this.on || !choice || ends(piece)) return null;

@@ -3,7 +3,7 @@ import type { FromWorker, Question, ToWorker } from "../protocol/messages.js";
 import type { WorkerPort } from "../protocol/ports.js";
 import { refusalOf } from "../protocol/refusal.js";
 
-/** What carries the line now. */
+/** The present carrier of the connection. */
 export interface Carrier {
   postMessage(message: ToWorker): void;
   addEventListener(type: "message", listener: (event: { readonly data: FromWorker }) => void): void;
@@ -11,13 +11,13 @@ export interface Carrier {
 
 interface Open {
   readonly question: Question;
-  /** Whether the page has something of the answer. */
+  /** Whether the page has a part of the answer. */
   begun: boolean;
 }
 
 /**
- * A page's line to an engine that may move to another place: it loads there what was loaded here, asks anew
- * what had no answer yet, and ends what had one in part.
+ * A page's connection to an engine that may move to another place: it loads the same model there, repeats
+ * requests without an answer so far, and ends partly answered ones.
  */
 export class MovingPort implements WorkerPort {
   readonly #open = new Map<number, Open>();
@@ -30,7 +30,7 @@ export class MovingPort implements WorkerPort {
   #loaded = false;
   #failure: ErrorRecord | null = null;
 
-  /** `onAsk`: the page has asked something. `onEnd`: it is done with it. */
+  /** `onAsk`: the page has sent a request. `onEnd`: the page is done with the engine. */
   constructor(
     private readonly onAsk: () => void,
     private readonly onEnd: () => void,
@@ -78,7 +78,7 @@ export class MovingPort implements WorkerPort {
         if (!this.#carrier) this.#tell({ type: "disposed", stats: null });
         break;
       case "ping":
-        // The wait for a place is nobody's silence.
+        // Waiting for a place does not count as silence.
         if (!this.#carrier) this.#tell({ type: "pong" });
         break;
     }
@@ -96,7 +96,7 @@ export class MovingPort implements WorkerPort {
     if (this.#failure === null) this.#endBegun();
   }
 
-  /** Leaves the place where the engine is. */
+  /** Leaves the engine's place. */
   hangUp(): void {
     this.#carrier?.postMessage({ type: "dispose" });
     this.#closeCarrier();
@@ -113,7 +113,7 @@ export class MovingPort implements WorkerPort {
       case "loaded":
         this.#loaded = true;
         for (const { question } of this.#open.values()) this.#carrier?.postMessage(question);
-        // Once more, it is a model whose context may be another.
+        // After a move it is a model whose context may differ.
         this.#tell(this.#told ? { type: "card", card: message.card } : message);
         this.#told = true;
         return;
@@ -137,7 +137,7 @@ export class MovingPort implements WorkerPort {
     this.#tell(message);
   }
 
-  /** No place can load the model again. */
+  /** Fails everything: no place can load the model again. */
   #fail(error: ErrorRecord): void {
     this.#failure = error;
     for (const { question } of this.#open.values()) this.#tell(refusalOf(question, error));

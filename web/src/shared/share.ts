@@ -26,11 +26,11 @@ export interface SharePort {
 
 interface Client {
   readonly port: SharePort;
-  /** Whether it waits for the model, or has it. */
+  /** Whether the page waits for the model, or has it. */
   joined: boolean;
 }
 
-/** Who asked, and by which number it knows its question. */
+/** The page that sent a request, and its number for it. */
 interface Asker {
   readonly client: Client;
   readonly question: Question;
@@ -45,31 +45,31 @@ interface Running {
   readonly settings: string;
   card: ModelCard | null;
   progress: LoadProgress | null;
-  /** Whether its device is gone for good: whoever loads next begins anew. */
+  /** Whether its device is lost for good: the next load starts anew. */
   lost: boolean;
-  /** Why the worker is no more: with this all is refused. */
+  /** Why the worker is gone: every request is rejected with this. */
   failure: ErrorRecord | null;
-  /** Whether it has said something since it was last doubted; null: nobody doubts it. */
+  /** Whether it has sent a message since it was last doubted; null: nobody doubts it. */
   heard: boolean | null;
-  /** Loads that wait until it is known whether it lives. */
+  /** Loads that wait until it is clear whether it lives. */
   readonly loads: (() => void)[];
-  /** Ends the worker where it does not say that all is freed. */
+  /** Terminates the worker if it does not confirm that all is freed. */
   ending: ReturnType<typeof setTimeout> | undefined;
 }
 
-/** How long a worker gets to say that its buffers are freed, before it is ended anyway. */
+/** Milliseconds that a worker gets to free its buffers, before it is terminated. */
 const DISPOSE_TIMEOUT_MS = 2000;
-/** How long a worker that a page takes to hang has for a word. */
+/** Milliseconds that a worker which seems to hang gets to send a message. */
 const LAST_WORD_MS = 5000;
 
-/** Lets several pages have one engine: each thinks that the worker is its own. */
+/** Lets several pages use one engine: each page sees the worker as its own. */
 export class Share {
   readonly #clients = new Set<Client>();
   readonly #askers = new Map<number, Asker>();
   #running: Running | null = null;
   #nextId = 1;
 
-  /** `onIdle`: nobody has the engine any more, or waits for it. */
+  /** `onIdle`: no page has the engine any more, or waits for it. */
   constructor(
     private readonly start: () => WorkerPort,
     private readonly onIdle: () => void = () => undefined,
@@ -192,7 +192,7 @@ export class Share {
       case "disposed":
         return;
       case "whether left":
-        // Any page knows, and the first may be closed.
+        // Any page may know, and the first may be closed.
         this.#tellAll(message);
         return;
       case "loaded":
@@ -242,7 +242,7 @@ export class Share {
     this.onIdle();
   }
 
-  /** A page takes the worker to hang: another may only have less patience than it needs. */
+  /** A page considers the worker hanging: the page may only have too little patience. */
   #doubt(): void {
     const running = this.#running;
     if (!running || running.failure || running.heard !== null) return;
@@ -255,7 +255,7 @@ export class Share {
     }, LAST_WORD_MS);
   }
 
-  /** It is known whether the worker lives. */
+  /** The worker is known to live. */
   #trust(running: Running): void {
     running.heard = null;
     for (const load of running.loads.splice(0)) load();

@@ -22,19 +22,19 @@ const FIRST_WORD = 30;
 /** How long the page that takes over waits for a last word. */
 const LAST_WORD_MS = 1000;
 
-/** What pages say to each other: who has the engine, and that a line to it is open. */
+/** Messages between pages: which page has the engine, and that a connection to it is open. */
 type Word =
   | { readonly type: "who leads" }
   /** `since`, in ms of the clock, grows with every page that leads: a frozen one does not know that it was. */
   | { readonly type: "leads"; readonly leader: string; readonly since: number }
   | { readonly type: "hello"; readonly leader: string; readonly line: string };
 
-/** Where an engine can be. */
+/** The places where an engine can be. */
 export interface Places {
   readonly worker: () => SharedWorker;
   readonly overPort: (port: MessagePort) => WorkerPort;
   readonly startWorker: StartWorker;
-  /** From there, where it is already: each file is a trip to the server. */
+  /** Passed in where it is already loaded: each file is a request to the server. */
   readonly Pulse: typeof Pulse;
 }
 
@@ -75,14 +75,14 @@ function starts(worker: SharedWorker, Beat: typeof Pulse): Promise<boolean> {
   });
 }
 
-/** One page's part: it leads, or follows whoever does. */
+/** One page's part: it leads, or follows the leader. */
 class Tab {
   readonly port: MovingPort;
   readonly #id = crypto.randomUUID();
   readonly #words: BroadcastChannel;
   #leader: string | null = null;
   #share: Share | null = null;
-  /** Lets go of the lock, or of the place in the queue for it. */
+  /** Releases the lock, or the place in the queue for it. */
   #leave: () => void = () => undefined;
   #isOpen = true;
   #lines = 0;
@@ -156,7 +156,7 @@ class Tab {
     else if (this.#leader !== leader && this.#isOpen) void this.#follow(leader);
   }
 
-  /** Takes the place of a page that says nothing. One page does so at a time, and hears first of one that has. */
+  /** Takes over from a silent page. One page does so at a time, and first hears if another has. */
   async #depose(): Promise<void> {
     await navigator.locks.request(`${this.name} heir`, { ifAvailable: true }, async (lock) => {
       const heard = this.#heard;
@@ -176,7 +176,7 @@ class Tab {
     if (this.#isOpen) this.#join();
   }
 
-  /** Opens a line to the page that leads, which sees by its lock whether this page lives. */
+  /** Opens a connection to the leading page, which sees by a lock whether this page lives. */
   async #follow(leader: string): Promise<void> {
     this.#leader = leader;
     const line = `${this.name} ${this.#id} ${this.#lines++}`;

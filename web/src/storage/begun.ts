@@ -1,12 +1,12 @@
 import { alone, type MovableFileHandle, remove } from "./files.js";
 import type { Part } from "./http.js";
 
-/** The suffix of names of files that have come in part. */
+/** Suffix of the names of partly downloaded files. */
 export const BEGUN = ".begun";
 
 /**
- * What of a file has come so far, on the disk while the rest is on its way: where the tab is closed meanwhile,
- * the next visit goes on from there.
+ * The part of a file that has come so far, on the disk during the download: if the tab is closed, the next
+ * visit continues from there.
  */
 export class BegunFile {
   #size: number;
@@ -20,7 +20,10 @@ export class BegunFile {
     this.#size = access.getSize();
   }
 
-  /** Null where files are written whole only, as everywhere but in workers of their own. */
+  /**
+   * Opens a partly downloaded file; null where files can only be written whole, as everywhere except in
+   * dedicated workers.
+   */
   static async open(directory: FileSystemDirectoryHandle, name: string): Promise<BegunFile | null> {
     const part = `${name}${BEGUN}`;
     const handle: MovableFileHandle = await directory.getFileHandle(part, { create: true });
@@ -31,10 +34,10 @@ export class BegunFile {
     return null;
   }
 
-  /** What is there of a file of `size` bytes; undefined where nothing is. */
+  /** Reads the part of a file of `size` bytes; undefined where there is none. */
   read(size: number): Part | undefined {
     if (this.#size > size) this.clear();
-    // Of a file that is there whole, the last byte is asked for once more: it is verified as any other.
+    // For a complete file, the last byte is requested once more, so that it is verified as any other.
     const received = Math.min(this.#size, size - 1);
     if (received <= 0) return undefined;
     const bytes = new Uint8Array(size);
@@ -42,27 +45,27 @@ export class BegunFile {
     return { bytes, received };
   }
 
-  /** The download goes on from byte `received`: what is there beyond that is of another try. */
+  /** Continues the download from byte `received`; later bytes on the disk are from another try. */
   goOnFrom(received: number): void {
     if (!this.#isOpen || this.#size <= received) return;
     this.access.truncate(received);
     this.#size = received;
   }
 
-  /** Keeps the first `received` of `bytes`, of which it has those already that are there. */
+  /** Keeps the first `received` of `bytes`, some of which are on the disk already. */
   extend(bytes: Uint8Array<ArrayBuffer>, received: number): void {
     if (!this.#isOpen) return;
     try {
       this.#size += this.access.write(bytes.subarray(this.#size, received), { at: this.#size });
     } catch {
-      // No room: the whole file will say so.
+      // There is no room: storing the whole file will report it.
       void this.drop();
     }
   }
 
   /**
-   * Gives the file its `name`, now that its bytes are verified: no byte is written twice. Whether it could:
-   * where it is not whole, or files cannot be renamed, it is deleted.
+   * Renames the verified file to `name`, so that no byte is written twice. Returns whether it could; an
+   * incomplete file, or one that cannot be renamed, is deleted.
    */
   async keep(name: string, size: number): Promise<boolean> {
     const { handle } = this;
@@ -79,7 +82,7 @@ export class BegunFile {
     return false;
   }
 
-  /** Lets go of the file, which stays for the next visit. */
+  /** Closes the file, which stays for the next visit. */
   async close(): Promise<void> {
     if (!this.#isOpen) return;
     this.#close();

@@ -3,38 +3,38 @@ import { alone, isNamed, locks, namesIn, read, remove, store } from "./files.js"
 import { sha256Hex } from "./http.js";
 
 /**
- * Where verified files stay between visits. Keyed by SHA-256, so artifacts that share a file share its copy,
- * and files of two builds are never taken for one another.
+ * Stores verified files between visits. Keyed by SHA-256, so artifacts share copies of equal files, and files
+ * of two builds are never confused.
  */
 export interface FileCache {
   /** Null where the file is not cached. */
   get(sha256: string): Promise<Uint8Array<ArrayBuffer> | null>;
-  /** `begun` has been filled with these very bytes meanwhile; it is kept, or deleted. */
+  /** Stores a file. `begun`, if given, contains these bytes already; it is kept, or deleted. */
   put(sha256: string, bytes: Uint8Array<ArrayBuffer>, begun?: BegunFile | null): Promise<void>;
   delete(sha256: string): Promise<void>;
-  /** Where a file lies that has come in part; null where nothing can lie. One at a time has it. */
+  /** Opens a partly downloaded file; null where none can be stored. Only one caller at a time has it. */
   begun?(sha256: string): Promise<BegunFile | null>;
 }
 
 const FILES = "nearfar-files";
 const LISTS = "nearfar-lists";
-/** Where versions of before kept weights alone: nobody reads it any more. */
+/** Folder of older versions; no longer read. */
 const OLD = "nearfar-shards";
-/** Held by all who write, and alone by who sweeps, over all tabs of the origin. */
+/** Lock that all writers share and a sweep holds alone, over all tabs of the origin. */
 const LOCK = "nearfar-files";
 
-/** What is kept of an artifact. */
+/** The stored files of an artifact. */
 interface FileList {
   readonly url: string;
   /** The model's name. */
   readonly name: string;
   /** When it was last loaded; milliseconds since 1970. */
   readonly used: number;
-  /** The SHA-256 of the manifest that was last loaded to the end; null before that. */
+  /** The SHA-256 of the manifest that was last loaded completely; null before that. */
   readonly manifest: string | null;
   /** Files of the build that this manifest describes. */
   readonly files: readonly string[];
-  /** Files of the build that is being loaded: the last one stays until this one is whole. */
+  /** Files of the build that is being loaded; the last build stays until this one is complete. */
   readonly coming: readonly string[];
 }
 
@@ -46,7 +46,7 @@ export interface Artifact {
   readonly manifest: string;
   /** By SHA-256. */
   readonly files: readonly string[];
-  /** The files that take most of the room. */
+  /** The largest files. */
   readonly large?: readonly { readonly sha256: string; readonly bytes: number }[];
 }
 
@@ -54,10 +54,10 @@ export interface Artifact {
 export interface CachedModel {
   readonly url: string;
   readonly name: string;
-  /** What its files take; those that it shares with other models count for each. */
+  /** Bytes of its files; files shared with other models count for each. */
   readonly bytes: number;
   readonly lastUsed: Date;
-  /** Whether it was loaded to the end once, so that it starts without a network. */
+  /** Whether it was once loaded completely, so that it starts without a network. */
   readonly complete: boolean;
 }
 
@@ -83,8 +83,9 @@ function listName(url: URL | string): Promise<string> {
 }
 
 /**
- * The origin private file system for an artifact that is being loaded; null where it is missing, or has too
- * little room, which `onShort` is told. Files that no artifact of this origin is made of any more are deleted.
+ * Opens the origin private file system for an artifact that is being loaded; null where it is missing or has
+ * too little room, which `onShort` is called with. Files that belong to no artifact of this origin any more
+ * are deleted.
  */
 export async function openOpfsCache(
   artifact: Artifact,
@@ -110,7 +111,7 @@ export async function openOpfsCache(
   }
 }
 
-/** The manifest of the artifact at `url` that was loaded to the end last; null where there is none. */
+/** The manifest of the artifact at `url` that was last loaded completely; null where there is none. */
 export async function keptManifest(url: URL): Promise<string | null> {
   try {
     const folders = await openFolders();
@@ -139,8 +140,8 @@ export async function cachedModels(): Promise<CachedModel[]> {
 }
 
 /**
- * Deletes what is kept of the artifact in the folder `base`, or of those in folders of it, but for files that other
- * artifacts share. A model that is loaded runs on. Whether there was one.
+ * Deletes the stored files of the artifact in the folder `base`, or of those in folders of it, except files
+ * that other artifacts share. A loaded model keeps running. Returns whether there was one.
  */
 export async function deleteModel(base: URL): Promise<boolean> {
   const folders = await openFolders();
@@ -155,7 +156,10 @@ export async function deleteModel(base: URL): Promise<boolean> {
   return found;
 }
 
-/** Held, shared, while the model of that list runs: a GPU that is lost is opened anew from its files. */
+/**
+ * Name of the lock that is held, shared, while the model of that list runs: a lost GPU is reopened from its
+ * files.
+ */
 function runs(list: string): string {
   return `nearfar-runs ${list}`;
 }
@@ -175,8 +179,8 @@ export class OpfsCache implements FileCache {
   }
 
   /**
-   * Bytes that the storage has too few for the artifact, were all others given up for it; 0 where it has
-   * enough, or the browser does not say: Chrome tells of 10 GiB, and refuses later what does not fit.
+   * Bytes that the storage lacks for the artifact if all others were deleted; 0 where it suffices, or the
+   * browser does not say: Chrome reports 10 GiB, and later refuses what does not fit.
    */
   async lacking(): Promise<number> {
     const { quota, usage = 0 } = await navigator.storage.estimate();
@@ -191,20 +195,23 @@ export class OpfsCache implements FileCache {
     return Math.max(wanted - (quota - usage) - others, 0);
   }
 
-  /** Says which files the artifact needs, and deletes those that nobody does. */
+  /** Stores which files the artifact needs, and deletes files that none needs. */
   async claim(): Promise<void> {
     const last = parseList(await read(this.folders.lists, this.list));
     await this.#write({ manifest: last?.manifest ?? null, files: last?.files ?? [], coming: this.#files });
     await locked("idle", () => sweep(this.folders));
   }
 
-  /** Keeps the files from models that want their room, until `signal` aborts. */
+  /** Protects the files from models that need their room, until `signal` aborts. */
   hold(signal: AbortSignal): void {
     const held = new Promise<void>((resolve) => signal.addEventListener("abort", () => resolve()));
     locks?.request(runs(this.list), { mode: "shared" }, () => held).catch(() => undefined);
   }
 
-  /** Notes that the load is done: now the artifact starts without a network, and its last build goes. */
+  /**
+   * Notes that the load is complete: now the artifact starts without a network, and its last build is
+   * deleted.
+   */
   async settle(): Promise<void> {
     await this.put(this.manifest, new TextEncoder().encode(this.artifact.manifest));
     await this.#write({ manifest: this.manifest, files: this.#files, coming: [] });
@@ -223,7 +230,7 @@ export class OpfsCache implements FileCache {
     try {
       await write();
     } catch (error) {
-      // The room that other artifacts take is given to the one that is wanted now, the longest unused first.
+      // Other artifacts make room for the one that is wanted now, the least recently used first.
       if (!isNamed(error, "QuotaExceededError") || !(await this.#makeRoom())) throw error;
       await write();
     }
@@ -248,7 +255,7 @@ export class OpfsCache implements FileCache {
     await locked("shared", () => store(this.folders.lists, this.list, bytes));
   }
 
-  /** Deletes a list, unless a tab runs its model. Whether it did. */
+  /** Deletes a list, unless a tab runs its model. Returns whether it did. */
   async #giveUp(list: string): Promise<boolean> {
     const giveUp = async (isIdle: boolean): Promise<boolean> => {
       if (isIdle) await locked("shared", () => remove(this.folders.lists, list));
@@ -258,7 +265,9 @@ export class OpfsCache implements FileCache {
     return locks.request(runs(list), { ifAvailable: true }, (lock) => giveUp(lock !== null));
   }
 
-  /** Gives up another artifact that no tab runs, or the last build of this one. Whether there was one. */
+  /**
+   * Deletes another artifact that no tab runs, or the last build of this one. Returns whether there was one.
+   */
   async #makeRoom(): Promise<boolean> {
     const lists = await readLists(this.folders);
     const own = lists.get(this.list);
@@ -276,7 +285,7 @@ export class OpfsCache implements FileCache {
   }
 }
 
-/** Deletes the files of no list, and what a closed tab has left half written. */
+/** Deletes files that are in no list, and files that a closed tab left half written. */
 async function sweep(folders: Folders): Promise<void> {
   const lists = await readLists(folders);
   const wanted = new Set([...lists.values()].flatMap(({ files, coming }) => [...files, ...coming]));
@@ -285,7 +294,7 @@ async function sweep(folders: Folders): Promise<void> {
   for (const name of await namesIn(folders.lists)) if (!lists.has(name)) await remove(folders.lists, name);
 }
 
-/** By name; what is no list is left out. */
+/** Reads all lists, by name; files that are no list are left out. */
 async function readLists(folders: Folders): Promise<Map<string, FileList>> {
   const lists = new Map<string, FileList>();
   for (const name of await namesIn(folders.lists)) {
@@ -308,7 +317,7 @@ function parseList(bytes: Uint8Array<ArrayBuffer> | null): FileList | null {
   }
 }
 
-/** 0 where it is not there. */
+/** Size of a file; 0 where it does not exist. */
 async function sizeOf(directory: FileSystemDirectoryHandle, name: string): Promise<number> {
   try {
     return (await (await directory.getFileHandle(name)).getFile()).size;
@@ -318,8 +327,8 @@ async function sizeOf(directory: FileSystemDirectoryHandle, name: string): Promi
 }
 
 /**
- * Runs `work` under the lock that all tabs of the origin share; "idle": exclusively where nobody holds it,
- * else not at all, but another time.
+ * Runs `work` under the lock that all tabs of the origin share. "idle" runs it exclusively if nobody holds
+ * the lock, else not at all.
  */
 async function locked(mode: LockMode | "idle", work: () => Promise<void>): Promise<void> {
   if (!locks) return mode === "shared" ? await work() : undefined;

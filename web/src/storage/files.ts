@@ -1,20 +1,20 @@
 /** Files in the browser's origin private file system, which all tabs of the origin share. */
 
-/** What is being written; it gets its name when it is whole. */
+/** Suffix of a file that is being written; it gets its name when it is complete. */
 const PART = ".part";
 
-/** Missing in browsers of before 2022: then two tabs may be in each other's way. */
+/** Missing in browsers from before 2022: then two tabs may interfere with each other. */
 export const { locks } = (globalThis.navigator ?? {}) as { readonly locks?: LockManager };
 
-/** Changes an entry alone: an entry that another tab is changing refuses to be replaced or removed. */
+/** Changes an entry exclusively: an entry that another tab is changing refuses to be replaced or removed. */
 export async function alone(name: string, work: () => Promise<void>): Promise<void> {
   if (!locks) return await work();
   await locks.request(`nearfar-file ${name}`, work);
 }
 
 /**
- * Puts a file there whole or not at all: an entry exists before its bytes do, and another tab that reads it
- * meanwhile would find it corrupt and delete it. `durable`: the bytes should outlive a crash of the machine.
+ * Stores a file completely or not at all: an entry exists before its bytes do, and another tab that reads it
+ * meanwhile would find it corrupt and delete it. `durable`: the bytes should survive a crash of the machine.
  */
 export async function store(
   directory: FileSystemDirectoryHandle,

@@ -15,13 +15,16 @@ export interface DownloadOptions {
   readonly fetch?: Fetch | undefined;
   readonly signal?: AbortSignal | undefined;
   readonly cache?: RequestCache;
-  /** Called as the answer begins, with the number of bytes that were there before and that it goes on from. */
+  /**
+   * Called when the response begins, with the number of bytes that were there before and that it continues
+   * from.
+   */
   readonly onStart?: (received: number) => void;
   /** Called with the number of bytes of this file received so far, and with them at the beginning of it. */
   readonly onBytes?: (received: number, bytes: Uint8Array<ArrayBuffer>) => void;
 }
 
-/** How long a server may send nothing: behind a connection that has stalled no more will come. */
+/** Milliseconds that a server may send nothing: over a stalled connection no more will come. */
 export const SILENCE_MS = 30_000;
 
 /** The beginning of a file whose download broke off. */
@@ -32,8 +35,8 @@ export interface Part {
 }
 
 /**
- * The address of a file of the artifact at `base`; throws ArtifactError where it lies elsewhere, however it
- * is spelled.
+ * Returns the address of a file of the artifact at `base`. Throws ArtifactError where it is elsewhere, in any
+ * spelling.
  */
 export function within(base: URL, file: string): URL {
   const url = new URL(file, base);
@@ -43,8 +46,8 @@ export function within(base: URL, file: string): URL {
 }
 
 /**
- * `retry`: a second try may go better (a broken connection), or cannot (404). `part`: what came before it broke
- * off.
+ * `retry`: whether a second try may succeed (a broken connection) or cannot (404). `part`: the bytes that
+ * came before.
  */
 export type Download =
   | { readonly ok: true; readonly bytes: Uint8Array<ArrayBuffer> }
@@ -57,8 +60,8 @@ export type Download =
     };
 
 /**
- * Downloads a file whose size is known; of one that has begun, the rest, where the server gives parts. Rejects
- * only when aborted; what else goes wrong is told in the result.
+ * Downloads a file of known size; for a partly downloaded one the rest, if the server supports ranges.
+ * Rejects only when aborted; other failures are in the result.
  */
 export async function download(
   url: URL,
@@ -72,7 +75,7 @@ export async function download(
   const exchange = new Exchange(options);
   try {
     const response = await exchange.open(url, begun && `bytes=${begun.received}-`);
-    // The file is shorter than what is there of it: that was another one's.
+    // The file is shorter than the part that is there, which belonged to another one.
     if (begun && response.status === RANGE_REFUSED)
       return { ok: false, problem: `${url.href} has no byte ${begun.received}`, code: DAMAGED, retry: true };
     if (!response.ok) {
@@ -89,7 +92,7 @@ export async function download(
       }
       received = begun.received;
     }
-    // A server without parts begins at the start.
+    // A server without ranges starts at the beginning.
     options.onStart?.(received);
     for (const reader = response.body?.getReader(); reader; ) {
       const { done, value } = await exchange.heard(reader.read());
@@ -117,7 +120,7 @@ export async function download(
 const PARTIAL = 206;
 const RANGE_REFUSED = 416;
 
-/** One request and its answer, which fails once the server has sent nothing for SILENCE_MS. */
+/** One request and its response, which fails when the server sends nothing for SILENCE_MS. */
 class Exchange {
   readonly #abort: ReturnType<typeof linkedAbort>;
 
@@ -174,7 +177,7 @@ export class MissingError extends ArtifactError {
   }
 }
 
-/** What servers say of files that are not there; some keep to themselves whether they are. */
+/** Statuses for missing files; some servers do not reveal whether a file exists. */
 const MISSING = [403, 404, 410];
 const DAMAGED = "artifact-damaged";
 

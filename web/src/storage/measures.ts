@@ -1,4 +1,4 @@
-/** What first loads of this origin have measured, for predictions of others. Pages keep it; workers cannot. */
+/** Measurements of this origin's first loads, for predictions of others. Pages store them; workers cannot. */
 
 type Measure = `speed ${string}` | `compile ${string}`;
 
@@ -11,28 +11,28 @@ function storage(): Storage | undefined {
   }
 }
 
-/** Bytes a second of downloads from an origin. */
+/** Key of the bytes per second of downloads from an origin. */
 export function speedOf(url: URL): Measure {
   return `speed ${url.origin}`;
 }
 
-/** Seconds that a kernel takes to be compiled, several at a time, by the adapter of that name. */
+/** Key of the seconds per compiled kernel, several at a time, on the adapter of that name. */
 export function compilingOn(adapter: string): Measure {
   return `compile ${adapter}`;
 }
 
-/** Null where nothing was measured. */
+/** A stored measurement; null where there is none. */
 export function measured(what: Measure): number | null {
   const value = Number(storage()?.getItem(`nearfar.${what}`));
   return value > 0 && Number.isFinite(value) ? value : null;
 }
 
-/** Keeps it for the next time; what is no measure is not kept. */
+/** Stores a measurement for the next time; invalid values are not stored. */
 export function keepMeasure(what: Measure, value: number): void {
   if (!(value > 0 && Number.isFinite(value))) return;
   try {
     storage()?.setItem(`nearfar.${what}`, value.toPrecision(3));
   } catch {
-    // Full: the next load predicts from less.
+    // Storage is full: the next load predicts from less.
   }
 }

@@ -123,7 +123,7 @@ export class PrefixIndex {
     prune(node);
   }
 
-  /** Nobody holds the page any more: it may be evicted, after those parked before it. */
+  /** The page has no holder any more: it may be evicted, after those parked before it. */
   park(group: number, page: number): void {
     this.#idle[group]?.add(page);
   }

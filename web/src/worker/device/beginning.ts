@@ -4,7 +4,7 @@ import type { Backend, BackendShape } from "../engine/backend.js";
 import type { MemoryPlan } from "./memory.js";
 import { ropeTable } from "./rope.js";
 
-/** What a device with room by `plan` tells the engine of itself. */
+/** The shape of a device with memory by `plan`, for the engine. */
 export function shapeOf(
   { model, cache, groups, buffers }: Pick<Manifest, "model" | "cache" | "groups" | "buffers">,
   plan: MemoryPlan,
@@ -21,8 +21,8 @@ export function shapeOf(
 }
 
 /**
- * Writes what buffers hold from the start on and zeros will not do for: rotations, by the float32 frequencies
- * that `tensor` gives of each, and that every token is allowed (one bit a token, of each slot).
+ * Writes the initial values that are not zero: rotations, from each rope's float32 frequencies that `tensor`
+ * returns, and the masks that allow every token (one bit a token, for each slot).
  */
 export function initialize(
   backend: Backend,

@@ -5,9 +5,12 @@ import { Window } from "../cache/window.js";
 
 /** What the caller may fix about the cache. */
 export interface MemoryOptions {
-  /** Bytes for the KV cache of all sequences; by default what AT_FIRST of them need. */
+  /** Bytes for the KV cache of all sequences; by default as much as AT_FIRST sequences need. */
   readonly kvMemory?: number | undefined;
-  /** Whether less will do where there is no room; so it is where `kvMemory` is left open. */
+  /**
+   * Whether a smaller cache is accepted where memory does not suffice; it is by default if `kvMemory` is not
+   * given.
+   */
   readonly orLess?: boolean | undefined;
   /** Tokens that one sequence can have; the model's own limit by default. */
   readonly contextLength?: number | undefined;
@@ -20,16 +23,19 @@ export interface MemoryPlan {
   readonly kvBytes: number;
 }
 
-/** A conversation of the whole context, and one beside it: a page rarely has more. */
+/**
+ * Sequences of the default cache: a conversation with the whole context, and one more; a page rarely has
+ * more.
+ */
 const AT_FIRST = 2;
 
 /**
- * Browsers do not tell how much GPU memory is free; half a GiB is what phones can spare beside a small model.
- * No more than that is taken unasked.
+ * Browsers do not report free GPU memory; half a GiB is what phones can spare in addition to a small model.
+ * The default cache is never larger.
  */
 export const DEFAULT_KV_MEMORY = 512 * 2 ** 20;
 
-/** What the runtime chooses: pages of each group, positions that it has room for. */
+/** The runtime's choices: pages of each group, and positions that fit. */
 export type Extents = Pick<MemoryPlan, "pages" | "contextLength">;
 
 /** A buffer's dtype and shape in a program, as `nearfar.format.kv` has them. */
@@ -38,7 +44,7 @@ export interface Stored {
   readonly shape: readonly Dim[];
 }
 
-/** How a program stores a buffer: rows of a quantized cache are words, of codes and of what scales them. */
+/** How a program stores a buffer: rows of a quantized cache are words of codes, scales and offsets. */
 export function storedAs({ dtype, shape }: BufferEntry, { kvDtype }: Program): Stored {
   if (dtype !== "kv") return { dtype, shape };
   if (kvDtype !== "int8" && kvDtype !== "int4") return { dtype: kvDtype, shape };
@@ -52,14 +58,14 @@ export function storedAs({ dtype, shape }: BufferEntry, { kvDtype }: Program): S
   return { dtype: "uint32", shape: [...shape.slice(0, -1), words] };
 }
 
-/** Bytes of a buffer once what the runtime chooses is chosen. */
+/** Bytes of a buffer, given the runtime's choices. */
 export function bufferBytes(entry: BufferEntry, program: Program, extents: Extents): number {
   const { dtype, shape } = storedAs(entry, program);
   const element = DTYPE_BYTES[dtype];
   return shape.reduce<number>((bytes, dim) => bytes * extentOf(dim, extents), element);
 }
 
-/** An extent once what the runtime chooses is chosen. */
+/** An extent, given the runtime's choices. */
 export function extentOf(dim: Dim, { pages, contextLength }: Extents): number {
   if (typeof dim === "number") return dim;
   return dim === "context" ? contextLength : (pages[groupIn(dim)] ?? 0);
@@ -219,7 +225,7 @@ export async function whatFits<Made>(
       const plan = planMemory(manifest, program, maxBinding, { contextLength, kvMemory: budget });
       return await allocate(plan);
     } catch (error) {
-      // The first one tells what there was no room for; later ones complain of budgets that nobody gave.
+      // The first error names the missing memory; later ones complain of budgets that nobody gave.
       first ??= error;
       const isLeast = !orLess || budget <= kvMemory / 32;
       if (!(error instanceof DeviceError) || isLeast) throw first;

@@ -22,29 +22,33 @@ export const MOST_LOSSES = 3;
 
 export interface EngineHooks {
   /**
-   * Opens another backend like the one that failed, which it disposes of. Without it the engine ends where a
-   * step fails.
+   * Opens another backend like the failed one, which it disposes of. Without it the engine ends when a step
+   * fails.
    */
   readonly reopen?: () => Promise<Backend>;
   readonly onWarning?: (message: string) => void;
-  /** The backend was lost, and no other could be opened; the next request tries once more. */
+  /** The backend was lost and no other could be opened; the next request tries again. */
   readonly onLost?: (error: DeviceError) => void;
-  /** Tokens that the model allows, wherever there is memory for them; what the backend has by default. */
+  /** Tokens that the model allows where memory suffices; by default the backend's context. */
   readonly modelContext?: number;
   /**
-   * How many of how many kernels are compiled that requests wait for; all of them when nobody waits any more.
+   * Progress (compiled, total) of kernels that waiting requests need. Both are equal when no request waits
+   * any more.
    */
   readonly onCompiling?: (compiled: number, total: number) => void;
-  /** Tokens read of prompts that take more than a step; all of them when none is read any more. */
+  /**
+   * Progress (read, total tokens) of prompts that take more than a step. Both are equal when no prompt is
+   * read any more.
+   */
   readonly onReading?: (read: number, total: number) => void;
 }
 
 /**
  * Runs requests, several at once: schedule → step → sample → emit.
  *
- * A step that fails is the end of all that the device held. Where the device was lost, or had no memory for
- * the step, requests are computed again from their tokens, on a device opened anew and then with smaller
- * steps; else they fail, and the next request has the device opened anew.
+ * A failed step voids everything that the device held. Where the device was lost, or had no memory for the
+ * step, requests are computed again from their tokens, on a reopened device and then with smaller steps; else
+ * they fail, and the next request reopens the device.
  */
 export class EngineCore {
   #backend: Backend;
@@ -54,10 +58,10 @@ export class EngineCore {
   readonly #emitter: Emitter;
   #failure: Error | null = null;
   #running = false;
-  /** A step has failed, so that the backend can only be replaced. */
+  /** A step has failed, so the backend can only be replaced. */
   #broken = false;
   #lostInARow = 0;
-  /** Kernels that requests wait for, with those that have come since. */
+  /** Kernels that requests wait for, including those added since. */
   #awaited = 0;
   readonly #reading: Reading;
 
@@ -80,12 +84,12 @@ export class EngineCore {
     });
   }
 
-  /** Rows of the largest step it takes: fewer than the artifact has where there was no memory for them. */
+  /** Rows of the largest step; fewer than the artifact has where memory did not suffice. */
   get largestStep(): number {
     return this.#scheduler.largest;
   }
 
-  /** Tokens that new requests could put into the cache now, be it one or a full context in each slot. */
+  /** Tokens that new requests could put into the cache now, as one context or one in each slot. */
   get freeTokens(): number {
     const { contextLength, slots } = this.#backend.shape;
     return this.#table.longest(MAX_STEP, contextLength * slots);
@@ -113,7 +117,7 @@ export class EngineCore {
     return request;
   }
 
-  /** Ends a request without a word to its listener. */
+  /** Ends a request without notifying its listener. */
   cancel(request: Request): void {
     if (!request.done) this.#scheduler.remove(request);
   }
@@ -125,9 +129,8 @@ export class EngineCore {
   }
 
   /**
-   * Uses the device between answers; what its buffers held of requests is void afterwards. `check` comes
-   * first, and where it throws nothing is lost. RequestError while there are requests; such as come meanwhile
-   * wait.
+   * Uses the device between answers; afterwards its buffers hold nothing of requests. `check` runs first, and
+   * if it throws nothing is lost. RequestError while there are requests; new ones wait meanwhile.
    */
   async alone<P, T>(check: () => P, use: (checked: P) => Promise<T>): Promise<T> {
     if (this.#failure) throw this.#failure;
@@ -156,7 +159,7 @@ export class EngineCore {
 
   #failAll(error: Error): void {
     for (const request of this.#scheduler.requests()) {
-      // A listener that is told may cancel others of these.
+      // A notified listener may cancel others of these.
       if (request.done) continue;
       this.#scheduler.remove(request);
       request.listener.fail(error);
@@ -192,24 +195,24 @@ export class EngineCore {
           this.#emitter.emit(oldest, await oldest.results, this.#backend.shape.embedding);
         } catch (error) {
           if (!(error instanceof OutOfMemoryError)) throw error;
-          // Of those in flight any may have taken it: it is the largest that can be made smaller.
+          // Any step in flight may have used up the memory; take the largest, if it can be made smaller.
           throw new NoRoom(Math.max(...[oldest, ...flights].map(({ step }) => step.bucket.size)), error);
         }
         this.#lostInARow = 0;
       } else if (unready) {
-        // And plan again: requests may have come and gone meanwhile.
+        // Plan again: requests may have come and gone meanwhile.
         await this.#prepare(...unready);
       } else {
         this.#endCompiling();
         this.#reading.end();
-        // In the same turn as the last look for work, so that no request comes in between unseen.
+        // In the same turn as the last check for work, so that no request is missed.
         this.#running = false;
         return;
       }
     }
   }
 
-  /** What becomes of the requests after a step has failed. */
+  /** Decides what happens to the requests after a failed step. */
   #recover(error: DeviceError | NoRoom): void {
     this.#endCompiling();
     this.#reading.end();
@@ -221,11 +224,11 @@ export class EngineCore {
     if (this.hooks.reopen) this.#failAll(cause);
     else this.stop(cause);
     this.#lostInARow = 0;
-    // A listener may have asked anew.
+    // A listener may have submitted a new request.
     this.#running = this.#failure === null && this.#scheduler.requests().length > 0;
   }
 
-  /** Whether the requests go on once the device has been opened anew. */
+  /** Whether the requests continue once the device is reopened. */
   #goesOn(error: DeviceError | NoRoom): boolean {
     if (this.#failure) return false;
     if (error instanceof NoRoom) {
@@ -237,7 +240,7 @@ export class EngineCore {
     return this.#lostInARow <= MOST_LOSSES;
   }
 
-  /** Gives up steps of `size` rows for good, where there are smaller ones. */
+  /** Stops using steps of `size` rows, where there are smaller ones. */
   #shrink(size: number, { message }: Error): boolean {
     if (!this.#scheduler.shrink(size)) return false;
     this.hooks.onWarning?.(
@@ -275,7 +278,7 @@ export class EngineCore {
     if (backend.shape.contextLength < contextLength) this.#shorten(contextLength);
   }
 
-  /** There is less room than before: requests that it is too little for end, and others get less of it. */
+  /** Adapts to less room than before: requests that do not fit end, others get a lower limit. */
   #shorten(before: number): void {
     const { contextLength } = this.#backend.shape;
     this.hooks.onWarning?.(
@@ -283,15 +286,15 @@ export class EngineCore {
         `tokens instead of ${before}. Close other tabs and load the model again for more.`,
     );
     for (const request of this.#scheduler.requests()) {
-      // A listener that is told may cancel others of these.
+      // A notified listener may cancel others of these.
       if (request.done || request.shorten(contextLength)) continue;
       this.#emitter.fail(request, tooLong(request, contextLength, before));
     }
   }
 
   /**
-   * Keeps the device busy. Returns the next step where functions of it are not ready yet, with those; their
-   * kernels are being compiled.
+   * Keeps the device busy. Returns the next step if functions of it are not ready yet, with those functions;
+   * their kernels are being compiled.
    */
   #fill(flights: Flight[]): [Step, Run[]] | null {
     const ahead = this.#backend.pipelined === false ? 1 : STEPS_AHEAD;
@@ -314,8 +317,8 @@ export class EngineCore {
   }
 
   /**
-   * Waits for one kernel of a step, and no longer: the next plan may be another. A function that the device
-   * cannot run fails the requests that need it.
+   * Waits for one kernel of a step only, since the next plan may differ. A function that the device cannot
+   * run fails the requests that need it.
    */
   async #prepare(step: Step, runs: Run[]): Promise<void> {
     const missing = this.#launches.missing(runs);
@@ -332,12 +335,12 @@ export class EngineCore {
       if (named instanceof OutOfMemoryError && this.#shrink(step.bucket.size, named)) return;
       const requests = step.chunks.flatMap((chunk) => (chunk && !chunk.request.done ? chunk.request : []));
       const needy = requests.filter((request) => this.#launches.needs(request, refused));
-      // None of these would be asked for the same again for ever.
+      // Otherwise these would request the same kernel again for ever.
       for (const request of needy.length > 0 ? needy : requests) this.#emitter.fail(request, named);
     }
   }
 
-  /** Nobody waits for kernels any more. */
+  /** Reports that no request waits for kernels any more. */
   #endCompiling(): void {
     if (this.#awaited > 0) this.hooks.onCompiling?.(this.#awaited, this.#awaited);
     this.#awaited = 0;

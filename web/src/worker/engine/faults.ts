@@ -1,9 +1,9 @@
 import { DeviceError } from "../../protocol/errors.js";
 import type { Request } from "./request.js";
 
-/** What can become of steps, by name. */
+/** Errors of steps. */
 
-/** There was no memory for steps of `size` rows. */
+/** Thrown where there was no memory for steps of `size` rows. */
 export class NoRoom extends Error {
   constructor(
     readonly size: number,
@@ -13,7 +13,7 @@ export class NoRoom extends Error {
   }
 }
 
-/** By name, whatever the driver threw: after it nothing on the device can be relied on. */
+/** Converts whatever the driver threw; afterwards nothing on the device can be relied on. */
 export function deviceError(cause: unknown): DeviceError | NoRoom {
   if (cause instanceof DeviceError || cause instanceof NoRoom) return cause;
   const message = cause instanceof Error ? cause.message : String(cause);
@@ -29,7 +29,7 @@ export function notFinite({ tokens, prompt }: Request): DeviceError {
   );
 }
 
-/** A request is too long for what a device that was opened anew has room for. */
+/** The error of a request that is too long for the reopened device. */
 export function tooLong({ tokens }: Request, contextLength: number, before: number): DeviceError {
   return new DeviceError(
     `The device was opened anew and has less room: a context of ${contextLength} tokens instead ` +

@@ -3,7 +3,7 @@ import type { DeviceClass } from "../../protocol/backends.js";
 import { DeviceError } from "../../protocol/errors.js";
 
 /**
- * Which GPU there is, and of which class: all that the choice of a backend needs to know of it. Classes as in
+ * Finds the GPU and its class, which is all that the choice of a backend needs. Classes as in
  * format/adapters.py, which replays tests/vectors/variants too.
  */
 
@@ -24,13 +24,13 @@ const NO_ADAPTER =
   "The browser has WebGPU, but offers no GPU for it. Turn graphics acceleration on in the browser's settings, " +
   "update the graphics driver, or restart the browser if this worked before.";
 
-/** What an adapter says of itself; empty where it does not. */
+/** Facts that an adapter reports; empty where it does not. */
 export interface Adapter {
   readonly vendor: string;
   readonly architecture: string;
   readonly name: string;
   readonly driver: string;
-  /** What a driver calls its device, or "mobile" for that of a phone or tablet; "other" where nobody says. */
+  /** The driver's kind of the device, or "mobile" for a phone's or tablet's; "other" where unknown. */
   readonly kind: string;
 }
 

@@ -2,8 +2,8 @@ import { DeviceError, DeviceLostError, OutOfMemoryError } from "../../protocol/e
 import type { BufferRegistry } from "./buffers.js";
 
 /**
- * What a device says of itself at any time, to the executors that are in use: one ear for the device's whole
- * life, while executors come and go over it.
+ * Reports a device's faults to the executors in use: one listener for the device's whole life, while
+ * executors come and go.
  */
 export class Faults {
   readonly #listeners = new Set<(error: DeviceError) => void>();
@@ -27,17 +27,20 @@ export class Faults {
     });
   }
 
-  /** Null while the device is there. */
+  /** The loss of the device; null while it works. */
   get lost(): DeviceLostError | null {
     return this.#lost;
   }
 
-  /** How many listen. */
+  /** Number of listeners. */
   get listeners(): number {
     return this.#listeners.size;
   }
 
-  /** Tells of all faults from now on, and of a loss of before; returns what ends that. */
+  /**
+   * Calls `listener` for every later fault, and at once if the device is already lost. Returns the
+   * unsubscribe function.
+   */
   listen(listener: (error: DeviceError) => void): () => void {
     if (this.#lost) listener(this.#lost);
     else this.#listeners.add(listener);

@@ -27,7 +27,7 @@ export interface Opened<S, E> {
   readonly choice: Choice;
 }
 
-/** The choice where a GPU has none, or none is left to it: nothing is tried, and no notes are read. */
+/** The choice on a GPU that has no alternatives, or none left: nothing is tried, and no notes are read. */
 export function settled(able: Finalists, deviceClass: DeviceClass, pinned: boolean): Choice | null {
   const [first = able[0]] = lineUp(able, deviceClass);
   if (pinned) return untimed(first.name, "pinned");
@@ -78,9 +78,9 @@ export async function openBest<E extends Backend, S extends TrialStage<E>>(
 
 class Opening<E extends Backend, S extends TrialStage<E>> {
   #stage: S | null = null;
-  /** Why programs are not tried again at this load. */
+  /** Errors of programs that are not tried again at this load. */
   readonly #failed = new Map<string, unknown>();
-  /** Programs that did not run alone either. */
+  /** Programs that also failed alone. */
   readonly #spent = new Set<string>();
 
   constructor(
@@ -91,7 +91,7 @@ class Opening<E extends Backend, S extends TrialStage<E>> {
     private readonly hooks: OpeningHooks,
   ) {}
 
-  /** One choice or trial. Null where a program failed: the others are to be lined up anew. */
+  /** One choice or trial. Null where a program failed: the others are lined up again. */
   async next(): Promise<Opened<S, E> | null> {
     throwIfAborted(this.hooks.signal);
     const finalists = this.#lineUp();
@@ -114,7 +114,7 @@ class Opening<E extends Backend, S extends TrialStage<E>> {
     const { able, kept } = this;
     const left = able.filter(({ name }) => !this.#spent.has(name));
     const isWell = left.some(({ name }) => !kept.lost.includes(name));
-    // What has lost the device is the last resort where there is nothing else, and not where others failed.
+    // A program that lost the device is the last resort, but not where others failed.
     if (this.#spent.size > 0 && !isWell) throw [...this.#failed.values()][0];
     const [first = able[0], ...others] = lineUp(left, this.deviceClass, [
       ...kept.lost,
@@ -123,13 +123,13 @@ class Opening<E extends Backend, S extends TrialStage<E>> {
     return [first, ...others];
   }
 
-  /** Another time there may be a choice, where programs are left out for their files alone. */
+  /** Where programs are left out only for missing files, there may be a choice another time. */
   #explained(choice: Choice): Choice {
     const absent = [...this.#failed.values()].some((error) => error instanceof UnreachableError);
     return choice.why === "only" && absent ? { ...choice, why: "offline" } : choice;
   }
 
-  /** Runs what is chosen without a trial. */
+  /** Runs the chosen program without a trial. */
   async #take(finalists: Finalists, choice: Choice): Promise<Opened<S, E> | null> {
     const program = named(finalists, choice.program);
     this.hooks.onChoice(program, choice);
@@ -140,7 +140,7 @@ class Opening<E extends Backend, S extends TrialStage<E>> {
       return { stage, executor, program, choice };
     } catch (error) {
       throwIfAborted(this.hooks.signal);
-      // Nothing was tried: it may be anybody's fault.
+      // Nothing was tried: the cause may be any program.
       if (await stage.isLost()) throw error;
       this.#spent.add(program.name);
       await this.#passOver(program, error);
@@ -171,7 +171,10 @@ class Opening<E extends Backend, S extends TrialStage<E>> {
     return { stage, executor, program, choice };
   }
 
-  /** Whether all of them can be had: an offline visit has what runs, and little more. */
+  /**
+   * Whether the files of all can be loaded: an offline visit has those of the running program, and little
+   * more.
+   */
   async #obtain(stage: S, finalists: Finalists): Promise<boolean> {
     const { signal } = this.hooks;
     const had = await unlessAborted(

@@ -17,11 +17,11 @@ import { allocate, allocateWhole, type WorkingMemory } from "./working-memory.js
 export type StageOptions = MemoryOptions &
   Omit<ShardOptions, "signal"> & {
     readonly signal: AbortSignal;
-    /** Whether a processor plays the GPU. */
+    /** Whether the GPU is a software GPU. */
     readonly software: boolean;
     /** Programs that are tried first; empty where it is known which will run. */
     readonly tried: readonly Program[];
-    /** How many of the kernels are compiled that the load waits for. */
+    /** Progress of the kernels that the load waits for. */
     readonly onKernels?: ((compiled: number, total: number) => void) | undefined;
   };
 
@@ -32,14 +32,14 @@ interface Code {
   readonly plans: Plans;
 }
 
-/** What a program has on the device for itself. */
+/** A program's own memory on the device. */
 interface Place {
   readonly own: WorkingMemory;
-  /** Room for the program as it will run, and not for a trial alone. */
+  /** Whether there is room for the program as it will run, and not only for a trial. */
   readonly whole: boolean;
 }
 
-/** A device with an artifact's weights, and executors of its programs beside one another over them. */
+/** A device with an artifact's weights, and executors of several programs over them. */
 export class Stage implements TrialStage<Executor> {
   readonly buffers: BufferRegistry;
   readonly #faults: Faults;
@@ -62,8 +62,8 @@ export class Stage implements TrialStage<Executor> {
   }
 
   /**
-   * Puts the weights on the device, with room for the first of the programs, as it will run; where it has
-   * none, for another. Where there is one program alone, what is wrong with it is told here.
+   * Uploads the weights, with memory for the first of the programs as it will run, or for another where that
+   * does not fit. With only one program, its problems are reported here.
    */
   static async open(
     artifact: RemoteArtifact,
@@ -107,7 +107,7 @@ export class Stage implements TrialStage<Executor> {
   }
 
   async drop(program: Program): Promise<void> {
-    // What it has asked of the device must not be taken for another's fault.
+    // Pending work must not be taken for another program's fault.
     await finished(this.device).catch(() => undefined);
     this.#clear(program);
     this.#code.delete(program);
@@ -125,7 +125,7 @@ export class Stage implements TrialStage<Executor> {
     this.buffers.close();
   }
 
-  /** Frees what the program has on the device. */
+  /** Frees the program's memory on the device. */
   #clear(program: Program): void {
     this.#executors.get(program)?.retire();
     this.#executors.delete(program);
@@ -133,7 +133,7 @@ export class Stage implements TrialStage<Executor> {
     this.#places.delete(program);
   }
 
-  /** Room for the program as it will run; what the others had is freed. */
+  /** Allocates memory for the program as it will run; the others' is freed. */
   async #roomOf(program: Program): Promise<WorkingMemory> {
     const { artifact, options } = this;
     const known = this.#places.get(program);
@@ -157,12 +157,12 @@ export class Stage implements TrialStage<Executor> {
     preparing.catch(() => undefined);
     [this.#onHost] = await Promise.all([streaming, alone ? preparing : null]);
     throwIfAborted(options.signal);
-    // Writing to a lost device is no error. It must not look as if a program that is tried next had lost it.
+    // Writing to a lost device is no error. It must not look as if the next program had lost it.
     if (this.#faults.lost)
       throw new DeviceLostError("The GPU was lost while the model was loaded. Load the model again.");
   }
 
-  /** For the first program that there is room for: a small device may hold one of them alone. */
+  /** Allocates memory for the first program that fits: a small device may hold only one. */
   async #makeRoom(): Promise<void> {
     let first: unknown = null;
     for (const program of this.programs)
@@ -176,7 +176,7 @@ export class Stage implements TrialStage<Executor> {
     throw first;
   }
 
-  /** Compiles what will run while the weights come in. */
+  /** Compiles the chosen program while the weights are downloaded. */
   async #prepare(program: Program): Promise<void> {
     await this.#compile(program, await this.#codeOf(program));
   }
@@ -192,9 +192,9 @@ export class Stage implements TrialStage<Executor> {
   }
 
   /**
-   * What the load waits for. A GPU compiles all in a second or two, so that no answer waits for a compiler; a
-   * processor that plays one takes minutes, and compiles what every answer needs. Of the others, one that fails
-   * fails the answer that asks for it.
+   * Compiles the kernels that the load waits for. A GPU compiles all in a second or two, so that no answer
+   * waits for a compiler; a software GPU takes minutes, and compiles what every answer needs. A failure among
+   * the others fails the answer that requests it.
    */
   #compileAll({ kernels, pipelines, plans }: Code): Promise<void>[] {
     const { onKernels, software } = this.options;
@@ -227,7 +227,7 @@ export class Stage implements TrialStage<Executor> {
     return code;
   }
 
-  /** The one executor of the program from now on, which knows of no fault of before. */
+  /** Makes the program's only executor, which ignores earlier faults. */
   #executor(program: Program, { pipelines, plans }: Code, own: WorkingMemory): Executor {
     const { manifest } = this.artifact;
     const { memory, named, cache, workspace } = own;
@@ -249,7 +249,7 @@ export class Stage implements TrialStage<Executor> {
   }
 }
 
-/** As little of a cache as a step of a trial needs: all positions lie in one page. */
+/** The smallest cache for a step of a trial: all positions are in one page. */
 function smallest({ groups, model }: Manifest): MemoryPlan {
   return {
     pages: groups.map(() => 1),

@@ -4,7 +4,7 @@ import { ArtifactError, type DeviceError, RequestError } from "../../protocol/er
 import type { BackendChoice } from "../../protocol/messages.js";
 import { findGpu } from "../gpu/adapter.js";
 
-/** What is used of the artifacts, and what else would do where that fails. */
+/** The chosen artifact, and the alternative if it fails. */
 export interface Chosen {
   readonly choice: BackendChoice;
   readonly found: Found;
@@ -12,8 +12,8 @@ export interface Chosen {
 }
 
 /**
- * WebGPU where the browser has an adapter, else WebAssembly. A processor that plays a GPU comes second:
- * WebAssembly was measured to be the faster of the two there (docs/benchmarks.md).
+ * Chooses WebGPU where the browser has an adapter, else WebAssembly. A software GPU comes second: WebAssembly
+ * was measured to be the faster of the two there (docs/benchmarks.md).
  */
 export async function choose(artifacts: Artifacts, pinned: BackendName | undefined): Promise<Chosen> {
   const names = [...artifacts.keys()];

@@ -7,17 +7,17 @@ import type { Grammar } from "../../protocol/grammar.js";
 import type { Constraint } from "../engine/request.js";
 import type { StartGrammars } from "../host.js";
 
-/** How long a worker may take to load its code and to read the vocabulary: one that has died says nothing. */
+/** Milliseconds that a worker may take to load its code and read the vocabulary: a dead one sends nothing. */
 const START_LIMIT_MS = 120_000;
 /** How long a grammar may take to compile, or a token to be followed. */
 const LIMIT_MS = 10_000;
 /**
- * How long either may go on when its answer is not wanted any more. Most are done by then, and another worker
- * would have to load the library and to compile the grammars of all other answers again.
+ * Milliseconds that either may continue when its answer is not wanted any more. Most are done by then, and
+ * another worker would have to load the library and compile the grammars of all other answers again.
  */
 const LEFT_MS = 200;
 
-/** What the worker has to know of a model. */
+/** The facts about a model that the worker needs. */
 export interface Vocabulary {
   readonly size: number;
   /** Null for a token that no text has. */
@@ -25,12 +25,12 @@ export interface Vocabulary {
   readonly ends: readonly number[];
 }
 
-/** One worker at a time, which is asked one thing at a time: so it is known what took too long. */
+/** Uses one worker at a time, with one request at a time, so that it is clear which took too long. */
 export class Grammars {
   #line: Promise<Line> | null = null;
   #turn: Promise<unknown> = Promise.resolve();
   #nextId = 1;
-  /** Whose word the worker is at. */
+  /** The answer whose request the worker is processing. */
   #asked: { readonly way: Way; readonly line: Line } | null = null;
 
   constructor(
@@ -109,12 +109,12 @@ export class Grammars {
     }
   }
 
-  /** Nobody waits for the next word of a way any more. */
+  /** The next message for a way is not awaited any more. */
   left(way: Way): void {
     if (this.#asked?.way === way) this.#asked.line.hurry(LEFT_MS);
   }
 
-  /** A worker that knows the vocabulary. Answers under way go on in it from their tokens. */
+  /** Opens a worker that knows the vocabulary. Pending answers continue in it from their tokens. */
   async #open(start: StartGrammars, param: string): Promise<Line> {
     const { size, bytesOf, ends: known } = this.vocabulary;
     let line: Line | null = null;
@@ -139,7 +139,7 @@ export class Grammars {
     }
   }
 
-  /** Ends the worker; the next request has another. */
+  /** Ends the worker; the next request starts another. */
   async end(): Promise<void> {
     const line = this.#line;
     this.#line = null;
@@ -175,7 +175,7 @@ class Way implements Constraint {
     this.#line?.tell({ type: "close", id: this.id });
   }
 
-  /** What to say to a worker: one that is new has to be told all. */
+  /** The message for a worker: a new one needs the whole state. */
   word(line: Line): ToGrammars {
     const { id, grammar, ignoreEos } = this;
     const token = this.#tokens.at(-1);

@@ -26,21 +26,21 @@ import { embedAll, wrongTask } from "./embeddings.js";
 import { Grammars } from "./grammars.js";
 
 export interface SessionHooks extends ModelHooks {
-  /** What is known of the model has changed. */
+  /** Called when the card of the model has changed. */
   readonly onCard: (card: ModelCard) => void;
-  /** The device was lost and cannot be opened anew. */
+  /** Called when the device was lost and cannot be reopened. */
   readonly onLost: (error: Error) => void;
 }
 
-/** What the page asked for and has no end of yet. */
+/** A pending request of the page. */
 interface Asked {
   /** One for each answer, once they have begun. */
   readonly requests: Request[];
-  /** Ends what is done before they begin. */
+  /** Aborts the work before they begin. */
   readonly left: AbortController;
 }
 
-/** How many answers a request may ask for. */
+/** Checks how many answers a request asks for. */
 export function checkCount(n: number): void {
   if (!Number.isInteger(n) || n < 1 || n > MAX_CHOICES)
     throw new RequestError(`n must be at least 1 and at most ${MAX_CHOICES}, not ${n}`, "n");
@@ -71,7 +71,7 @@ export class Session {
     });
     this.#core = new EngineCore(loaded.executor, manifest.model.eosTokenIds, {
       reopen: () => this.#reopen(),
-      // The engine warns where it goes on with less.
+      // The engine warns when it continues with less memory.
       onWarning: (message) => {
         onCard(this.card());
         onWarning(message);
@@ -212,7 +212,7 @@ export class Session {
     this.#loaded.executor.dispose();
   }
 
-  /** Frees what is left of a device that failed, before the memory is taken again. */
+  /** Frees a failed device, before its memory is taken again. */
   async #reopen(): Promise<ModelBackend> {
     const { executor, choice } = this.#loaded;
     const { onProgress } = this.hooks;

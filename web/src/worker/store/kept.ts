@@ -11,7 +11,7 @@ import { sha256Hex } from "../../storage/http.js";
 
 const FOLDER = "nearfar-variants";
 
-/** Where the notes lie. */
+/** The file of the notes. */
 export interface NoteFile {
   /** Null where there is none. */
   read(): Promise<string | null>;
@@ -50,7 +50,7 @@ export class Kept {
     private readonly release: () => void,
   ) {}
 
-  /** Reads the notes. A file that is damaged, or not one of these, is as good as none. */
+  /** Reads the notes. A damaged or foreign file is ignored. */
   static async open(file: NoteFile, options: KeptOptions, release = (): void => undefined): Promise<Kept> {
     const kept = new Kept(file, options, release);
     kept.#notes = parseNotes(await file.read().catch(() => null));
@@ -87,9 +87,9 @@ export class Kept {
     await this.#write({ lost: [...this.lost, program], trying: null });
   }
 
-  /** Notes that a trial ended without a result, and by nobody's fault. */
+  /** Notes that a trial ended without a result and without a fault. */
   async stop(): Promise<void> {
-    // Another's note is not ours to end.
+    // Another load's note must stay.
     if (this.#notes.trying?.load === this.options.load) await this.#write({ trying: null });
   }
 
@@ -103,7 +103,7 @@ export class Kept {
     this.release();
   }
 
-  /** Storage that is full or forbidden: what is found out holds for this load. */
+  /** Writes the notes. Where the storage is full or forbidden, they last for this load. */
   async #write(changed: Partial<Notes>): Promise<void> {
     this.#notes = { ...this.#notes, ...changed };
     await this.file.write(JSON.stringify(this.#notes)).catch(() => undefined);

@@ -8,8 +8,8 @@ import { type KeptOptions, keptBytes, type Wanted } from "./kept-file.js";
 export type ReadFile = (wanted: Wanted) => Promise<Uint8Array<ArrayBuffer>>;
 
 /**
- * Reads the files of a program, or, for null, of the tokenizer: from their pack, which comes at once, or one
- * by one where there is none, as in artifacts of before, or nothing here unpacks.
+ * Reads the files of a program, or, for null, of the tokenizer: from their bundle file, which is requested at
+ * once, or one by one where there is none (older artifacts), or where the browser cannot unpack it.
  */
 export async function openFiles(
   base: URL,

@@ -5,12 +5,12 @@ import type { FileCache } from "../../storage/file-cache.js";
 import { type DownloadOptions, download, sha256Hex, within } from "../../storage/http.js";
 import { type Downloaded, keptOr } from "./kept-file.js";
 
-/** How far the shards are, in bytes; `cached` of the `loaded` ones came from the browser's storage. */
+/** Progress of the shards in bytes; `cached` of the `loaded` ones came from the browser's storage. */
 export interface ShardProgress {
   readonly loaded: number;
   readonly cached: number;
   readonly verified: number;
-  /** Given to the caller, who has come back for more: they are where it wants them. */
+  /** Bytes that the caller has finished uploading. */
   readonly uploaded: number;
   readonly total: number;
 }
@@ -22,8 +22,8 @@ export interface ShardOptions extends Pick<DownloadOptions, "fetch" | "signal"> 
 }
 
 /**
- * The shards in order, each verified. While the caller uses one, the next is on its way: two are in memory at
- * most.
+ * Yields the shards in order, each verified. The next one is loaded while the caller uses one, so at most two
+ * are in memory.
  */
 export async function* streamShards(
   base: URL,
@@ -34,7 +34,7 @@ export async function* streamShards(
   const { signal, stop } = linkedAbort(options.signal);
   const start = (shard: FileEntry | undefined): Promise<Uint8Array<ArrayBuffer>> | undefined => {
     const loading = shard && store.load(shard, signal);
-    // It may fail while the caller is still busy with the one before: not unhandled, only not awaited yet.
+    // It may fail while the caller still uses the one before: then it is not unhandled, only not awaited yet.
     loading?.catch(() => undefined);
     return loading;
   };
@@ -52,7 +52,7 @@ export async function* streamShards(
   }
 }
 
-/** A connection that breaks more often than that is no connection. */
+/** Broken connections after which the download fails. */
 const TRIES = 8;
 
 class ShardStore {
@@ -88,15 +88,15 @@ class ShardStore {
     return bytes;
   }
 
-  /** The caller is done with so many more bytes. */
+  /** Counts bytes that the caller has finished with. */
   used(bytes: number): void {
     this.#uploaded += bytes;
     this.#tell();
   }
 
   /**
-   * Several tries: a connection may break, and what came before is kept; a server that sends wrong bytes twice
-   * has a wrong file.
+   * Downloads with several tries: a connection may break, and the part that came is kept; a server that sends
+   * wrong bytes twice has a wrong file.
    */
   async #fromNetwork(shard: FileEntry, signal: AbortSignal): Promise<Downloaded> {
     const begun = (await this.#cache?.begun?.(shard.sha256).catch(() => null)) ?? null;
@@ -143,8 +143,8 @@ class ShardStore {
         problem = result.problem;
         code = result.code;
         if (!result.retry) break;
-        // One that has brought nothing new is like a wrong one. After it the whole file is asked for: older
-        // browsers ask first whether a range may be asked for, and not every server says that it may.
+        // A try that brought nothing new counts as a wrong one. Then the whole file is requested: older
+        // browsers first ask whether a range is allowed, which not every server answers.
         if ((result.part?.received ?? 0) <= (begun?.received ?? 0)) wrong += 1;
         begun = result.part?.received ? result.part : undefined;
       }
@@ -156,7 +156,7 @@ class ShardStore {
     });
   }
 
-  /** The model runs without the cache too, so its failure is only worth one warning. */
+  /** Stops using the cache, with one warning: the model runs without it too. */
   #giveUpCache(error: unknown): void {
     if (!this.#cache) return;
     this.#cache = null;

@@ -2,9 +2,7 @@
 const waiting: (() => void)[] = [];
 let channel: MessageChannel | null = null;
 
-/**
- * Lets whatever waits in the event loop have its turn. Timers would do, but browsers hold them back for 4 ms.
- */
+/** Lets pending events of the event loop run. Browsers delay timers by 4 ms, so a channel is used. */
 export function turn(): Promise<void> {
   if (typeof setImmediate === "function") return new Promise((resolve) => setImmediate(resolve));
   if (!channel) {

@@ -16,7 +16,7 @@ const CONSTANTS: ReadonlyMap<string, Value> = new Map<string, Value>([
 const COMPARISONS: ReadonlySet<string> = new Set(["==", "!=", "<", "<=", ">", ">="]);
 const NO_ARGS: Args = { args: [], named: [], rest: null, more: null };
 
-/** Where a parser is among the tokens. */
+/** A parser's position among the tokens. */
 export class Cursor {
   #at = 0;
 
@@ -40,7 +40,7 @@ export class Cursor {
     return this.token.kind === kind && (text === undefined || this.token.text === text);
   }
 
-  /** Whether that stood here; then it is behind. */
+  /** Whether that token is here; if so, it is skipped. */
   skip(kind: Token["kind"], text?: string): boolean {
     const found = this.is(kind, text);
     if (found) this.#at++;
@@ -182,7 +182,7 @@ export class ExpressionParser {
     return this.at.fail(`unexpected ${text || kind}`);
   }
 
-  /** What stands between commas, up to a closing sign. */
+  /** Parses a list up to a closing sign. */
   #listed<T>(end: string, read: () => T): T[] {
     const made: T[] = [];
     while (!this.at.is("operator", end)) {
