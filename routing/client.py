@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, overload
 
 from nearfar.edge_runtime.openai.api import AsyncEngine
-from nearfar.edge_runtime.openai.pieces import Piece as Answered
+from nearfar.edge_runtime.openai.pieces import UsagePiece as Answered
 from nearfar.edge_runtime.openai.pieces import delta_of, joined, message_of
 from nearfar.edge_runtime.openai.records import Choice, ChunkChoice, Delta, Logprobs, TokenLogprob
 from nearfar.edge_runtime.openai.stream import AsyncStream
@@ -25,7 +25,7 @@ from nearfar.routing.policy import Policy
 from nearfar.routing.request import hints_of
 from nearfar.routing.router import Device, Router
 from nearfar.routing.run import Run
-from nearfar.routing.shapes import ChatCompletion, ChatCompletionChunk, Piece
+from nearfar.routing.shapes import ChatCompletion, ChatCompletionChunk, UsagePiece
 
 Messages = Seq[Mapping[str, Any]]
 ENGLISH: Literal["english"] = "english"
@@ -243,7 +243,7 @@ async def _chunks(run: Run, usage: bool) -> AsyncGenerator[ChatCompletionChunk, 
 
 async def _whole(run: Run) -> ChatCompletion:
     head = _head(run)
-    pieces: list[Piece] = []
+    pieces: list[UsagePiece] = []
     async with aclosing(run.pieces()) as coming:
         async for piece in coming:
             pieces.append(piece)
@@ -258,7 +258,7 @@ def _head(run: Run) -> dict[str, Any]:
     return {"id": f"chatcmpl-{secrets.token_hex(12)}", "created": int(time.time()), "model": str(model)}
 
 
-def _choice(run: Run, piece: Piece) -> ChunkChoice:
+def _choice(run: Run, piece: UsagePiece) -> ChunkChoice:
     logprobs = _logprobs(run, piece)
     return ChunkChoice(0, delta_of(piece), piece.finish, Logprobs(logprobs) if logprobs else None)
 

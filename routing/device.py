@@ -20,7 +20,7 @@ from nearfar.edge_runtime.tools.asking import offered
 from nearfar.edge_runtime.tools.parts import CallPart
 from nearfar.errors import DeviceError, RequestError
 from nearfar.routing.policy import Timeouts
-from nearfar.routing.shapes import Piece
+from nearfar.routing.shapes import UsagePiece
 from nearfar.routing.sides import Call, SideError, Size
 from nearfar.routing.speed import Speeds
 from nearfar.routing.types import DeviceState, Feature
@@ -114,7 +114,7 @@ class EngineDevice:
             queue_seconds=ahead / self.speeds.prefill_tps if self.speeds.prefill_tps else 0.0,
         )
 
-    async def stream(self, call: Call) -> AsyncGenerator[Piece, None]:
+    async def stream(self, call: Call) -> AsyncGenerator[UsagePiece, None]:
         """Yield the engine's answer. Raises SideError where the device stalls or fails, RequestError where it
         rejects the request.
         """
@@ -168,9 +168,9 @@ class EngineDevice:
             self.speeds.decode(stats.completion_tokens - 1, stats.decode)
 
 
-def _piece(chunk: ChatCompletionChunk) -> Piece:
+def _piece(chunk: ChatCompletionChunk) -> UsagePiece:
     if not chunk.choices:
-        return Piece(usage=chunk.usage)
+        return UsagePiece(usage=chunk.usage)
     choice = chunk.choices[0]
     logprobs = tuple(choice.logprobs.content) if choice.logprobs else ()
     delta = choice.delta
@@ -180,7 +180,7 @@ def _piece(chunk: ChatCompletionChunk) -> Piece:
         for call in delta.tool_calls or ()
     )
     tokens = len(logprobs) or int(bool(text or reasoning or calls))
-    return Piece(0, text, reasoning, calls, logprobs, choice.finish_reason, tokens)
+    return UsagePiece(0, text, reasoning, calls, logprobs, choice.finish_reason, tokens)
 
 
 def _known(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from nearfar.remote.continuing import continued
 from nearfar.remote.errors import RemoteError
 from nearfar.remote.server import CHAT, Server, Waits, client, root_of
 from nearfar.routing.policy import Timeouts
-from nearfar.routing.shapes import Piece
+from nearfar.routing.shapes import UsagePiece
 from nearfar.routing.sides import Call, SideError, estimate
 from nearfar.routing.speed import Speeds
 from nearfar.routing.types import FEATURES, Feature
@@ -136,7 +136,7 @@ class EndpointSide:
             return "it runs on another machine, as another user, or behind another port"
         return None
 
-    async def stream(self, call: Call) -> AsyncGenerator[Piece, None]:
+    async def stream(self, call: Call) -> AsyncGenerator[UsagePiece, None]:
         """Yield the endpoint's answer. A continuation needs an endpoint that `continues`. Raises
         SideError.
         """
@@ -178,7 +178,7 @@ class _Watch:
         self._first = self._last = 0.0
         self._tokens = 0
 
-    def saw(self, piece: Piece) -> None:
+    def saw(self, piece: UsagePiece) -> None:
         """Note a piece that came."""
         if piece.tokens:
             self._last = time.monotonic()
@@ -196,9 +196,9 @@ def _side_error(error: RemoteError) -> SideError:
     return SideError(str(error), error.code, retry_after=error.retry_after, busy=error.busy)
 
 
-def _pieces(chunk: Chunk) -> list[Piece]:
+def _pieces(chunk: Chunk) -> list[UsagePiece]:
     """Convert a chunk to the client's own records."""
-    found = [Piece(**vars(part)) for part in chunk.parts]
+    found = [UsagePiece(**vars(part)) for part in chunk.parts]
     if (usage := chunk.usage) is not None:
-        found.append(Piece(usage=Usage(usage.prompt, usage.completion, usage.prompt + usage.completion)))
+        found.append(UsagePiece(usage=Usage(usage.prompt, usage.completion, usage.prompt + usage.completion)))
     return found

@@ -62,7 +62,7 @@ class States:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RoutePlan:
     """A request with its decision. `would`: the decision without shadow mode. `private_by`: why it was
     private when it was decided; `marks`: the marks by which it may become private later.
     """
@@ -138,7 +138,7 @@ class Router:
         assert found is not None
         return found
 
-    async def plan(self, asked: Asked) -> Plan:
+    async def plan(self, asked: Asked) -> RoutePlan:
         """Decide for a request and admit it. Raises an error with all reasons where neither side can take
         it.
         """
@@ -165,7 +165,7 @@ class Router:
         if self.policy.shadow is not None:
             would, decision = decision, self._preferring(self.policy.shadow, request, states)
         name = f"d-{secrets.token_hex(8)}"
-        plan = Plan(name, call, hints, request, states, decision, would, None, marks, private_by)
+        plan = RoutePlan(name, call, hints, request, states, decision, would, None, marks, private_by)
         if decision.route is None:
             error = _refusal(decision)
             self.record(plan, {"error": type(error).__name__})
@@ -173,13 +173,13 @@ class Router:
         self.retries.request()
         return replace(plan, ticket=self._ticket(plan, decision.route, decision.cost))
 
-    def private_by(self, plan: Plan) -> PrivateBy | None:
+    def private_by(self, plan: RoutePlan) -> PrivateBy | None:
         """The reason why a request is private now; later requests may have made it private since its
         decision.
         """
         return plan.private_by or self._private_by(plan.marks, plan.hints)
 
-    async def admit(self, plan: Plan, side: Side) -> Ticket | None:
+    async def admit(self, plan: RoutePlan, side: Side) -> Ticket | None:
         """Let a side take over if it may now; everything is checked again. Returns None where it may not."""
         request = plan.request
         if plan.hints.conversation is not None:
@@ -190,7 +190,12 @@ class Router:
         return self._ticket(plan, side, decision.cost) if decision.route == side else None
 
     def leave(
-        self, ticket: Ticket, plan: Plan, outcome: Outcome, used: Usage | None, error: SideError | None = None
+        self,
+        ticket: Ticket,
+        plan: RoutePlan,
+        outcome: Outcome,
+        used: Usage | None,
+        error: SideError | None = None,
     ) -> float:
         """Account for a call that ended, and return its cost. `used`: the charged tokens; None: no charge."""
         if ticket.ended:
@@ -211,11 +216,11 @@ class Router:
         self._ledger.settle(ticket.reservation, _today(), cost)
         return cost
 
-    def price(self, plan: Plan, used: Usage) -> float:
+    def price(self, plan: RoutePlan, used: Usage) -> float:
         """Return the cloud's price of these tokens."""
         return cost_of(used.prompt_tokens, used.completion_tokens, plan.states.cloud, self.policy)
 
-    def remember(self, plan: Plan, route: Side, tokens: int, answer: str) -> None:
+    def remember(self, plan: RoutePlan, route: Side, tokens: int, answer: str) -> None:
         """Record an answer: the conversation's last side, and the state to keep."""
         if answer and self.private_by(plan) is not None:
             said = self._private.marks([{"role": "assistant", "content": answer}])
@@ -239,7 +244,7 @@ class Router:
             "speeds": {name: side.speeds.as_json() for name, side in sides.items() if side is not None},
         }
 
-    def record(self, plan: Plan, outcome: Mapping[str, Any], answer: str | None = None) -> None:
+    def record(self, plan: RoutePlan, outcome: Mapping[str, Any], answer: str | None = None) -> None:
         """Write a decision record. It has texts only where the policy allows them, and never those of a
         private request.
         """
@@ -283,7 +288,7 @@ class Router:
             self._private.remember(marks, hints.conversation)
         return found
 
-    def _ticket(self, plan: Plan, side: Side, cost: float) -> Ticket:
+    def _ticket(self, plan: RoutePlan, side: Side, cost: float) -> Ticket:
         """Make the ticket of a call. Called without an await after the decision, so that the decision still
         holds.
         """

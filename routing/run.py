@@ -17,15 +17,15 @@ from nearfar.routing.policy import MonitorOptions
 from nearfar.routing.privacy import without_quotes
 from nearfar.routing.request import is_plain
 from nearfar.routing.retry import backoff
-from nearfar.routing.router import Plan, Router, Ticket
-from nearfar.routing.shapes import Piece, Provenance
+from nearfar.routing.router import RoutePlan, Router, Ticket
+from nearfar.routing.shapes import Provenance, UsagePiece
 from nearfar.routing.sides import Call, SideError
 from nearfar.routing.types import Reason, Side
 
 TOP_LOGPROBS = 5
 """Number of alternatives that are requested where entropy is watched."""
 
-Happened = tuple[Event, Piece | None]
+Happened = tuple[Event, UsagePiece | None]
 
 
 @dataclass(eq=False)
@@ -33,7 +33,7 @@ class _Leg:
     """One side's part of the answer, for accounting. `task`: its next event, when both sides are awaited."""
 
     ticket: Ticket
-    source: AsyncGenerator[Piece, None]
+    source: AsyncGenerator[UsagePiece, None]
     monitor: Monitor | None
     before: int
     count: int = 0
@@ -46,7 +46,7 @@ class Run:
     yielded again.
     """
 
-    def __init__(self, router: Router, plan: Plan, *, streamed: bool) -> None:
+    def __init__(self, router: Router, plan: RoutePlan, *, streamed: bool) -> None:
         self._router, self.plan, self._policy = router, plan, router.policy
         self._rules = rules_of(
             self._policy, plan.decision, max_tokens=plan.call.max_tokens, plain=is_plain(plan.call.params),
@@ -56,7 +56,7 @@ class Run:
         self._state = begin(self._rules, side, decision.reasons, degraded=decision.degraded)
         self._legs: dict[Side, _Leg] = {}
         self._tickets = [plan.ticket] if plan.ticket is not None else []
-        self._held: list[Piece] = []
+        self._held: list[UsagePiece] = []
         self._error: SideError | RequestError | None = None
         self._text, self._count = "", 0
         self._parts = 0  # attempts that gave something
@@ -91,7 +91,7 @@ class Run:
             would_route=plan.would.route if plan.would is not None else None,
         )
 
-    async def pieces(self) -> AsyncGenerator[Piece, None]:
+    async def pieces(self) -> AsyncGenerator[UsagePiece, None]:
         """Yield the answer piece by piece, the one with its finish last. Closing this stops the work on both
         sides.
         """
@@ -120,16 +120,16 @@ class Run:
 
     # Performing the table's actions.
 
-    def _showing(self, action: Action, piece: Piece | None) -> list[Piece]:
+    def _showing(self, action: Action, piece: UsagePiece | None) -> list[UsagePiece]:
         """The pieces that an action shows."""
         if action.do == "finish":
-            return [Piece(finish="length")]  # the only end that the table itself gives
+            return [UsagePiece(finish="length")]  # the only end that the table itself gives
         if action.do not in ("show", "show_held"):
             return []
         held, self._held = self._held, []
         return [*held, piece] if action.do == "show" and piece is not None else held
 
-    async def _done(self, action: Action, piece: Piece | None) -> Event | None:
+    async def _done(self, action: Action, piece: UsagePiece | None) -> Event | None:
         """Run every action except showing. Asking the router returns an event."""
         match action.do:
             case "hold" if piece is not None:
@@ -163,7 +163,7 @@ class Run:
         source = self._router.side("device").stream(call) if on_device else self._from_cloud(call)
         self._legs[ticket.side] = _Leg(ticket, source, monitor, self._count)
 
-    async def _from_cloud(self, call: Call) -> AsyncGenerator[Piece, None]:
+    async def _from_cloud(self, call: Call) -> AsyncGenerator[UsagePiece, None]:
         """Yield the cloud's answer, unless the request became private while the cloud named its model."""
         cloud = self._router.side("cloud")
         assert isinstance(cloud, EndpointSide)
@@ -275,7 +275,7 @@ class Run:
             self._error = SideError(f"the {side} ended before its answer did", "cut")
         return Event("ended", side), None
 
-    def _low(self, leg: _Leg, piece: Piece) -> Reason | None:
+    def _low(self, leg: _Leg, piece: UsagePiece) -> Reason | None:
         """The monitor's reason about a piece's tokens, or None. A piece without log-probabilities counts as
         one token.
         """
@@ -287,7 +287,7 @@ class Run:
 
     # Recording.
 
-    def _note(self, piece: Piece) -> None:
+    def _note(self, piece: UsagePiece) -> None:
         """Record a piece that is about to be shown."""
         self._first = self._first or time.monotonic()
         self._text += piece.text

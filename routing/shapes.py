@@ -59,7 +59,7 @@ class ChatCompletionChunk(Record):
 
 
 @dataclass(frozen=True)
-class Piece(pieces.Piece):
+class UsagePiece(pieces.Piece):
     """A side's addition to an answer, before it has a shape. One with `usage` may come after the last one."""
 
     usage: Usage | None = None

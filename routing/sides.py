@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from nearfar.errors import NearfarError
-from nearfar.routing.shapes import Piece
+from nearfar.routing.shapes import UsagePiece
 from nearfar.routing.speed import Speeds
 from nearfar.routing.types import Feature
 
@@ -90,7 +90,7 @@ class AnswerSource(Protocol):
     speeds: Speeds
     features: tuple[Feature, ...]
 
-    def stream(self, call: Call) -> AsyncGenerator[Piece, None]:
+    def stream(self, call: Call) -> AsyncGenerator[UsagePiece, None]:
         """Yield the answer piece by piece; closing it stops the work. Raises SideError if the side fails,
         RequestError if it rejects the request.
         """

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from nearfar.step import ops
 from nearfar.step.model import KvCache, Step
 from nearfar.step.ops import Activation, Op
-from nearfar.step.params import Param, Piece
+from nearfar.step.params import Param, TensorPiece
 from nearfar.step.rope import Rope
 from nearfar.step.shapes import Shapes
 
@@ -37,11 +37,13 @@ class StepBuilder:
 
     # -- weights, caches, tables --
 
-    def matrix(self, name: str, pieces: Sequence[Piece], k: int) -> str:
+    def matrix(self, name: str, pieces: Sequence[TensorPiece], k: int) -> str:
         """Name a weight matrix [n, k], made of the rows of `pieces`, and return its name."""
         return self._param(Param(name, tuple(pieces), k))
 
-    def vector(self, name: str, pieces: Sequence[Piece], offset: float = 0.0, scale: float = 1.0) -> str:
+    def vector(
+        self, name: str, pieces: Sequence[TensorPiece], offset: float = 0.0, scale: float = 1.0
+    ) -> str:
         """Name a float32 vector, offset + scale · the checkpoint's values, and return its name."""
         return self._param(Param(name, tuple(pieces), 0, offset, scale))
 
@@ -64,17 +66,17 @@ class StepBuilder:
 
     def embed(self, tensor: str, vocab: int, width: int, scale: float = 1.0, name: str = "embed") -> Value:
         """Look up the rows of `tensor` [vocab, width] that the token ids name, times `scale`."""
-        table = self.matrix(name, (Piece(tensor, vocab),), width)
+        table = self.matrix(name, (TensorPiece(tensor, vocab),), width)
         return self._emit(lambda out: ops.Embed(out, table, scale), name)
 
     def norm(
         self, x: Value, tensor: str, eps: float, offset: float = 0.0, scale: float = 1.0, groups: int = 1
     ) -> Value:
         """RMS norm with the tensor's weight; `offset` is 1 if the checkpoint stores w − 1."""
-        weight = self.vector(_short(tensor), (Piece(tensor, x.width // groups),), offset, scale)
+        weight = self.vector(_short(tensor), (TensorPiece(tensor, x.width // groups),), offset, scale)
         return self._emit(lambda out: ops.Norm(out, x.name, weight, eps, groups), "norm")
 
-    def linear(self, x: Value, name: str, pieces: Sequence[Piece], biased: bool = False) -> Value:
+    def linear(self, x: Value, name: str, pieces: Sequence[TensorPiece], biased: bool = False) -> Value:
         """Multiply x by the matrix `name`, whose rows are those of `pieces`; `biased`: each piece's tensor
         has a bias.
         """
@@ -108,7 +110,7 @@ class StepBuilder:
 
     def scale(self, x: Value, tensor: str) -> Value:
         """x·w, where w is the only number of `tensor`."""
-        weight = self.vector(_short(tensor), (Piece(tensor, 1),))
+        weight = self.vector(_short(tensor), (TensorPiece(tensor, 1),))
         return self._emit(lambda out: ops.Scale(out, x.name, weight), "scaled")
 
     def columns(self, x: Value, start: int, count: int) -> Value:
@@ -121,7 +123,7 @@ class StepBuilder:
         """The last operation: the head, applied to the normalized rows named in `logit_rows`; `tied`: its
         matrix is the embedding's.
         """
-        pieces = (Piece(tensor, vocab),)
+        pieces = (TensorPiece(tensor, vocab),)
         weight = "embed" if tied else self.matrix("lm_head", pieces, x.width)
         added = self._bias("lm_head", pieces) if bias else None
         self._emit(lambda out: ops.Logits(out, x.name, weight, added, softcap), "logits")
@@ -142,8 +144,8 @@ class StepBuilder:
             raise AssertionError(f"two weights are called {param.name!r}")
         return param.name
 
-    def _bias(self, name: str, pieces: Sequence[Piece]) -> str:
-        added = (Piece(_bias_of(p.tensor), p.rows, p.start, p.order) for p in pieces)
+    def _bias(self, name: str, pieces: Sequence[TensorPiece]) -> str:
+        added = (TensorPiece(_bias_of(p.tensor), p.rows, p.start, p.order) for p in pieces)
         return self.vector(f"{name}.bias", tuple(added))
 
 

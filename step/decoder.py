@@ -12,7 +12,7 @@ from nearfar.step.builder import StepBuilder, Value
 from nearfar.step.config import EPSILON, LAYER_TYPES, MAX_CONTEXT, MAX_LAYERS, ConfigReader
 from nearfar.step.model import Model, Step
 from nearfar.step.ops import Activation, Attend, RopeAppend
-from nearfar.step.params import Piece, RotaryOrder
+from nearfar.step.params import RotaryOrder, TensorPiece
 from nearfar.step.rope import Rotation
 
 HEAD_DIMS = (2, 1024)
@@ -175,29 +175,29 @@ def attention(
     attended = s.append(
         Attend(s.fresh("attended"), turned.name, at_cache, a.heads, scale, a.window, a.softcap)
     )
-    return s.linear(attended, f"{name}.o", (Piece(f"{source}.{a.o_name}.weight", hidden),), a.o_bias)
+    return s.linear(attended, f"{name}.o", (TensorPiece(f"{source}.{a.o_name}.weight", hidden),), a.o_bias)
 
 
-def _qkv(a: Attention, source: str, q: int, kv: int) -> list[Piece]:
+def _qkv(a: Attention, source: str, q: int, kv: int) -> list[TensorPiece]:
     """The pieces of the joined projection to q, k and v; they share a tensor if the checkpoint joins the
     projections.
     """
     rows = [(q, a.order), *([(kv, a.order), (kv, None)] if kv else [])]
     if len(a.names) > 1:
         return [
-            Piece(f"{source}.{n}.weight", count, 0, order)
+            TensorPiece(f"{source}.{n}.weight", count, 0, order)
             for n, (count, order) in zip(a.names, rows, strict=False)
         ]
     pieces, start = [], 0
     for count, order in rows:
-        pieces.append(Piece(f"{source}.{a.names[0]}.weight", count, start, order))
+        pieces.append(TensorPiece(f"{source}.{a.names[0]}.weight", count, start, order))
         start += count
     return pieces
 
 
-def _norm_pieces(a: Attention, tensor: str, width: int) -> tuple[Piece, ...]:
+def _norm_pieces(a: Attention, tensor: str, width: int) -> tuple[TensorPiece, ...]:
     """The weight of a norm of q or k, in the order of the projection's rows."""
-    return (Piece(tensor, width if a.norm_all else a.head_dim, 0, a.order),)
+    return (TensorPiece(tensor, width if a.norm_all else a.head_dim, 0, a.order),)
 
 
 @dataclass(frozen=True)
@@ -215,8 +215,8 @@ def gated_mlp(s: StepBuilder, x: Value, layer: int, m: Mlp, hidden: int, at: str
     """activation(x·gate)·(x·up)·down of a layer: [M, hidden]."""
     source, name = f"model.layers.{layer}.{at}", f"layers.{layer}"
     if len(m.names) > 1:
-        pieces = [Piece(f"{source}.{part}.weight", m.inner) for part in m.names]
+        pieces = [TensorPiece(f"{source}.{part}.weight", m.inner) for part in m.names]
     else:
-        pieces = [Piece(f"{source}.{m.names[0]}.weight", m.inner, start) for start in (0, m.inner)]
+        pieces = [TensorPiece(f"{source}.{m.names[0]}.weight", m.inner, start) for start in (0, m.inner)]
     inner = s.glu(s.linear(x, f"{name}.gate_up", pieces, m.bias), m.activation)
-    return s.linear(inner, f"{name}.down", (Piece(f"{source}.{m.down}.weight", hidden),), m.bias)
+    return s.linear(inner, f"{name}.down", (TensorPiece(f"{source}.{m.down}.weight", hidden),), m.bias)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from nearfar.step.config import LARGEST
 from nearfar.step.ops import OPS, Embedding, Logits, Op, weights_of
-from nearfar.step.params import Param, Piece, RotaryOrder
+from nearfar.step.params import Param, RotaryOrder, TensorPiece
 from nearfar.step.rope import Rope
 
 if TYPE_CHECKING:
@@ -138,11 +138,11 @@ def param_of(record: Mapping[str, Any]) -> Param:
     return replace(made, pieces=tuple(_piece(piece) for piece in pieces))
 
 
-def _piece(record: Mapping[str, Any]) -> Piece:
+def _piece(record: Mapping[str, Any]) -> TensorPiece:
     order = record.get("order")
     if order is not None and not isinstance(order, Mapping):
         raise ValueError(f"order of {str(record.get('tensor'))[:80]!r} is {str(order)[:80]!r}")
-    piece = _record(Piece, {**record, "order": None}, "piece")
+    piece = _record(TensorPiece, {**record, "order": None}, "piece")
     found = None if order is None else _record(RotaryOrder, order, "order")
     if found is not None and (
         found.rotary % 2 or not 0 < found.rotary <= found.head_dim or piece.rows % found.head_dim

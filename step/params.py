@@ -45,7 +45,7 @@ class RotaryOrder:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorPiece:
     """Rows [start, start + rows) of a checkpoint's tensor; `order`: the order they are brought into."""
 
     tensor: str
@@ -62,7 +62,7 @@ class Param:
     """
 
     name: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[TensorPiece, ...]
     k: int = 0
     offset: float = 0.0
     scale: float = 1.0

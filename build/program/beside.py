@@ -18,7 +18,7 @@ from typing import Any
 
 import tvm
 
-from nearfar.build.program.compile import Job, compiled
+from nearfar.build.program.compile import Compilation, compiled
 from nearfar.build.program.compiled import Compiled
 from nearfar.children import child_environment
 from nearfar.errors import BuildError
@@ -42,7 +42,7 @@ class Share:
 
     tvm_target: dict[str, Any]
     emit: Emit
-    job: Job
+    job: Compilation
     variants: tuple[Variant, ...]
     context: EmitContext
     """The context of the target; its folder belongs to another process and is not written to."""

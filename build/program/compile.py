@@ -24,15 +24,15 @@ from nearfar.format.sizes import MAX_ROWS
 from nearfar.kernels.buckets import Buckets
 from nearfar.kernels.contract import Kernels, Variant
 from nearfar.kernels.emission import Emit, EmitContext
+from nearfar.kernels.jobs import Compilation as KernelJob
 from nearfar.kernels.jobs import Greedy, Logprobs, Sample, SamplerJob
-from nearfar.kernels.jobs import Job as KernelJob
 from nearfar.kernels.program import Plan, Precisions, Program
 from nearfar.kernels.quantized import Matrix
 from nearfar.step.model import Model
 
 
 @dataclass(frozen=True)
-class Job:
+class Compilation:
     """The input of a compilation: the model, how each matrix is stored, the cache's geometry, the buckets."""
 
     model: Model
@@ -41,7 +41,7 @@ class Job:
     buckets: Buckets
 
 
-def check_supported(job: Job, variants: Iterable[Variant]) -> None:
+def check_supported(job: Compilation, variants: Iterable[Variant]) -> None:
     """Raise BuildError where a variant has no kernel for an operation of the model.
 
     Only the smallest and the largest step are lowered to jobs, and no kernel is made, which takes 0.1 s a
@@ -56,7 +56,7 @@ def check_supported(job: Job, variants: Iterable[Variant]) -> None:
             variant.kernels.check(each)
 
 
-def _jobs(job: Job, kernels: Kernels, dtypes: Precisions) -> Iterator[KernelJob]:
+def _jobs(job: Compilation, kernels: Kernels, dtypes: Precisions) -> Iterator[KernelJob]:
     """The distinct jobs of the smallest and the largest step, before passes fuse them."""
     sizes = {min(job.buckets.step), max(job.buckets.step)}
     functions = [
@@ -71,7 +71,7 @@ def _dtypes(variant: Variant) -> Precisions:
 
 
 def compile_program(
-    job: Job, variant: Variant, target: tvm.target.Target, dump: Path | None = None
+    job: Compilation, variant: Variant, target: tvm.target.Target, dump: Path | None = None
 ) -> Program:
     """Compile every function of the artifact for one variant."""
     kernels, dtypes = variant.kernels, _dtypes(variant)
@@ -108,7 +108,7 @@ def compile_program(
 
 
 def compiled(
-    job: Job,
+    job: Compilation,
     variant: Variant,
     target: tvm.target.Target,
     emit: Emit,
@@ -126,7 +126,7 @@ def compiled(
         return Compiled.of(dataclasses.replace(record, device_class=variant.device_class), Path(folder))
 
 
-def _samplers(job: Job) -> Iterator[SamplerJob]:
+def _samplers(job: Compilation) -> Iterator[SamplerJob]:
     if job.model.embedding is not None:
         return
     vocab, slots = job.model.vocab_size, job.cache.slots

@@ -47,7 +47,7 @@ from nearfar.format.manifest import StepRecords
 from nearfar.format.seal import seal
 from nearfar.step.model import KvCache, Step
 from nearfar.step.ops import Attend
-from nearfar.step.params import Param, Piece
+from nearfar.step.params import Param, TensorPiece
 from nearfar.step.rope import Rope
 
 FUNCTION = "step.mlxfn"
@@ -106,7 +106,7 @@ class RawWeights:
         return tuple((param.offset + param.scale * part).astype(dtype) for part in parts)
 
 
-def _pick(piece: Piece, x: mx.array) -> mx.array:
+def _pick(piece: TensorPiece, x: mx.array) -> mx.array:
     """Select a piece's columns from x, whose columns are the rows of the piece's tensor."""
     if piece.order is None or piece.order.trivial:
         return x if x.shape[-1] == piece.rows else columns(x, range(piece.start, piece.start + piece.rows))

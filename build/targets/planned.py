@@ -19,7 +19,7 @@ from nearfar.build import manifest
 from nearfar.build.browser.check import check_text
 from nearfar.build.options import BuildOptions
 from nearfar.build.program.beside import Share, beside, shares
-from nearfar.build.program.compile import Job, check_supported, compiled
+from nearfar.build.program.compile import Compilation, check_supported, compiled
 from nearfar.build.program.compiled import Compiled
 from nearfar.build.program.fingerprint import fingerprint
 from nearfar.build.program.kept import KernelCache
@@ -140,9 +140,9 @@ class PlannedTarget(Planned):
             or (variant.device_class in options.device_classes and variant.products in options.multiplied_as)
         ]
 
-    def _job(self, source: Source, options: BuildOptions) -> Job:
+    def _job(self, source: Source, options: BuildOptions) -> Compilation:
         """The input of each variant's compilation."""
-        return Job(source.model, source.matrices, manifest.CACHE, options.buckets or self.buckets)
+        return Compilation(source.model, source.matrices, manifest.CACHE, options.buckets or self.buckets)
 
     def writer(self, source: Source, root: Path, options: BuildOptions) -> PackedWriter:
         """A writer of the weight stream, which begins with the frequencies of the rotations and the rounding
@@ -206,7 +206,7 @@ class PlannedTarget(Planned):
         sizes = [part.bytes for part in parts] + [sum(vectors[name] for name in held) for held in bundles]
         return max([*sizes, *vectors.values(), *ropes], default=0)
 
-    def _key(self, job: Job, variant: Variant, context: EmitContext) -> str:
+    def _key(self, job: Compilation, variant: Variant, context: EmitContext) -> str:
         """The kernel cache's key of a variant's program: the fingerprint of its input and of the code that
         makes it.
         """
@@ -216,7 +216,7 @@ class PlannedTarget(Planned):
 
     def _compile(
         self,
-        job: Job,
+        job: Compilation,
         variants: Sequence[Variant],
         context: EmitContext,
         dump: Path | None,
@@ -242,7 +242,7 @@ class PlannedTarget(Planned):
         return {each.record.name: each for each in made}
 
     def compiled(
-        self, job: Job, variant: Variant, context: EmitContext, dump: Path | None = None
+        self, job: Compilation, variant: Variant, context: EmitContext, dump: Path | None = None
     ) -> Compiled:
         """Compile a variant's program; nothing is written to the artifact."""
         where = dump / self.name / variant.name if dump is not None else None

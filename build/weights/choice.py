@@ -16,7 +16,7 @@ from nearfar.step.params import Param
 
 
 @dataclass(frozen=True)
-class Choice:
+class SchemeChoice:
     """How each matrix is stored. `keeps`: the checkpoint's tensors whose codes are carried over."""
 
     matrices: dict[str, Matrix]
@@ -26,7 +26,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class _Codes:
-    """The scheme of a matrix, or the `reason` why it is dense. `keeps`: as in Choice."""
+    """The scheme of a matrix, or the `reason` why it is dense. `keeps`: as in SchemeChoice."""
 
     scheme: Scheme | None
     reason: str | None = None
@@ -40,7 +40,7 @@ def choose_matrices(
     packed: Packed | None = None,
     keeps: Collection[str] = (),
     groups: Collection[int] = GROUPS,
-) -> Choice:
+) -> SchemeChoice:
     """Choose how each matrix is stored: quantized where its width allows, else float16 (float32 for a float32
     tensor with scheme none).
 
@@ -70,7 +70,7 @@ def choose_matrices(
             becomes = "float16" if reason or codes.scheme is None else codes.scheme.label
             lost = [name for name in param.tensors if name in packed.tensors and name not in kept]
             report.anew.update((packed.kind(name), becomes) for name in lost)
-    return Choice(matrices, report, frozenset(kept))
+    return SchemeChoice(matrices, report, frozenset(kept))
 
 
 def _codes(

@@ -11,7 +11,7 @@ from nearfar.edge_runtime.artifact.options import LoadOptions
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.artifact.trial import open_best
 from nearfar.edge_runtime.artifact.trust import check_trust
-from nearfar.edge_runtime.artifact.variants import Choice
+from nearfar.edge_runtime.artifact.variants import ProgramChoice
 from nearfar.edge_runtime.devices import (
     AUTO,
     Device,
@@ -64,7 +64,7 @@ def load(
             artifact, programs, found.adapter, chosen, open_one, lambda each: plan(each).context, tell
         )
     else:
-        program, choice = programs[0], Choice(programs[0].name, "pinned")
+        program, choice = programs[0], ProgramChoice(programs[0].name, "pinned")
         executor = open_one(program)
     settings = plan(program)
     reopen = partial(open_executor, chosen, artifact, program, settings)

@@ -12,7 +12,7 @@ import numpy as np
 
 from nearfar.edge_runtime.artifact.kept import Kept
 from nearfar.edge_runtime.artifact.reader import Artifact
-from nearfar.edge_runtime.artifact.variants import Candidate, Choice, Kind, Why, compare, line_up
+from nearfar.edge_runtime.artifact.variants import Candidate, Kind, ProgramChoice, Why, compare, line_up
 from nearfar.edge_runtime.devices import Device, Settings
 from nearfar.edge_runtime.executors.base import Executor
 from nearfar.edge_runtime.progress import Teller
@@ -46,7 +46,7 @@ def open_best(
     open_one: Open,
     context: Context,
     tell: Teller | None = None,
-) -> tuple[Executor, Program, Choice]:
+) -> tuple[Executor, Program, ProgramChoice]:
     """Open an executor of the program that suits the adapter best. `programs` are those that the adapter can
     run.
     """
@@ -54,7 +54,7 @@ def open_best(
     if len(programs) == 1 or adapter is None or device_class == "software" or device.beside is None:
         program = untried(programs, adapter)
         why: Why = "only" if len(programs) == 1 else "first" if device_class is None else "software"
-        return open_one(program), program, Choice(program.name, why)
+        return open_one(program), program, ProgramChoice(program.name, why)
     kept = Kept(str(artifact.data.get(FIELD)), adapter)
     failed: set[str] = set()
     while True:
@@ -70,15 +70,15 @@ def open_best(
             return tried
 
 
-def known(finalists: Sequence[Candidate], kept: Kept, failed: Collection[str] = ()) -> Choice | None:
+def known(finalists: Sequence[Candidate], kept: Kept, failed: Collection[str] = ()) -> ProgramChoice | None:
     """The choice if no trial is needed, else None. If all finalists have failed, the first one is chosen."""
     names = [program.name for program in finalists]
     if len(names) == 1 or {*names} & {*kept.lost, *failed}:
-        return Choice(names[0], "only")
+        return ProgramChoice(names[0], "only")
     before = kept.chosen(names)
     if before is not None:
-        return Choice(before, "kept")
-    return Choice(names[0], "busy") if kept.busy else None
+        return ProgramChoice(before, "kept")
+    return ProgramChoice(names[0], "busy") if kept.busy else None
 
 
 def _try_all(
@@ -89,7 +89,7 @@ def _try_all(
     open_one: Open,
     context: Context,
     failed: set[str],
-) -> tuple[Executor, Program, Choice] | None:
+) -> tuple[Executor, Program, ProgramChoice] | None:
     """Time the finalists over one copy of the weights; the first is opened as it will run, the others reuse
     its weights.
 

@@ -45,7 +45,7 @@ P = TypeVar("P", bound=Candidate)
 
 
 @dataclass(frozen=True)
-class Choice:
+class ProgramChoice:
     """The program that runs, the reason for it, and the measured seconds of steps by program."""
 
     program: str
@@ -78,7 +78,7 @@ def line_up(
     return tuple(program for program in left if program.device_class in classes)[:most]
 
 
-def compare(names: Sequence[str], measure: Callable[[str, Kind], float]) -> Choice:
+def compare(names: Sequence[str], measure: Callable[[str, Kind], float]) -> ProgramChoice:
     """Time whole steps of the programs in turn; the first stays unless another is clearly faster.
 
     `measure` runs one step of a program and returns its seconds. The first step of each kind compiles
@@ -87,7 +87,7 @@ def compare(names: Sequence[str], measure: Callable[[str, Kind], float]) -> Choi
     best: dict[str, dict[Kind, float]] = {name: {} for name in names}
     spent = _round(best, "decode", measure, counted=False) + _round(best, "decode", measure)
     if best[names[0]]["decode"] > SLOW:
-        return Choice(names[0], "slow", best)
+        return ProgramChoice(names[0], "slow", best)
     best = {name: steps for name, steps in best.items() if steps["decode"] <= SLOW}
     for _ in range(ROUNDS - 1):
         spent += _round(best, "decode", measure) if spent < BUDGET else 0.0
@@ -96,7 +96,7 @@ def compare(names: Sequence[str], measure: Callable[[str, Kind], float]) -> Choi
         _round(best, "large", measure)
     costs = {name: TOKENS * steps["decode"] + steps.get("large", 0.0) for name, steps in best.items()}
     quickest = min(costs, key=lambda name: costs[name])
-    return Choice(quickest if costs[quickest] <= GAIN * costs[names[0]] else names[0], "timed", best)
+    return ProgramChoice(quickest if costs[quickest] <= GAIN * costs[names[0]] else names[0], "timed", best)
 
 
 def _round(

@@ -34,7 +34,7 @@ from nearfar.format.sizes import MAX_STEP
 if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
-    from nearfar.edge_runtime.artifact.variants import Choice
+    from nearfar.edge_runtime.artifact.variants import ProgramChoice
     from nearfar.edge_runtime.executors.base import Executor
 
 MOST_LOSSES = 3
@@ -82,7 +82,7 @@ class EngineCore:
         (DeviceLost), requests continue where they were. Without `reopen` the engine ends at the first
         failure.
         """
-        self.choice: Choice | None = None
+        self.choice: ProgramChoice | None = None
         """The reason for the executor's program, if there was a choice."""
         self.manifest = manifest
         cache, model = manifest.cache, manifest.model

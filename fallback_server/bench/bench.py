@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from nearfar.fallback_server.bench import load, prompts, traces
-from nearfar.fallback_server.bench.calibrate import Server, look
+from nearfar.fallback_server.bench.calibrate import Calibrated, look
 from nearfar.fallback_server.bench.client import Ask, Client, Outcome
 from nearfar.fallback_server.bench.figures import Level, level
 from nearfar.fallback_server.bench.options import BenchOptions
@@ -19,7 +19,7 @@ OPEN_REQUESTS = 256
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """A level to run. `load` is the concurrency of a closed loop, or the mean requests per second of an open
     loop (0 for a single request).
     """
@@ -35,7 +35,7 @@ class Report:
     """The results of a run."""
 
     options: BenchOptions
-    server: Server
+    server: Calibrated
     levels: tuple[Level, ...]
     interrupted: bool
 
@@ -60,10 +60,10 @@ class Report:
 class Watcher:
     """Callbacks for the bench's progress; this base class ignores them."""
 
-    def looked(self, server: Server) -> None:
+    def looked(self, server: Calibrated) -> None:
         """Called when the server has been inspected."""
 
-    def began(self, plan: Plan) -> None:
+    def began(self, plan: BenchPlan) -> None:
         """Called when a level begins."""
 
     def done(self, outcome: Outcome) -> None:
@@ -98,7 +98,11 @@ async def measure(url: str, options: BenchOptions, watcher: Watcher) -> Report:
 
 
 async def _level(
-    client: Client, plan: Plan, options: BenchOptions, server: Server, done: Callable[[Outcome], None]
+    client: Client,
+    plan: BenchPlan,
+    options: BenchOptions,
+    server: Calibrated,
+    done: Callable[[Outcome], None],
 ) -> load.Run:
     # Each level has its own prompts, so that none finds another level's in the server's prefix cache.
     work = options.work
@@ -115,7 +119,7 @@ async def _level(
     return await load.open_(client, asks, [item.at for item in plan.items], options.level_seconds, done)
 
 
-def plans(options: BenchOptions, server: Server) -> Iterator[Plan]:
+def plans(options: BenchOptions, server: Calibrated) -> Iterator[BenchPlan]:
     """Yield the levels in the order in which they run."""
     work = options.work
     trace = traces.read_trace(work.trace) if work.trace is not None else None
@@ -127,11 +131,11 @@ def plans(options: BenchOptions, server: Server) -> Iterator[Plan]:
         for concurrency in options.concurrency:
             count = options.count(concurrency)
             items = traces.sample(trace, work, count) if trace else traces.synthetic(work, count)
-            yield Plan(f"{concurrency} at once", "closed", concurrency, fitted(items))
+            yield BenchPlan(f"{concurrency} at once", "closed", concurrency, fitted(items))
     if options.mode in ("open", "both"):
         for rate in options.rates or (None,):
             count = options.requests or OPEN_REQUESTS
             items = traces.window(trace, work, count) if trace else traces.synthetic(work, count)
             items = traces.at_rate(items, rate)
             mean = (len(items) - 1) / items[-1].at if items[-1].at else 0.0
-            yield Plan(f"{mean:.3g} a second", "open", mean, fitted(items))
+            yield BenchPlan(f"{mean:.3g} a second", "open", mean, fitted(items))

@@ -23,7 +23,7 @@ at once.
 
 
 @dataclass(frozen=True)
-class Server:
+class Calibrated:
     """The facts that are known of the server. `notes`: remarks for whoever reads the figures."""
 
     url: str
@@ -34,7 +34,7 @@ class Server:
     notes: tuple[str, ...] = ()
 
 
-async def look(client: Client, words: Sequence[str] = WORDS) -> Server:
+async def look(client: Client, words: Sequence[str] = WORDS) -> Calibrated:
     """Query the server; sets the client's `model` and `ignore_eos`."""
     notes = []
     listed = await client.models()
@@ -53,7 +53,7 @@ async def look(client: Client, words: Sequence[str] = WORDS) -> Server:
     measured = await _measure(client, words)
     if not measured.exact:
         notes.append("The server tells no usage: a word counts for one token, a piece of an answer too.")
-    return Server(client.url, client.model, context, client.ignore_eos, measured, tuple(notes))
+    return Calibrated(client.url, client.model, context, client.ignore_eos, measured, tuple(notes))
 
 
 async def _measure(client: Client, words: Sequence[str]) -> Words:

@@ -8,8 +8,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from nearfar.fallback_server.bench.bench import Plan, Report, Watcher
-from nearfar.fallback_server.bench.calibrate import Server
+from nearfar.fallback_server.bench.bench import BenchPlan, Report, Watcher
+from nearfar.fallback_server.bench.calibrate import Calibrated
 from nearfar.fallback_server.bench.client import Outcome
 from nearfar.fallback_server.bench.figures import Level, Summary
 
@@ -24,13 +24,13 @@ class Bars(Watcher):
         self._task: TaskID | None = None
         self._errors = 0
 
-    def looked(self, server: Server) -> None:
+    def looked(self, server: Calibrated) -> None:
         """See Watcher."""
         self.progress.console.print(f"{server.model} at {server.url}", markup=False)
         for note in server.notes:
             self.progress.console.print(note, style="yellow", markup=False)
 
-    def began(self, plan: Plan) -> None:
+    def began(self, plan: BenchPlan) -> None:
         """See Watcher."""
         self._errors = 0
         self._task = self.progress.add_task(plan.name, total=len(plan.items), errors="")

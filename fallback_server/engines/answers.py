@@ -28,7 +28,7 @@ class Echo:
     answer: bool = True
 
 
-class Choice:
+class AnswerPieces:
     """One answer: events of the backend in, pieces out."""
 
     def __init__(
@@ -106,7 +106,7 @@ class Choice:
 class LocalAnswers:
     """All answers of a request. `ended` is called when they are closed."""
 
-    choices: list[Choice]
+    choices: list[AnswerPieces]
     prompt_tokens: int
     ended: Callable[[], object]
 

@@ -24,7 +24,7 @@ from nearfar.fallback_server.backend import (
     Sampling,
     TokenRequest,
 )
-from nearfar.fallback_server.engines.answers import Choice, Echo, LocalAnswers
+from nearfar.fallback_server.engines.answers import AnswerPieces, Echo, LocalAnswers
 from nearfar.fallback_server.engines.base import (
     GENERATES_NOTHING,
     Embeddings,
@@ -140,7 +140,7 @@ class LocalEngine:
     async def submit(self, prepared: Prepared) -> LocalAnswers:
         """Start the request, with one sequence per answer."""
         request = prepared.request
-        choices: list[Choice] = []
+        choices: list[AnswerPieces] = []
         late = [self._shares.late(request.tenant) for _ in range(request.choices)]
         try:
             for at, prompt in enumerate(prepared.prompts):
@@ -327,7 +327,7 @@ class LocalEngine:
             salt=request.tenant.salt,
         )
 
-    def _choice(self, prepared: Prepared, index: int, prompt: tuple[int, ...], events: Any) -> Choice:
+    def _choice(self, prepared: Prepared, index: int, prompt: tuple[int, ...], events: Any) -> AnswerPieces:
         request = prepared.request
         reader = None
         if request.chat:
@@ -345,7 +345,7 @@ class LocalEngine:
             )
         context = () if request.chat and not request.continue_last else prompt
         stream = TextStream(self.codec, request.stop, context)
-        return Choice(index, events, self.codec, stream, reader, self._echo(request, index, prompt))
+        return AnswerPieces(index, events, self.codec, stream, reader, self._echo(request, index, prompt))
 
     def _echo(self, request: EngineRequest, index: int, prompt: tuple[int, ...]) -> Echo | None:
         if not request.echo:

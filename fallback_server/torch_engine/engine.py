@@ -379,7 +379,7 @@ class Engine:
                 events += [(active.request.id, event) for event in self._advance(active, choice)]
         self._say(Stepped(tuple(events), self.counters))
 
-    def _advance(self, active: Active, choice: sampling.Choice) -> list[TokenEvent]:
+    def _advance(self, active: Active, choice: sampling.SampledToken) -> list[TokenEvent]:
         """Append the token to the request; a request that ends is removed."""
         work, constraint = active.work, active.constraint
         if constraint is not None and choice.token is not None and not constraint.accept(choice.token):
@@ -406,7 +406,7 @@ class Engine:
         del self._active[active.request.id]
         self.scheduler.remove(active.work)
 
-    def _finish(self, active: Active, choice: sampling.Choice) -> FinishReason | None:
+    def _finish(self, active: Active, choice: sampling.SampledToken) -> FinishReason | None:
         """Why the answer ends with this token; None if it does not."""
         if choice.token is None:
             return "abort" if choice.broken else "stop"

@@ -58,7 +58,7 @@ class RowState:
 
 
 @dataclass(frozen=True)
-class Choice:
+class SampledToken:
     """The chosen token of a row. None: no token may be chosen (`broken`: because the logits are not
     finite).
     """
@@ -95,7 +95,7 @@ def prepare(
     return state
 
 
-def sample(logits: torch.Tensor, rows: Sequence[RowInput]) -> list[Choice]:
+def sample(logits: torch.Tensor, rows: Sequence[RowInput]) -> list[SampledToken]:
     """Choose a token for each row of logits float32 [R, vocab] (which may be overwritten)."""
     states = [row.state for row in rows]
     raw = _raw_logprobs(logits, states)
@@ -115,11 +115,11 @@ def sample(logits: torch.Tensor, rows: Sequence[RowInput]) -> list[Choice]:
     choices = []
     for index, (token, ok, sound) in enumerate(zip(*packed, strict=True)):
         if not ok:
-            choices.append(Choice(None, broken=not sound))
+            choices.append(SampledToken(None, broken=not sound))
             continue
         _count(states[index], token)
         own, top = _of_token(raw.get(index), token, states[index].logprobs or 0)
-        choices.append(Choice(token, logprob=own, top=top))
+        choices.append(SampledToken(token, logprob=own, top=top))
     return choices
 
 

@@ -27,7 +27,7 @@ from nearfar.step.decoder import (
 from nearfar.step.model import Model
 from nearfar.step.models import gemma2
 from nearfar.step.ops import Activation
-from nearfar.step.params import Piece
+from nearfar.step.params import TensorPiece
 from nearfar.step.rope import read_rope
 
 ROPES = {
@@ -107,7 +107,7 @@ def _extras(s: StepBuilder, read: ConfigReader, c: Decoder, x: Value, width: int
     wide = c.layers * width
     scale = gemma2.embedding_scale(read, width)
     own = s.embed("model.embed_tokens_per_layer.weight", c.vocab, wide, scale, "embed_per_layer")
-    piece = Piece("model.per_layer_model_projection.weight", wide)
+    piece = TensorPiece("model.per_layer_model_projection.weight", wide)
     projected = s.linear(x, "per_layer_model_projection", (piece,))
     normed = s.norm(projected, "model.per_layer_projection_norm.weight", c.eps * c.hidden, groups=c.layers)
     return s.add(normed, own, 0.5**0.5)
@@ -117,11 +117,11 @@ def _add_extra(s: StepBuilder, c: Decoder, x: Value, i: int, extra: Value, activ
     """The sum x + norm(projection(activation(gate(x)) · the layer's extra embedding))."""
     at, name = f"model.layers.{i}", f"layers.{i}"
     gate = s.linear(
-        x, f"{name}.per_layer_input_gate", (Piece(f"{at}.per_layer_input_gate.weight", extra.width),)
+        x, f"{name}.per_layer_input_gate", (TensorPiece(f"{at}.per_layer_input_gate.weight", extra.width),)
     )
     mixed = s.mul(s.act(gate, activation), extra)
     h = s.linear(
-        mixed, f"{name}.per_layer_projection", (Piece(f"{at}.per_layer_projection.weight", c.hidden),)
+        mixed, f"{name}.per_layer_projection", (TensorPiece(f"{at}.per_layer_projection.weight", c.hidden),)
     )
     return s.add(x, s.norm(h, f"{at}.post_per_layer_input_norm.weight", c.eps))
 

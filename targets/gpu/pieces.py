@@ -22,14 +22,14 @@ COLUMNS = 64
 
 
 @dataclass(frozen=True)
-class Piece:
+class MatrixPiece:
     """The rows of a matrix from `first` on, as a matrix."""
 
     first: int
     matrix: Matrix
 
 
-def pieces(matrix: Matrix, binding: int = BINDING) -> tuple[Piece, ...]:
+def pieces(matrix: Matrix, binding: int = BINDING) -> tuple[MatrixPiece, ...]:
     """The fewest pieces without an array of more than `binding` bytes, as equal as COLUMNS allows; BuildError
     if none are small enough.
     """
@@ -43,7 +43,7 @@ def pieces(matrix: Matrix, binding: int = BINDING) -> tuple[Piece, ...]:
             f"may bind no more than {binding:,}: quantize it (--quant q4)"
         )
     firsts = range(0, matrix.n, each.n)
-    return tuple(Piece(first, replace(matrix, n=min(each.n, matrix.n - first))) for first in firsts)
+    return tuple(MatrixPiece(first, replace(matrix, n=min(each.n, matrix.n - first))) for first in firsts)
 
 
 def parts(matrix: Matrix, binding: int = BINDING) -> tuple[Part, ...]:

@@ -14,7 +14,7 @@ from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.artifact import trial, variants
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.artifact.trial import Steps, all_of, open_best
-from nearfar.edge_runtime.artifact.variants import Choice
+from nearfar.edge_runtime.artifact.variants import ProgramChoice
 from nearfar.edge_runtime.devices import Device, Settings, device
 from nearfar.edge_runtime.executors.base import Executor
 from nearfar.errors import DeviceError, DeviceLost
@@ -150,7 +150,7 @@ def test_a_program_that_fails_in_its_trial_is_passed_over_this_time(
 def test_a_winner_that_has_no_room_as_it_would_run_is_not_kept(
     artifact: Artifact, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trial, "compare", lambda names, measure: Choice(names[-1], "timed"))
+    monkeypatch.setattr(trial, "compare", lambda names, measure: ProgramChoice(names[-1], "timed"))
     programs = artifact.able_programs(device(artifact.target).probe())
 
     def open_one(program: Program) -> Executor:

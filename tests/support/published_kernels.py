@@ -10,8 +10,7 @@ from functools import cache
 import tvm
 
 from nearfar.build import manifest
-from nearfar.build.program.compile import Job as Compiling
-from nearfar.build.program.compile import Program, compile_program
+from nearfar.build.program.compile import Compilation, Program, compile_program
 from nearfar.build.synth import published
 from nearfar.format.consistency import DTYPE_BYTES
 from nearfar.format.figures import Figures
@@ -102,7 +101,7 @@ def _program(
     """The variant is that of WebGPU."""
     model, made = _model(shape), variant(device, precision, vectors=False)
     kernels = _Noted(Tuning(device, half=precision == "f16"))
-    job = Compiling(model, _matrices(model), manifest.CACHE, buckets)
+    job = Compilation(model, _matrices(model), manifest.CACHE, buckets)
     program = compile_program(job, replace(made, kernels=kernels), tvm.target.Target("webgpu"))
     return program, kernels.jobs
 

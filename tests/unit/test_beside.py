@@ -10,7 +10,7 @@ import pytest
 
 from nearfar.build import manifest
 from nearfar.build.program.beside import Share, beside, shares
-from nearfar.build.program.compile import Job
+from nearfar.build.program.compile import Compilation
 from nearfar.errors import BuildError
 from nearfar.kernels.buckets import Buckets
 from nearfar.kernels.contract import Variant
@@ -22,7 +22,7 @@ from nearfar.targets.webgpu.emit import emit
 
 def share(kind: str) -> Share:
     model = Model("none", 8, 8, None, (), Step((), (), (), {}))
-    job = Job(model, {}, manifest.CACHE, Buckets())
+    job = Compilation(model, {}, manifest.CACHE, Buckets())
     return Share({"kind": kind}, emit, job, (VARIANTS[0],), EmitContext(Path(), {}, 0))
 
 

@@ -9,7 +9,7 @@ import tvm
 from tvm.script import tirx as T
 
 from nearfar.build import manifest
-from nearfar.build.program.compile import Job, compile_program
+from nearfar.build.program.compile import Compilation, compile_program
 from nearfar.kernels.buckets import Buckets
 from nearfar.kernels.jobs import Attend, Linear
 from nearfar.kernels.quantized import Matrix
@@ -191,7 +191,7 @@ def test_kernels_that_tvm_schedules_have_figures_too() -> None:
     case = next(case for case in CASES if case.model_type == "gemma4_text")
     model = read_model({**case.config, "model_type": case.model_type}).model
     matrices = {param.name: Matrix(param.n, param.k, 16) for param in model.step.params if param.is_matrix}
-    job = Job(model, matrices, manifest.CACHE, Buckets((1,), (1,)))
+    job = Compilation(model, matrices, manifest.CACHE, Buckets((1,), (1,)))
     program = compile_program(job, variant(SOFTWARE, "f16", False), tvm.target.Target("webgpu"))
     others = [kernel for kernel in program.kernels.values() if EXPLICIT_SYNC not in kernel.attrs]
     assert others

@@ -9,7 +9,7 @@ import pytest
 import tvm
 
 from nearfar.build import manifest
-from nearfar.build.program.compile import Job, compile_program
+from nearfar.build.program.compile import Compilation, compile_program
 from nearfar.build.synth import published
 from nearfar.errors import BuildError
 from nearfar.kernels.buckets import Buckets
@@ -103,7 +103,7 @@ def test_a_shape_of_4b_asks_for_no_larger_binding_than_every_device_has(precisio
     model = read_model({**published("qwen3-4b").config, "num_hidden_layers": 2}).model
     matrices = {p.name: Matrix(p.n, p.k, 4, 64) for p in model.step.params if p.is_matrix}
     made = variant(SOFTWARE, precision, vectors=False)
-    job = Job(model, matrices, manifest.CACHE, Buckets((1, 256), (1,)))
+    job = Compilation(model, matrices, manifest.CACHE, Buckets((1, 256), (1,)))
     program = compile_program(job, made, tvm.target.Target("webgpu"))
     tensors = {
         f"{name}.{part.name}": part.bytes

@@ -13,7 +13,7 @@ import pytest
 from nearfar.build import manifest
 from nearfar.build.options import BuildOptions
 from nearfar.build.program import fingerprint
-from nearfar.build.program.compile import Job
+from nearfar.build.program.compile import Compilation
 from nearfar.build.program.makers import IDLE, ROOT, makers, makers_digest
 from nearfar.build.source import open_source
 from nearfar.build.targets import target_names, target_of
@@ -74,18 +74,18 @@ def variant(name: str) -> Variant:
 
 
 @pytest.fixture(scope="module")
-def job() -> Job:
+def job() -> Compilation:
     source = open_source(BuildOptions(str(SAMPLE), Path("out")))
-    return Job(source.model, source.matrices, manifest.CACHE, Buckets((1,), (1,)))
+    return Compilation(source.model, source.matrices, manifest.CACHE, Buckets((1,), (1,)))
 
 
 @pytest.fixture(scope="module")
-def context(job: Job) -> EmitContext:
+def context(job: Compilation) -> EmitContext:
     return EmitContext(Path(), {each.name: each for each in manifest.buffers(job.model)}, 1)
 
 
 @pytest.fixture(scope="module")
-def files(job: Job, context: EmitContext) -> dict[str, set[str]]:
+def files(job: Compilation, context: EmitContext) -> dict[str, set[str]]:
     """For each target the files that the key of its programs tells of, as paths below the package."""
     found: dict[str, set[str]] = {}
     with pytest.MonkeyPatch.context() as patch:
@@ -135,7 +135,7 @@ def test_all_files_of_what_compiles_decide_a_target_s_programs(
 
 
 def test_what_is_imported_and_read_while_a_program_is_compiled_decides_it(
-    job: Job, context: EmitContext, files: dict[str, set[str]], tmp_path: Path
+    job: Compilation, context: EmitContext, files: dict[str, set[str]], tmp_path: Path
 ) -> None:
     """Notices an import or a file that makers.py cannot see."""
     given = [(job, variant(name), planned(name).tvm_target, planned(name).emit, context) for name in OWN]

@@ -24,7 +24,7 @@ from nearfar.step.ops import (
     reads,
     weights_of,
 )
-from nearfar.step.params import Param, Piece
+from nearfar.step.params import Param, TensorPiece
 from nearfar.step.shapes import Shapes
 
 READERS = {
@@ -101,9 +101,11 @@ def test_what_an_operation_names_is_told_by_its_fields() -> None:
 
 def shapes() -> Shapes:
     params = [
-        Param("w", (Piece("w", 12),), 8), Param("b", (Piece("b", 12),)), Param("v", (Piece("v", 4),)),
-        Param("one", (Piece("one", 1),)),
-    ]  # fmt: skip
+        Param("w", (TensorPiece("w", 12),), 8),
+        Param("b", (TensorPiece("b", 12),)),
+        Param("v", (TensorPiece("v", 4),)),
+        Param("one", (TensorPiece("one", 1),)),
+    ]
     return Shapes(
         {param.name: param for param in params}, [KvCache(2, 4)], {"rope"}, {"x": 8, "y": 16, "odd": 7}
     )

@@ -16,23 +16,32 @@ from nearfar.build.targets import target_of
 from nearfar.build.weights.stream import WeightStream
 from nearfar.step import decoder
 from nearfar.step.decoder import Attention
-from nearfar.step.params import Param, Piece, RotaryOrder
+from nearfar.step.params import Param, RotaryOrder, TensorPiece
 from tests.support import packed, tiny
 
 ROWS = 24
 ORDER = RotaryOrder(4, 2, interleaved=True)
 CASES = {
-    "as they lie": (Piece("a", 8), Piece("a", 16, 8)),
-    "in another order": (Piece("a", 8, 16), Piece("a", 8), Piece("a", 8, 8)),
-    "of two tensors by turns": (Piece("a", 4), Piece("b", 4), Piece("a", 20, 4), Piece("b", 4, 4)),
-    "the last alone": (Piece("a", 4, 20),),
-    "used twice": (Piece("a", 8), Piece("a", 8, 16), Piece("a", 8)),
-    "turned, and in another order": (Piece("a", 8, 16, ORDER), Piece("b", 4), Piece("a", 8, 0, ORDER)),
+    "as they lie": (TensorPiece("a", 8), TensorPiece("a", 16, 8)),
+    "in another order": (TensorPiece("a", 8, 16), TensorPiece("a", 8), TensorPiece("a", 8, 8)),
+    "of two tensors by turns": (
+        TensorPiece("a", 4),
+        TensorPiece("b", 4),
+        TensorPiece("a", 20, 4),
+        TensorPiece("b", 4, 4),
+    ),
+    "the last alone": (TensorPiece("a", 4, 20),),
+    "used twice": (TensorPiece("a", 8), TensorPiece("a", 8, 16), TensorPiece("a", 8)),
+    "turned, and in another order": (
+        TensorPiece("a", 8, 16, ORDER),
+        TensorPiece("b", 4),
+        TensorPiece("a", 8, 0, ORDER),
+    ),
 }
 
 
 @pytest.mark.parametrize("pieces", CASES.values(), ids=CASES)
-def test_rows_come_where_they_are_put(pieces: tuple[Piece, ...]) -> None:
+def test_rows_come_where_they_are_put(pieces: tuple[TensorPiece, ...]) -> None:
     tensors = {name: np.arange(ROWS, dtype=np.float32) + 100 * (name == "b") for name in "ab"}
     expected = []
     for piece in pieces:
@@ -63,11 +72,11 @@ def joined(path: Path, by_turns: bool) -> Path:
     return packed.write(path, CONFIG, out)
 
 
-def qkv_by_turns(a: Attention, source: str, q: int, kv: int) -> list[Piece]:
+def qkv_by_turns(a: Attention, source: str, q: int, kv: int) -> list[TensorPiece]:
     """The rows of q, k and v of such a tensor."""
     name = f"{source}.{a.names[0]}.weight"
     places = ((kv + q - HEAD + kv, HEAD), (kv, q - HEAD), (kv + q - HEAD, kv), (0, kv))
-    return [Piece(name, rows, start, a.order) for start, rows in places]
+    return [TensorPiece(name, rows, start, a.order) for start, rows in places]
 
 
 def written(checkpoint: Path, target: str, root: Path) -> dict[str, bytes]:

@@ -17,7 +17,7 @@ tvm = pytest.importorskip("tvm")
 
 
 from nearfar.edge_runtime.executors.cpu import library as records  # noqa: E402
-from nearfar.edge_runtime.executors.cpu.library import Library, Plan, Tensor, aligned  # noqa: E402
+from nearfar.edge_runtime.executors.cpu.library import Library, LoadedPlan, Tensor, aligned  # noqa: E402
 from nearfar.errors import ArtifactError, DeviceError  # noqa: E402
 from nearfar.targets.cpu.codegen import compile_library  # noqa: E402
 from nearfar.targets.cpu.kernels import vec as v  # noqa: E402
@@ -52,7 +52,7 @@ def expected(steps: int) -> np.ndarray:
     return x
 
 
-def mirror(library: Library, repeats: int = 1) -> tuple[Plan, np.ndarray]:
+def mirror(library: Library, repeats: int = 1) -> tuple[LoadedPlan, np.ndarray]:
     """A plan of 2 · `repeats` launches, and the array that holds its result (zero it before each replay)."""
     a, b = aligned((N,), np.int32), aligned((N,), np.int32)
     return library.bind([("mirror", [Tensor(a), Tensor(b)]), ("mirror", [Tensor(b), Tensor(a)])] * repeats), a

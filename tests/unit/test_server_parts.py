@@ -17,7 +17,7 @@ import httpx
 import numpy as np
 import pytest
 
-from nearfar.edge_runtime.artifact.variants import Choice
+from nearfar.edge_runtime.artifact.variants import ProgramChoice
 from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.edge_runtime.tools.asking import ToolChoice
@@ -272,7 +272,9 @@ def test_an_artifacts_program_is_told_and_why_it_is_that_one() -> None:
     backend = ArtifactBackend(core)
     name = core.executor.program_name
     assert backend.stats().program == RunningProgram(core.executor.name, name, "", {}, 256, 256)
-    core.choice = Choice(name, "timed", {name: {"decode": 0.004, "large": 0.08}, "other": {"decode": 0.005}})
+    core.choice = ProgramChoice(
+        name, "timed", {name: {"decode": 0.004, "large": 0.08}, "other": {"decode": 0.005}}
+    )
     told = asdict(backend.stats())["program"]
     assert (told["name"], told["why"]) == (name, "timed")
     assert told["seconds"] == {name: {"decode": 0.004, "large": 0.08}, "other": {"decode": 0.005}}

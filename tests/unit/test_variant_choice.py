@@ -13,7 +13,7 @@ import pytest
 
 from nearfar.edge_runtime.artifact.kept import Kept
 from nearfar.edge_runtime.artifact.trial import known
-from nearfar.edge_runtime.artifact.variants import Choice, Kind, compare, line_up
+from nearfar.edge_runtime.artifact.variants import Kind, ProgramChoice, compare, line_up
 from nearfar.folders import read_cache, write_cache
 from nearfar.format.adapters import DEVICE_CLASSES, Adapter, DeviceClass, class_of
 from tests.support.paths import ROOT
@@ -116,16 +116,18 @@ def test_a_damaged_file_is_as_good_as_none(content: bytes) -> None:
 
 def test_a_choice_says_what_it_rests_on() -> None:
     measured: dict[str, dict[Kind, float]] = {"a": {"decode": 0.004, "large": 0.08}, "b": {"decode": 0.005}}
-    told = str(Choice("a", "timed", measured))
+    told = str(ProgramChoice("a", "timed", measured))
     assert told == "timed: a 4.00 ms + 80.00 ms, b 5.00 ms"
-    assert str(Choice("a", "pinned")) == "pinned"
+    assert str(ProgramChoice("a", "pinned")) == "pinned"
 
 
 def test_nothing_is_timed_where_nothing_is_to_be_chosen() -> None:
     kept = Kept("digest", GPU)
     two = [Named("discrete-f16"), Named("discrete-f32")]
-    assert known(two[:1], kept) == Choice("discrete-f16", "only")
+    assert known(two[:1], kept) == ProgramChoice("discrete-f16", "only")
     assert known(two, kept) is None
-    assert known(two, kept, {"discrete-f16", "discrete-f32"}) == Choice("discrete-f16", "only"), "all failed"
+    assert known(two, kept, {"discrete-f16", "discrete-f32"}) == ProgramChoice("discrete-f16", "only"), (
+        "all failed"
+    )
     kept.keep(["discrete-f16", "discrete-f32"], "discrete-f32")
-    assert known(two, kept) == Choice("discrete-f32", "kept")
+    assert known(two, kept) == ProgramChoice("discrete-f32", "kept")

@@ -13,7 +13,7 @@ from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import Settings
 from nearfar.edge_runtime.executors.cpu.cores import usable_cores
 from nearfar.edge_runtime.executors.cpu.host_memory import reserve
-from nearfar.edge_runtime.executors.cpu.library import Array, Library, Plan, Tensor
+from nearfar.edge_runtime.executors.cpu.library import Array, Library, LoadedPlan, Tensor
 from nearfar.edge_runtime.executors.planned import Layout, Shape
 from nearfar.errors import ArtifactError
 from nearfar.format import buffers as names
@@ -115,7 +115,7 @@ class CpuExecutor:
             self._buffers.clear()
             self._held = 0
 
-    def _plan(self, function: str, size: int) -> Plan:
+    def _plan(self, function: str, size: int) -> LoadedPlan:
         try:
             return self._plans[function, size]
         except KeyError:
@@ -151,7 +151,7 @@ class CpuExecutor:
     def _zeroed(self, shape: Shape) -> Array:
         return self._reserve(shape.nbytes).view(shape.dtype).reshape(shape.extents)
 
-    def _bind(self, launches: Sequence[Launch], program: Program) -> Plan:
+    def _bind(self, launches: Sequence[Launch], program: Program) -> LoadedPlan:
         """A plan with resolved kernels and fixed arguments."""
         bound = [(each.kernel, self._arguments(each, program)) for each in launches]
         streamed = [_streamed(each, tensors) for each, (_, tensors) in zip(launches, bound, strict=True)]

@@ -97,7 +97,7 @@ class Tensor:
         )
 
 
-class Plan:
+class LoadedPlan:
     """Bound launches that can be replayed."""
 
     def __init__(
@@ -138,13 +138,13 @@ class Pool:
         """
         return int(self._lib.nf_pool_threads(self._handle)) if self._end.alive else 0
 
-    def replay(self, plan: Plan) -> None:
+    def replay(self, plan: LoadedPlan) -> None:
         """Run all launches of a plan in order. DeviceError if a kernel refuses its arguments, or if the pool
         is closed.
         """
         self._run(self._lib.nf_replay, plan)
 
-    def profile(self, plan: Plan) -> tuple[float, ...]:
+    def profile(self, plan: LoadedPlan) -> tuple[float, ...]:
         """Run a plan and return the seconds of each launch."""
         if not hasattr(self._lib, "nf_profile"):
             raise ArtifactError("this artifact's library cannot time its launches: build the artifact again")
@@ -152,7 +152,7 @@ class Pool:
         self._run(self._lib.nf_profile, plan, stamps.ctypes.data)
         return seconds(stamps[:-1], stamps[1:], 1e-9)
 
-    def _run(self, call: Callable[..., int], plan: Plan, *more: int) -> None:
+    def _run(self, call: Callable[..., int], plan: LoadedPlan, *more: int) -> None:
         if not self._end.alive:
             raise DeviceError("the threads of this engine have ended: it is closed")
         failed = call(self._handle, ctypes.addressof(plan.launches), len(plan.names), *more)
@@ -195,7 +195,7 @@ class Library:
 
     def bind(
         self, launches: Sequence[tuple[str, Sequence[Tensor]]], weights: Sequence[Tensor | None] = ()
-    ) -> Plan:
+    ) -> LoadedPlan:
         """Resolve kernels by name and fix their arguments.
 
         `weights`: for each launch the matrix that it streams, if any; idle threads may prefetch it.
@@ -219,7 +219,7 @@ class Library:
             if matrix is not None:
                 entry.weights, entry.bytes = matrix.struct.data, matrix.nbytes
             keep += [args, *tensors]
-        return Plan(table, [name for name, _ in launches], keep)
+        return LoadedPlan(table, [name for name, _ in launches], keep)
 
 
 _LOADED: dict[Path, list[tuple[int, int]]] = {}

@@ -8,7 +8,7 @@ import mlx.core as mx
 import numpy as np
 
 from nearfar.edge_runtime.executors.mlx.rows import Array
-from nearfar.edge_runtime.executors.mlx.sampling import Choice, greedy, logprobs, sample
+from nearfar.edge_runtime.executors.mlx.sampling import SamplerRows, greedy, logprobs, sample
 from nearfar.errors import ArtifactError
 from nearfar.format.manifest import Manifest
 from nearfar.format.sampler import SampleF32, SampleI32
@@ -144,7 +144,7 @@ class Results:
         penalties = floats[:, (SampleF32.PRESENCE_PENALTY, SampleF32.FREQUENCY_PENALTY)]
         penalized = (floats[:, SampleF32.REPETITION_PENALTY] != 1).any() or penalties.any()
         counts = mx.stack([self._counts[slot] for slot in slots]) if penalized else None
-        choice = Choice(floats, ints, bias if bias.any() else None, allowed, counts)
+        choice = SamplerRows(floats, ints, bias if bias.any() else None, allowed, counts)
         picked = sample(logits, choice)
         for row, slot in enumerate(slots):
             chosen = mx.maximum(picked[row], 0)

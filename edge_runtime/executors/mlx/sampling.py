@@ -15,7 +15,7 @@ PENALTIES = (SampleF32.REPETITION_PENALTY, SampleF32.PRESENCE_PENALTY, SampleF32
 
 
 @dataclass(frozen=True)
-class Choice:
+class SamplerRows:
     """The inputs of the sampler in addition to logits, one row for each row of logits.
 
     `sample_f32` and `sample_i32` [R, 8]; `bias` (float32 [R, V]), `allowed` (bool [R, V]) and `counts` (int32
@@ -34,7 +34,7 @@ def greedy(logits: mx.array) -> mx.array:
     return _best(_finite(logits))
 
 
-def sample(logits: mx.array, choice: Choice) -> mx.array:
+def sample(logits: mx.array, choice: SamplerRows) -> mx.array:
     """int32 [R]: steps 1 to 9 of "sample" in docs/artifact.md, for logits [R, V]."""
     score = _finite(_penalized(logits, choice))
     temperature = choice.floats[:, SampleF32.TEMPERATURE]
@@ -88,7 +88,7 @@ def _best(score: mx.array) -> mx.array:
     return mx.where(mx.max(score, axis=-1) > -mx.inf, best, -1)
 
 
-def _penalized(logits: mx.array, choice: Choice) -> mx.array:
+def _penalized(logits: mx.array, choice: SamplerRows) -> mx.array:
     """Steps 1 to 4 of "sample": bias, allowed tokens, penalties."""
     score = logits
     if choice.bias is not None:
@@ -104,7 +104,7 @@ def _penalized(logits: mx.array, choice: Choice) -> mx.array:
     return score - frequency * generated - presence * (generated > 0)
 
 
-def _kept(score: mx.array, choice: Choice) -> mx.array:
+def _kept(score: mx.array, choice: SamplerRows) -> mx.array:
     """Steps 6 to 8 of "sample", as a mask bool [R, V]: top-k, top-p, min-p."""
     vocab, top_k = score.shape[1], choice.ints[:, SampleI32.TOP_K]
     top_p, min_p = choice.floats[:, SampleF32.TOP_P], choice.floats[:, SampleF32.MIN_P]

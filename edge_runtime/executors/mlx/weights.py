@@ -18,7 +18,7 @@ import numpy as np
 
 from nearfar.edge_runtime.executors.mlx.calls import Arrays
 from nearfar.errors import ArtifactError
-from nearfar.step.params import Param, Piece
+from nearfar.step.params import Param, TensorPiece
 
 AFFINE = ("scales", "biases")
 """Names of the tensors that belong to the codes of a quantized matrix."""
@@ -181,7 +181,7 @@ class LoadedWeights:
             self._cast[key] = (self._vectors[name].astype(dtype),)
         return self._cast[key]
 
-    def _load(self, param: Param, piece: Piece) -> dict[str, mx.array]:
+    def _load(self, param: Param, piece: TensorPiece) -> dict[str, mx.array]:
         """The rows of a piece in its tensor, and in the tensor's scales and biases."""
         base = piece.tensor.removesuffix(".weight")
         names = {"weight": piece.tensor}
@@ -189,7 +189,7 @@ class LoadedWeights:
             names |= {part: f"{base}.{part}" for part in AFFINE}
         return {part: self._rows(name, piece, wide=not param.is_matrix) for part, name in names.items()}
 
-    def _rows(self, name: str, piece: Piece, wide: bool) -> mx.array:
+    def _rows(self, name: str, piece: TensorPiece, wide: bool) -> mx.array:
         tensor = self._tensors.get(name)
         end = piece.start + piece.rows
         if tensor is None or len(tensor) < end:

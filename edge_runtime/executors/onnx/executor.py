@@ -14,7 +14,7 @@ import onnxruntime as ort
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import Settings
 from nearfar.edge_runtime.executors.onnx.past import LaidOut, PagedPast
-from nearfar.edge_runtime.executors.onnx.sampling import Choice, greedy, logprobs, sample
+from nearfar.edge_runtime.executors.onnx.sampling import SamplerRow, greedy, logprobs, sample
 from nearfar.edge_runtime.executors.onnx.spans import Batch, batches
 from nearfar.edge_runtime.executors.planned import Layout, place
 from nearfar.errors import ArtifactError, DeviceError, OutOfMemory
@@ -170,7 +170,7 @@ class OnnxExecutor:
                 token = greedy(logits)
             else:
                 bias, counts, allowed = (buffers[name][slot] for name in ("logit_bias", "counts", "allowed"))
-                token = sample(logits, Choice(buffers["sample_f32"][row], ints, bias, counts, allowed))
+                token = sample(logits, SamplerRow(buffers["sample_f32"][row], ints, bias, counts, allowed))
                 if token >= 0:
                     counts[token] += 1
             buffers["sampled"][row] = token

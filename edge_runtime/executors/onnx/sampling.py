@@ -17,7 +17,7 @@ NOTHING = np.float32(-np.inf)
 
 
 @dataclass(frozen=True)
-class Choice:
+class SamplerRow:
     """The inputs of the sampler for one row in addition to its logits [vocab].
 
     `floats`, `ints` [8]: the row in `sample_f32` and `sample_i32`. From the row's slot: `bias` float32
@@ -36,7 +36,7 @@ def greedy(logits: Floats) -> int:
     return _best(_finite(logits))
 
 
-def sample(logits: Floats, choice: Choice) -> int:
+def sample(logits: Floats, choice: SamplerRow) -> int:
     """Steps 1 to 9 of "sample" in docs/artifact.md for one row: returns a token, or −1."""
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         score = _finite(_penalized(logits, choice))
@@ -88,7 +88,7 @@ def _best(score: Floats) -> int:
     return best if score[best] > NOTHING else -1
 
 
-def _penalized(logits: Floats, choice: Choice) -> Floats:
+def _penalized(logits: Floats, choice: SamplerRow) -> Floats:
     """Steps 1 to 4 of "sample": bias, allowed tokens, penalties."""
     score = logits + choice.bias
     if not (choice.allowed == np.uint32(0xFFFFFFFF)).all():
@@ -110,7 +110,7 @@ def _penalized(logits: Floats, choice: Choice) -> Floats:
     return np.asarray(score - frequency * generated - presence * (generated > 0), np.float32)
 
 
-def _kept(score: Floats, choice: Choice) -> Array:
+def _kept(score: Floats, choice: SamplerRow) -> Array:
     """Steps 6 to 8 of "sample", as a mask bool [vocab]: top-k, top-p, min-p."""
     top_k, top_p = int(choice.ints[SampleI32.TOP_K]), choice.floats[SampleF32.TOP_P]
     min_p, top = choice.floats[SampleF32.MIN_P], score.max()

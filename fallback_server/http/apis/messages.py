@@ -122,7 +122,7 @@ class CustomTool(Strict):
         return {"type": "function", "function": {"name": self.name, "parameters": self.input_schema, **set_}}
 
 
-class Choice(Strict):
+class ToolUse(Strict):
     """The `tool_choice`: whether tools may, must or must not be called."""
 
     place = "tool_choice."
@@ -131,7 +131,7 @@ class Choice(Strict):
     disable_parallel_tool_use: bool | None = None
 
     @model_validator(mode="after")
-    def _named(self) -> Choice:
+    def _named(self) -> ToolUse:
         if self.type == "tool" and self.name is None:
             raise ValueError("type 'tool' needs the field 'name'")
         return self
@@ -168,7 +168,7 @@ class CountRequest(Strict):
     messages: Annotated[list[InputMessage], many(MAX_MESSAGES, 1), few(MAX_MESSAGES)]
     system: str | Annotated[list[SystemBlock], many(MAX_PARTS), few(MAX_PARTS)] | None = None
     tools: Annotated[list[CustomTool], many(MAX_TOOLS), few(MAX_TOOLS)] | None = None
-    tool_choice: Choice | None = None
+    tool_choice: ToolUse | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None

@@ -12,11 +12,11 @@ from nearfar.kernels.contract import SCRATCH, Stage, Staged
 from nearfar.kernels.jobs import Embed, Linear
 from nearfar.targets.gpu.kernels.linear.glu import glu
 from nearfar.targets.gpu.packing import parts
-from nearfar.targets.gpu.pieces import Piece
+from nearfar.targets.gpu.pieces import MatrixPiece
 
 
 def of_pieces(
-    job: Linear | Embed, pieces: Sequence[Piece], stages: Callable[[Linear | Embed], Staged]
+    job: Linear | Embed, pieces: Sequence[MatrixPiece], stages: Callable[[Linear | Embed], Staged]
 ) -> Staged:
     """The launches of all pieces; `stages` gives the launches of a job over one piece.
 
@@ -41,7 +41,7 @@ def glu_args(job: Linear, between: str) -> tuple[str, ...]:
 
 
 def _joined(
-    job: Linear | Embed, pieces: Sequence[Piece], stages: Callable[[Linear | Embed], Staged]
+    job: Linear | Embed, pieces: Sequence[MatrixPiece], stages: Callable[[Linear | Embed], Staged]
 ) -> Staged:
     launches: list[Stage] = []
     scratch: list[tuple[tuple[int, ...], str]] = []
