@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, overload
 
 from nearfar.edge_runtime.openai.api import AsyncEngine
-from nearfar.edge_runtime.openai.pieces import UsagePiece as Answered
+from nearfar.edge_runtime.openai.pieces import Piece as Answered
 from nearfar.edge_runtime.openai.pieces import delta_of, joined, message_of
 from nearfar.edge_runtime.openai.records import Choice, ChunkChoice, Delta, Logprobs, TokenLogprob
 from nearfar.edge_runtime.openai.stream import AsyncStream

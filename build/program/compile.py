@@ -24,8 +24,8 @@ from nearfar.format.sizes import MAX_ROWS
 from nearfar.kernels.buckets import Buckets
 from nearfar.kernels.contract import Kernels, Variant
 from nearfar.kernels.emission import Emit, EmitContext
-from nearfar.kernels.jobs import Compilation as KernelJob
 from nearfar.kernels.jobs import Greedy, Logprobs, Sample, SamplerJob
+from nearfar.kernels.jobs import Job as KernelJob
 from nearfar.kernels.program import Plan, Precisions, Program
 from nearfar.kernels.quantized import Matrix
 from nearfar.step.model import Model

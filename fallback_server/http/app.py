@@ -16,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from nearfar.fallback_server.engines.base import Engine
 from nearfar.fallback_server.http import admin, convert, errors
+from nearfar.fallback_server.http.answering import Completion
 from nearfar.fallback_server.http.apis import messages_routes, ollama_routes, responses_routes, tokens_routes
 from nearfar.fallback_server.http.apis.asking import asked
 from nearfar.fallback_server.http.apis.kept import KeptResponses
@@ -264,7 +265,8 @@ async def _complete(
     include_usage = continuous or bool(options and options.include_usage)
     head = Head(wanted.id, wanted.model, include_usage, continuous)
     kind = ChatShape if wanted.chat else CompletionShape
-    return await Call(service, request, wanted).respond(kind(head, wanted.choices), bool(body.stream))
+    shape = Completion(kind(head, wanted.choices), head)
+    return await Call(service, request, wanted).respond(shape, bool(body.stream))
 
 
 async def _embed(service: Service, request: Request, body: EmbeddingRequest, passes_all: bool) -> Response:

@@ -25,16 +25,17 @@ from nearfar.fallback_server.engines.base import (
     Prepared,
     TokenUsage,
 )
+from nearfar.fallback_server.http.answering import Shape
+from nearfar.fallback_server.http.bodies import json_response
 from nearfar.fallback_server.http.embedding import EmbeddingShape
 from nearfar.fallback_server.http.errors import ApiError, Problem, problem_of
 from nearfar.fallback_server.http.ignoring import ignore
 from nearfar.fallback_server.http.limits import Admission, Ticket, answer_weight
 from nearfar.fallback_server.http.logs import AuditEntry, AuditLog
 from nearfar.fallback_server.http.metrics import CallMetrics, Metrics
-from nearfar.fallback_server.http.shapes import Shape, merged
+from nearfar.fallback_server.http.shapes import merged
 from nearfar.fallback_server.http.streams import EVENTS, ClientGoneError, EventStream, unless_gone
 from nearfar.fallback_server.http.tracing import Span, Tracer
-from nearfar.fallback_server.http.writing import json_response
 from nearfar.fallback_server.tenants import ANONYMOUS, Tenant
 
 GONE = 499

@@ -6,49 +6,17 @@ from __future__ import annotations
 
 import math
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from nearfar.edge_runtime.openai.pieces import Piece, whole_calls
 from nearfar.edge_runtime.openai.records import TokenLogprob, TopLogprob
 from nearfar.edge_runtime.tools.parts import CallPart
 from nearfar.fallback_server.engines.base import TokenUsage
-from nearfar.fallback_server.http.errors import Problem
-from nearfar.fallback_server.http.streams import DONE, EVENTS, event
 
 Record = dict[str, Any]
-
-
-class Shape(Protocol):
-    """The format of one kind of response: one record, or a stream of bytes.
-
-    A shape belongs to one response, and receives its pieces in order.
-    """
-
-    media_type: str
-
-    def begin(self, usage: TokenUsage) -> Iterable[bytes]:
-        """Return the beginning of a stream, before its first piece."""
-        ...
-
-    def piece(self, piece: Piece, usage: TokenUsage) -> Iterable[bytes]:
-        """Return a piece as events, with the tokens so far; none for an empty piece."""
-        ...
-
-    def end(self, usage: TokenUsage) -> Sequence[bytes]:
-        """Return the last events, at least one, of a complete stream."""
-        ...
-
-    def failed(self, problem: Problem) -> Iterable[bytes]:
-        """Return the last events of a stream that failed after its beginning."""
-        ...
-
-    def whole(self, pieces: Seq[Piece], usage: TokenUsage) -> Record:
-        """Return all pieces as one response."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -80,50 +48,11 @@ class Head:
         return {**made, "usage": _usage(usage) if self.continuous and usage is not None else None}
 
 
-class ChunkShape(ABC):
-    """OpenAI's completions as a stream: chunks of one kind, then the usage if it was requested, then
-    [DONE].
-    """
-
-    media_type = EVENTS
+class ChatShape:
+    """The shape of chat completions."""
 
     def __init__(self, head: Head, choices: int = 1) -> None:
-        self._head, self._choices = head, choices
-
-    @abstractmethod
-    def opening(self, index: int, usage: TokenUsage) -> Record | None:
-        """Return the first chunk of an answer before its text; None where there is none."""
-
-    @abstractmethod
-    def chunk(self, piece: Piece, usage: TokenUsage) -> Record | None:
-        """Return a piece as a chunk, with the tokens so far; None for an empty piece."""
-
-    @abstractmethod
-    def final(self, usage: TokenUsage) -> Record:
-        """Return the chunk with the usage that ends a stream."""
-
-    def begin(self, usage: TokenUsage) -> Iterable[bytes]:
-        """See Shape."""
-        for index in range(self._choices):
-            if (record := self.opening(index, usage)) is not None:
-                yield event(record)
-
-    def piece(self, piece: Piece, usage: TokenUsage) -> Iterable[bytes]:
-        """See Shape."""
-        if (record := self.chunk(piece, usage)) is not None:
-            yield event(record)
-
-    def end(self, usage: TokenUsage) -> Sequence[bytes]:
-        """See Shape."""
-        return (event(self.final(usage)), DONE) if self._head.usage else (DONE,)
-
-    def failed(self, problem: Problem) -> Iterable[bytes]:
-        """See Shape."""
-        yield event(problem.body)
-
-
-class ChatShape(ChunkShape):
-    """The shape of chat completions."""
+        self._head, self.choices = head, choices
 
     def opening(self, index: int, usage: TokenUsage) -> Record | None:
         """Return the chunk with the role."""
@@ -149,7 +78,7 @@ class ChatShape(ChunkShape):
 
     def whole(self, pieces: Seq[Piece], usage: TokenUsage) -> Record:
         """Return all answers as one response."""
-        made = (self._choice(index, of) for index, of in enumerate(_by_index(pieces, self._choices)))
+        made = (self._choice(index, of) for index, of in enumerate(_by_index(pieces, self.choices)))
         return {**self._head.record("chat.completion", made, False), "usage": _usage(usage)}
 
     def final(self, usage: TokenUsage) -> Record:
@@ -180,8 +109,11 @@ class ChatShape(ChunkShape):
         return self._head.record("chat.completion.chunk", [choice], True, usage)
 
 
-class CompletionShape(ChunkShape):
+class CompletionShape:
     """The shape of plain completions."""
+
+    def __init__(self, head: Head, choices: int = 1) -> None:
+        self._head, self.choices = head, choices
 
     def opening(self, index: int, usage: TokenUsage) -> Record | None:
         """Return None: a text has no chunk before it."""
@@ -195,7 +127,7 @@ class CompletionShape(ChunkShape):
 
     def whole(self, pieces: Seq[Piece], usage: TokenUsage) -> Record:
         """Return all texts as one response."""
-        made = (self._choice(index, of) for index, of in enumerate(_by_index(pieces, self._choices)))
+        made = (self._choice(index, of) for index, of in enumerate(_by_index(pieces, self.choices)))
         return {**self._head.record("text_completion", made, False), "usage": _usage(usage)}
 
     def final(self, usage: TokenUsage) -> Record:

@@ -22,7 +22,7 @@ def test_every_module_of_an_artifact_is_valid(lab: Lab, model: str) -> None:
     """Not quantized, q4 and q8, each in f32 and f16."""
     root = lab.artifact(model, "vulkan")
     files = sorted(root.glob("kernels/*.spv"))
-    assert len(files) > 50
+    assert len(files) > 40
     for file in files:
         validate(file.read_bytes())
 

@@ -142,7 +142,7 @@ def test_the_cpu_artifact_runs_without_tvm_and_torch(artifact: Path, bare: Bare)
 def test_a_build_needs_no_torch(bare: Bare) -> None:
     """With the extra `build` the bare environment turns a checkpoint into an artifact that answers."""
     bare.add("build", "edge")
-    assert bare.has("tvm", "transformers", "torch", "ray", "mlx") == ["tvm", "transformers"]
+    assert bare.has("tvm", "transformers", "torch", "ray", "mlx") == ["tvm"]
     checkpoint = shared_data("models", "stories260K")
     options = "--target cpu --quant none --cpu-features native -o out"
     bare.python("-m", "nearfar", "build", checkpoint, *options.split())

@@ -141,7 +141,8 @@ async def test_the_child_that_renders_templates_has_no_key(
     async def kept(*arguments: object, **options: object) -> asyncio.subprocess.Process:
         code = (
             "import json, time; data = json.dumps({}).encode(); import sys;"
-            "sys.stdout.buffer.write(len(data).to_bytes(4, 'big') + data); sys.stdout.flush(); time.sleep(60)"
+            "sys.stdout.buffer.write(len(data).to_bytes(4, 'little') + data); sys.stdout.flush();"
+            "time.sleep(60)"
         )
         started.append(await start(sys.executable, "-c", code, **options))  # type: ignore[arg-type]
         return started[-1]

@@ -188,7 +188,7 @@ def test_options_have_one_home() -> None:
         ({"kv_memory": float("nan")}, "kv_memory must be a number of bytes or a size"),
         ({"kv_memory": -1e6}, "kv_memory must be positive"),
         ({"ready": 1}, "ready .* must be all, decode or no, not 1"),
-        ({"foo": 1}, "there is no option foo; there are device, kv_memory, threads"),
+        ({"foo": 1}, "there is no option foo; there are device, kv_memory, context, threads"),
         ({"kv_memery": 1}, "there is no option kv_memery: did you mean kv_memory"),
         ({"progress": 5}, "progress must be a function, not 5"),
         ({"path": None}, "path must be the folder of an artifact, not None"),

@@ -157,7 +157,8 @@ def test_a_matrix_that_no_offset_reaches_is_refused_before_anything_is_written(t
     dense, packed = Matrix(262_144, 8960, 16), Matrix(262_144, 8960, 4, 64)  # Gemma 4 E2B's largest
     with pytest.raises(BuildError, match=r"per_layer \[262144, 8960\] .*--quant q4"):
         target_of("cpu").check(dataclasses.replace(source, matrices={"per_layer": dense}), options)
-    target_of("cpu").check(dataclasses.replace(source, matrices={"per_layer": packed}), options)
+    together = {**source.matrices, "per_layer": packed}
+    target_of("cpu").check(dataclasses.replace(source, matrices=together), options)
 
 
 def test_it_is_told_how_many_kernels_are_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -230,7 +230,8 @@ async def test_a_server_on_this_machine_must_say_that_it_computes_here(
     with ScriptedServer([["piece device 1 =stop", "ended device"]]) as relay:
         async with AsyncHybridClient(device=relay.address, cloud=cloud.address) as client:
             with pytest.raises(
-                RequestError, match=r"device elsewhere.*does not say that it computes.*nearfar serve ARTIFACT"
+                RequestError,
+                match=r"elsewhere .*does not say that it computes.*nearfar serve ARTIFACT",
             ):
                 await client.chat.completions.create(private, **ask)
             assert relay.bodies == []

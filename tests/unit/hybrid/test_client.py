@@ -79,7 +79,7 @@ async def test_a_prompt_too_long_for_the_device_goes(rig: Rig) -> None:
         answer = await client.chat.completions.create(long, **ASK)
         assert answer.x_nearfar.route == "cloud"
         assert "context" in codes(answer.x_nearfar)
-        with pytest.raises(RequestError, match=r"device context.*cloud private"):
+        with pytest.raises(RequestError, match=r"do not fit its context .*request is private"):
             await client.chat.completions.create(long, x_nearfar={"private": True}, **ASK)
 
 

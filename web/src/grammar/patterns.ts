@@ -283,7 +283,7 @@ class Reader {
       this.#at += code;
       return { is: "literal", char: String.fromCodePoint(Number.parseInt(digits, 16)) };
     }
-    if (char !== "0" && /\d/.test(char)) throw new Error("groupref cannot be enforced");
+    if (char !== "0" && /\d/.test(char)) throw new Error("a reference back to a group cannot be enforced");
     const control = Object.hasOwn(CONTROLS, char) ? CONTROLS[char] : undefined;
     if (control !== undefined) return { is: "literal", char: control };
     if (/[a-zA-Z]/.test(char)) throw new Error(`bad escape \\${char}`);

@@ -1,0 +1,74 @@
+"""How answers leave the server: the protocol of all APIs, and OpenAI's completions as streams of chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from typing import Protocol
+
+from nearfar.edge_runtime.openai.pieces import Piece
+from nearfar.fallback_server.engines.base import TokenUsage
+from nearfar.fallback_server.http.errors import Problem
+from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Head, Record
+from nearfar.fallback_server.http.streams import DONE, EVENTS, event
+
+
+class Shape(Protocol):
+    """How one kind of response is written: as one record, or as a stream of bytes.
+
+    A shape belongs to one response, and is told of its pieces in order.
+    """
+
+    media_type: str
+
+    def begin(self, usage: TokenUsage) -> Iterable[bytes]:
+        """Yield what a stream begins with, before its first piece."""
+        ...
+
+    def piece(self, piece: Piece, usage: TokenUsage) -> Iterable[bytes]:
+        """Yield a piece as events, with the tokens so far; nothing if the piece has nothing to say."""
+        ...
+
+    def end(self, usage: TokenUsage) -> Seq[bytes]:
+        """Return the last events of a stream that came to its end: at least one."""
+        ...
+
+    def failed(self, problem: Problem) -> Iterable[bytes]:
+        """Yield the last events of a stream that failed after its beginning."""
+        ...
+
+    def whole(self, pieces: Seq[Piece], usage: TokenUsage) -> Record:
+        """Return all pieces as one response."""
+        ...
+
+
+class Completion:
+    """A chat or text completion: chunks, then the usage if it was asked for, then [DONE]."""
+
+    media_type = EVENTS
+
+    def __init__(self, shape: ChatShape | CompletionShape, head: Head) -> None:
+        self._shape, self._head = shape, head
+
+    def begin(self, usage: TokenUsage) -> Iterable[bytes]:
+        """See Shape."""
+        for index in range(self._shape.choices):
+            if (record := self._shape.opening(index, usage)) is not None:
+                yield event(record)
+
+    def piece(self, piece: Piece, usage: TokenUsage) -> Iterable[bytes]:
+        """See Shape."""
+        if (record := self._shape.chunk(piece, usage)) is not None:
+            yield event(record)
+
+    def end(self, usage: TokenUsage) -> Seq[bytes]:
+        """See Shape."""
+        return (event(self._shape.final(usage)), DONE) if self._head.usage else (DONE,)
+
+    def failed(self, problem: Problem) -> Iterable[bytes]:
+        """See Shape."""
+        yield event(problem.body)
+
+    def whole(self, pieces: Seq[Piece], usage: TokenUsage) -> Record:
+        """See Shape."""
+        return self._shape.whole(pieces, usage)
