@@ -6,7 +6,8 @@ for seconds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
