@@ -42,7 +42,7 @@ REFUSED: list[dict[str, Any]] = [
     {"prompt": [1], "n": 10**6},
     {"prompt": [1], "logprobs": 10**6},
     {"prompt": [1], "response_format": {"type": "regex", "regex": "("}},
-    {"prompt": [1], "unheard_of": True},
+    {"prompt": [1], "best_of": 2},
     {"prompt": [1], "model": "another"},
 ]
 

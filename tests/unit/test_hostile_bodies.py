@@ -25,6 +25,7 @@ from nearfar.fallback_server.http.apis.responses import ResponseRequest
 from nearfar.fallback_server.http.apis.tokens_routes import TokenizeRequest
 from nearfar.fallback_server.http.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
 from tests.support.hostile import MemoryWatch
+from tests.support.turns import in_turns
 
 SIZE = (4 << 20) - 4096
 SECONDS = 10.0
@@ -136,9 +137,18 @@ def test_the_places_are_found() -> None:
     } <= found
 
 
-@pytest.mark.parametrize("path", MODELS)
-def test_a_heap_of_wrong_types_is_refused_at_once(path: str, process: tuple[str, psutil.Process]) -> None:
-    address, server = process
+def test_a_heap_of_wrong_types_is_refused_at_once(process: tuple[str, psutil.Process]) -> None:
+    refuses_heaps("/v1/chat/completions", *process)
+
+
+@in_turns("path")  # what reads a body is the same for all paths
+@pytest.mark.parametrize("path", [path for path in MODELS if path != "/v1/chat/completions"])
+def test_a_heap_at_another_path_is_refused_at_once(path: str, process: tuple[str, psutil.Process]) -> None:
+    refuses_heaps(path, *process)
+
+
+def refuses_heaps(path: str, address: str, server: psutil.Process) -> None:
+    """Send a heap of wrong values at each place of a request."""
     wrong = []
     with httpx.Client(base_url=address, timeout=60) as http:
         for name, wrap in dict(places(path)).items():
