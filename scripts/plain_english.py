@@ -18,9 +18,9 @@ PYTHON = (
     "step", "format", "kernels", "targets", "build", "edge_runtime", "remote", "fallback_server", "routing",
     "src/nearfar", "tests", "benchmarks", "examples", "scripts",
 )  # fmt: skip
-TYPESCRIPT = ("web/src", "web/chat")
+TYPESCRIPT = ("web/src", "web/chat", "web/test")
 OPENERS = re.compile(
-    r"(Those|That|Of|Such|Its|Their|They|Them|The same|So many|So much|Also|And|Or|But|But for|So)\b"
+    r"(Those|That|Of|What of|Such|Its|Their|They|Them|The same|So many|So much|Also|And|Or|But|But for|So)\b"
 )
 COMMENT = re.compile(r"^[ \t]*/\*\*[ \t\n*]*(?P<text>.*?)\*/", re.MULTILINE | re.DOTALL)
 EMPTY = frozenset(

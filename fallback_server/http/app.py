@@ -18,12 +18,11 @@ from nearfar.fallback_server.engines.base import Engine
 from nearfar.fallback_server.http import admin, convert, errors
 from nearfar.fallback_server.http.answering import Completion
 from nearfar.fallback_server.http.apis import messages_routes, ollama_routes, responses_routes, tokens_routes
-from nearfar.fallback_server.http.apis.asking import asked
+from nearfar.fallback_server.http.apis.asking import asked, asked_vectors
 from nearfar.fallback_server.http.apis.kept import KeptResponses
 from nearfar.fallback_server.http.calls import Call, Service, tenant_of
 from nearfar.fallback_server.http.counts import Counts
-from nearfar.fallback_server.http.embedding import EmbeddingShape, embedding
-from nearfar.fallback_server.http.errors import ApiError
+from nearfar.fallback_server.http.embedding import EmbeddingShape
 from nearfar.fallback_server.http.ignoring import HEADER, Ignored, Teller, ignored, passes_on
 from nearfar.fallback_server.http.keys import KeyStore
 from nearfar.fallback_server.http.limits import Admission, ServerLimits
@@ -197,16 +196,13 @@ def _api(service: Service, options: AppOptions) -> APIRouter:
     @api.get("/models", response_model=None)
     async def models(request: Request) -> dict[str, Any]:
         """List the models that the key may use."""
-        data = [_model(info, started, request) for info in _visible(service, request)]
+        data = [_model(info, started, request) for info in service.visible(tenant_of(request))]
         return {"object": "list", "data": data}
 
     @api.get("/models/{name:path}", response_model=None)
     async def model(name: str, request: Request) -> dict[str, Any]:
         """Describe one of the models that the server lists."""
-        found = next((info for info in _visible(service, request) if info.id == name), None)
-        if found is None:
-            raise ApiError(404, f"there is no model {name!r:.100}", "model", "model_not_found")
-        return _model(found, started, request)
+        return _model(service.model(name, tenant_of(request)), started, request)
 
     return api
 
@@ -270,19 +266,12 @@ async def _complete(
 
 
 async def _embed(service: Service, request: Request, body: EmbeddingRequest, passes_all: bool) -> Response:
-    tenant = tenant_of(request)
-    body = body.model_copy(update={"model": service.named(body.model, tenant)})
-    wanted = replace(embedding(body), tenant=tenant, priority=max(0, tenant.priority))
+    wanted = asked_vectors(service, request, body)
     if passes_all and isinstance(request, convert.JsonRequest):
         wanted = replace(wanted, body=convert.as_it_came(request.read, body))
     coded, passed = body.encoding_format == "base64", service.engine.passes_on
     shape = EmbeddingShape(wanted.model, coded, body.dimensions, normalize=not passed)
     return await Call(service, request, wanted).embed(shape)
-
-
-def _visible(service: Service, request: Request) -> list[Any]:
-    tenant = tenant_of(request)
-    return [info for info in service.engine.models() if tenant.allows(info.id)]
 
 
 def _model(info: Any, started: int, request: Request) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from nearfar.fallback_server.engines.base import (
     Embeddings,
     Engine,
     EngineRequest,
+    ModelInfo,
     Prepared,
     TokenUsage,
 )
@@ -72,13 +73,24 @@ class Service:
             )
             self.audit.write(entry)
 
+    def visible(self, tenant: Tenant) -> list[ModelInfo]:
+        """Return the models that a tenant may use."""
+        return [info for info in self.engine.models() if tenant.allows(info.id)]
+
+    def model(self, name: str, tenant: Tenant) -> ModelInfo:
+        """Return a model that a tenant may use. Raises ApiError with 404 for any other model."""
+        found = next((info for info in self.visible(tenant) if info.id == name), None)
+        if found is None:
+            raise ApiError(404, f"there is no model {name!r:.100}", "model", "model_not_found")
+        return found
+
     def named(self, model: str | None, tenant: Tenant) -> str:
         """Return the requested model; for a request without one, the only model that its tenant may use.
         Raises ApiError where that is ambiguous.
         """
         if model:
             return model
-        there = [info.id for info in self.engine.models() if tenant.allows(info.id)]
+        there = [info.id for info in self.visible(tenant)]
         if len(there) == 1:
             return there[0]
         known = ", ".join(there) or "none for this key"
@@ -104,10 +116,9 @@ def _check_rights(service: Service, wanted: EngineRequest) -> None:
     urgency than the key may request.
     """
     tenant, model = wanted.tenant, wanted.model
-    served = service.engine.models()
-    if not served:
+    if not service.engine.models():
         raise EngineError("no model is there yet; try again later")
-    known = [info.id for info in served if tenant.allows(info.id)]
+    known = [info.id for info in service.visible(tenant)]
     if model not in known:
         raise ApiError(
             404,
@@ -165,7 +176,7 @@ class Call:
         """
 
         async def counted() -> Response:
-            prepared = self._prepared = await self.service.engine.prepare(self.wanted)
+            prepared = await self._tokens()
             return await json_response(await record(prepared), sum(map(len, prepared.prompts)))
 
         return await self._run(lambda: self._at_once(counted()))
@@ -230,11 +241,18 @@ class Call:
             first.result()
         return EventStream(self._events(shape, first, rest), self._finish, keep_alive, shape.media_type)
 
-    async def _prepare(self) -> Prepared:
-        """Tokenize the request and charge its tokens."""
+    async def _tokens(self) -> Prepared:
+        """Return the request as tokens. Fields that change nothing are named, or rejected where the server is
+        strict.
+        """
         prepared = self._prepared = await self.service.engine.prepare(self.wanted)
         if prepared.ignored:
             ignore(prepared.ignored)
+        return prepared
+
+    async def _prepare(self) -> Prepared:
+        """Tokenize the request and charge its tokens."""
+        prepared = await self._tokens()
         await self._ticket.charge(prepared)
         self.metrics.prompt_length.observe(prepared.prompt_tokens)
         return prepared

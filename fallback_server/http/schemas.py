@@ -229,23 +229,38 @@ ModelName = Annotated[str | None, Field(min_length=1, max_length=256)]
 """The requested model; null where the server has only one."""
 
 
-class Common(Strict):
+class SamplingFields(Strict):
+    """The sampling parameters that have one name and one range in OpenAI's APIs and in Ollama's."""
+
+    temperature: float | None = Field(None, ge=0, le=100)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    stop: Stops | None = None
+
+
+class SilentFields(Strict):
+    """OpenAI's fields that say nothing of the answer: any value of their type is accepted."""
+
+    metadata: Annotated[Annotated[dict[str, str], Field(max_length=16), few(16)] | None, SILENT] = None
+    service_tier: Annotated[str | None, Field(max_length=32), SILENT] = None
+    prompt_cache_key: Annotated[str | None, Field(max_length=512), SILENT] = None
+    prompt_cache_retention: Annotated[str | None, Field(max_length=32), SILENT] = None
+    safety_identifier: Annotated[str | None, Field(max_length=512), SILENT] = None
+
+
+class Common(SamplingFields):
     """Fields of both kinds of completion; null means the default."""
 
     model: ModelName = None
     n: int | None = Field(None, ge=1, le=MAX_CHOICES)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: float | None = Field(None, ge=0, le=100)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
-    min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=100)
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
     logit_bias: Bias | None = None
-    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
-    stop: Stops | None = None
     stop_token_ids: Annotated[list[TokenId], many(MAX_STOPS), few(MAX_STOPS)] | None = None
     ignore_eos: bool | None = None
     min_tokens: int | None = Field(None, ge=0, le=2**31 - 1)
@@ -329,9 +344,11 @@ class Thinking(Strict):
 
 Scalar = bool | int | float | str
 TemplateValue = Scalar | Annotated[list[Scalar], many(MAX_LISTED), few(MAX_LISTED)]
+TemplateVariables = Annotated[dict[Name, TemplateValue], Field(max_length=MAX_VARIABLES), few(MAX_VARIABLES)]
+"""Variables for a chat template by their names."""
 
 
-class ChatRequest(Common):
+class ChatRequest(Common, SilentFields):
     """/v1/chat/completions. The last fields have no effect on the answer: they are accepted and not used."""
 
     messages: Annotated[list[Message], many(MAX_MESSAGES, 1), few(MAX_MESSAGES)]
@@ -345,9 +362,7 @@ class ChatRequest(Common):
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     include_reasoning: bool | None = None
-    chat_template_kwargs: (
-        Annotated[dict[Name, TemplateValue], Field(max_length=MAX_VARIABLES), few(MAX_VARIABLES)] | None
-    ) = None
+    chat_template_kwargs: TemplateVariables | None = None
     reasoning_effort: str | None = Field(None, max_length=32)
     verbosity: str | None = Field(None, max_length=32)
     enable_thinking: bool | None = None
@@ -363,12 +378,7 @@ class ChatRequest(Common):
     web_search_options: Annotated[Any, Only()] = None
     functions: Annotated[Any, Only(instead="use tools")] = None
     function_call: Annotated[Any, Only(instead="use tool_choice")] = None
-    metadata: Annotated[Annotated[dict[str, str], Field(max_length=16), few(16)] | None, SILENT] = None
     store: Annotated[bool | None, SILENT] = None
-    service_tier: Annotated[str | None, Field(max_length=32), SILENT] = None
-    prompt_cache_key: Annotated[str | None, Field(max_length=512), SILENT] = None
-    prompt_cache_retention: Annotated[str | None, Field(max_length=32), SILENT] = None
-    safety_identifier: Annotated[str | None, Field(max_length=512), SILENT] = None
 
     @field_validator("tools")
     @classmethod

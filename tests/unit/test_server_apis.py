@@ -330,6 +330,7 @@ def test_small_endpoints(http: httpx.Client) -> None:
 
 def test_keys_open_every_api_in_the_words_of_its_clients(tmp_path: Path) -> None:
     add_key(tmp_path / "keys.toml", Key("alice", hashed("secret")))
+    add_key(tmp_path / "keys.toml", Key("bob", hashed("hidden"), models=("other",)))
     options = AppOptions(keys=KeyStore(tmp_path / "keys.toml"), store=False)
     server = RunningServer(lambda: tiny_engine(tmp_path / "tokenizer"), options)
     try:
@@ -344,6 +345,12 @@ def test_keys_open_every_api_in_the_words_of_its_clients(tmp_path: Path) -> None
             asked = {"input": "Hello", "previous_response_id": "resp_1"}
             told = http.post("/v1/responses", json=asked, headers=bearer)
             assert (told.status_code, "--no-store" in told.text) == (400, True)
+            bob = {"Authorization": "Bearer hidden"}  # whose key is for another model
+            assert (
+                http.post("/detokenize", json={"model": MODEL, "tokens": [39]}, headers=bob).status_code
+                == 404
+            )
+            assert http.get("/api/tags", headers=bob).json() == {"models": []}
     finally:
         server.close()
 

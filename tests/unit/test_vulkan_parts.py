@@ -1,5 +1,5 @@
-"""What of the Vulkan runtime needs no device: choices, barriers, the ring, the cache on disk, what errors
-say.
+"""The parts of the Vulkan runtime that need no device: choices, barriers, the ring, the cache on disk, and
+words of errors.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ import { Executor } from "../src/worker/gpu/executor.js";
 import { Faults } from "../src/worker/gpu/faults.js";
 import { Pipelines } from "../src/worker/gpu/pipelines.js";
 
-/** Of WebGPU, what a device says of itself. */
+/** A WebGPU device that only tells of its own loss and errors. */
 class SpokenDevice extends EventTarget {
   lose: (info: { reason: string; message: string }) => void = () => undefined;
   readonly lost = new Promise((resolve) => {

@@ -3,7 +3,7 @@ import { DeviceError, RequestError } from "../src/protocol/errors.js";
 import { checkedProfile, profileStep, type TimedBackend } from "../src/worker/engine/profile.js";
 import { FakeBackend } from "./support/fake-backend.js";
 
-/** Its steps have two launches, of 1 and 3 ms. */
+/** A backend whose steps have two launches, of 1 and 3 ms. */
 class Timed extends FakeBackend implements TimedBackend {
   constructor(private readonly tells = true) {
     super();

@@ -42,7 +42,7 @@ interface Faults {
   readonly absent?: Readonly<Record<string, Error>>;
   /** What their steps throw, with nothing amiss on the device. */
   readonly thrown?: Readonly<Record<string, Error>>;
-  /** Their logits are not finite. */
+  /** Programs whose logits are not finite. */
   readonly wrong?: readonly string[];
 }
 

@@ -13,9 +13,10 @@ from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import EngineRequest
 from nearfar.fallback_server.http import convert
 from nearfar.fallback_server.http.calls import Service, tenant_of
+from nearfar.fallback_server.http.embedding import embedding
 from nearfar.fallback_server.http.errors import validation
 from nearfar.fallback_server.http.ignoring import ignored, passes_on
-from nearfar.fallback_server.http.schemas import ChatRequest, CompletionRequest
+from nearfar.fallback_server.http.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
 
 Record = dict[str, Any]
 
@@ -52,7 +53,7 @@ def as_chat(
 
     Raises RequestError, in terms of the chat completion's fields, where they do not fit together.
     """
-    given = {name: value for name, value in fields.items() if value is not None}
+    given = present(**fields)
     try:
         body = ChatRequest.model_validate({**given, "model": model})
     except ValidationError as error:
@@ -68,6 +69,18 @@ def asked(service: Service, request: Request, body: ChatRequest | CompletionRequ
     made = convert.chat(body) if isinstance(body, ChatRequest) else convert.completion(body)
     priority = max(0, tenant.priority) if body.priority is None else body.priority
     return replace(made, tenant=tenant.within(body.cache_salt), priority=priority)
+
+
+def asked_vectors(service: Service, request: Request, body: EmbeddingRequest) -> EngineRequest:
+    """Return the engine's request for vectors, of the tenant who asks."""
+    tenant = tenant_of(request)
+    named = body.model_copy(update={"model": service.named(body.model, tenant)})
+    return replace(embedding(named), tenant=tenant, priority=max(0, tenant.priority))
+
+
+def present(**fields: Any) -> Record:
+    """Return the fields that have a value: clients' nulls stand for what is not given."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def with_one_system(messages: list[Record]) -> list[Record]:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from nearfar.fallback_server.http.apis.asking import Record, known_of, with_one_system
+from nearfar.fallback_server.http.apis.asking import Record, known_of, present, with_one_system
 from nearfar.fallback_server.http.fields import (
     MAX_PARTS,
     SILENT,
@@ -117,9 +117,9 @@ class CustomTool(Strict):
     @property
     def chat(self) -> Record:
         """The tool in a chat completion's form."""
-        given = {"description": self.description, "strict": self.strict}
-        set_ = {name: value for name, value in given.items() if value is not None}
-        return {"type": "function", "function": {"name": self.name, "parameters": self.input_schema, **set_}}
+        fields = present(description=self.description, strict=self.strict)
+        function = {"name": self.name, "parameters": self.input_schema, **fields}
+        return {"type": "function", "function": function}
 
 
 class ToolUse(Strict):
@@ -254,11 +254,9 @@ def _assistant(blocks: list[Block]) -> Record:
         }
         for block in blocks if block.type == "tool_use"
     ]  # fmt: skip
-    given = {"reasoning_content": thoughts or None, "tool_calls": calls or None}
-    return {
-        "role": "assistant", "content": text or (None if calls else ""),
-        **{name: value for name, value in given.items() if value is not None},
-    }  # fmt: skip
+    content = text or (None if calls else "")
+    said = present(reasoning_content=thoughts or None, tool_calls=calls or None)
+    return {"role": "assistant", "content": content, **said}
 
 
 def _result(block: Block) -> Record:

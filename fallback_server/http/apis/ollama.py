@@ -18,49 +18,30 @@ from nearfar.fallback_server.http.fields import (
     JsonObject,
     Name,
     Only,
-    Stops,
     Strict,
     few,
     many,
 )
-from nearfar.fallback_server.http.schemas import MAX_MESSAGES, ModelName
+from nearfar.fallback_server.http.schemas import MAX_MESSAGES, ModelName, SamplingFields
 from nearfar.format.requests import MAX_TOOLS
 
 NO_IMAGES = "this server reads no images"
 
 
-class Options(Strict):
+class Options(SamplingFields):
     """Sampling options under llama.cpp's names. Options for loading a model are set when the server
     starts.
     """
 
     place = "options."
-    temperature: float | None = Field(None, ge=0, le=100)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
-    min_p: float | None = Field(None, ge=0, le=1)
     repeat_penalty: float | None = Field(None, gt=0, le=100)
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
-    stop: Stops | None = None
     num_predict: int | None = Field(None, ge=-2, le=2**31 - 1)
 
     @property
     def chat(self) -> Record:
         """The options in a chat completion's form."""
-        names = (
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "presence_penalty",
-            "frequency_penalty",
-            "seed",
-            "stop",
-        )
         limit = self.num_predict if self.num_predict is not None and self.num_predict > 0 else None
-        same = {name: getattr(self, name) for name in names}
+        same = {name: getattr(self, name) for name in SamplingFields.model_fields}
         return {**same, "repetition_penalty": self.repeat_penalty, "max_completion_tokens": limit}
 
 

@@ -5,13 +5,12 @@ there is nothing to pull, create or delete.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from nearfar.fallback_server.engines.base import ModelInfo
-from nearfar.fallback_server.http.apis.asking import Record, as_chat, asked
+from nearfar.fallback_server.http.apis.asking import Record, as_chat, asked, asked_vectors
 from nearfar.fallback_server.http.apis.ollama import (
     ChatBody,
     EmbedBody,
@@ -21,8 +20,7 @@ from nearfar.fallback_server.http.apis.ollama import (
 )
 from nearfar.fallback_server.http.apis.ollama_shape import OllamaShape, now
 from nearfar.fallback_server.http.calls import Call, Service, tenant_of
-from nearfar.fallback_server.http.embedding import EmbeddingShape, embedding
-from nearfar.fallback_server.http.errors import ApiError
+from nearfar.fallback_server.http.embedding import EmbeddingShape
 from nearfar.fallback_server.http.schemas import CompletionRequest, EmbeddingRequest
 from nearfar.version import __version__
 
@@ -79,21 +77,19 @@ def add(api: APIRouter, service: Service) -> None:
     @api.get("/tags", response_model=None)
     async def tags(request: Request) -> Record:
         """List the models that the key may use."""
-        return {"models": [_listed(info) for info in _visible(service, request)]}
+        return {"models": [_listed(info) for info in service.visible(tenant_of(request))]}
 
     @api.get("/ps", response_model=None)
     async def running(request: Request) -> Record:
         """List the loaded models: all that the key may use."""
-        listed = [_listed(info) for info in _visible(service, request)]
+        listed = [_listed(info) for info in service.visible(tenant_of(request))]
         return {"models": [{**each, "size_vram": 0, "expires_at": now()} for each in listed]}
 
     @api.post("/show", response_model=None)
     async def show(body: NamedBody, request: Request) -> Record:
         """Describe a model. Raises ApiError with 404 for an unknown one."""
         name = _name(service, request, body.model or body.name)
-        found = next((info for info in _visible(service, request) if info.id == name), None)
-        if found is None:
-            raise ApiError(404, f"there is no model {name!r:.100}", "model", "model_not_found")
+        found = service.model(name, tenant_of(request))
         length = {"nearfar.context_length": found.context_length} if found.context_length else {}
         return {
             "modelfile": "", "parameters": "", "template": "", "details": _details(),
@@ -111,8 +107,7 @@ async def _vectors(
     service: Service, request: Request, body: EmbeddingRequest, shape: EmbeddingShape, started: int | None
 ) -> Response:
     """Return vectors in Ollama's shape. `started`: time in ns; None for the older form with one vector."""
-    tenant = tenant_of(request)
-    wanted = replace(embedding(body), tenant=tenant, priority=max(0, tenant.priority))
+    wanted = asked_vectors(service, request, body)
 
     def told(record: Record) -> Record:
         vectors = [item["embedding"] for item in record["data"]]
@@ -126,15 +121,10 @@ async def _vectors(
     return await Call(service, request, wanted).embed(shape, told)
 
 
-def _visible(service: Service, request: Request) -> list[ModelInfo]:
-    tenant = tenant_of(request)
-    return [info for info in service.engine.models() if tenant.allows(info.id)]
-
-
 def _name(service: Service, request: Request, given: str | None) -> str:
     """The name of the requested model, without Ollama's tag where only the bare name is known."""
-    model = service.named(given, tenant_of(request))
-    known = {info.id for info in _visible(service, request)}
+    tenant = tenant_of(request)
+    model, known = service.named(given, tenant), {info.id for info in service.visible(tenant)}
     bare = model.removesuffix(LATEST)
     return bare if model not in known and bare in known else model
 

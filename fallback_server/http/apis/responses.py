@@ -11,20 +11,26 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from nearfar.fallback_server.http.apis.asking import Record, known_of, skip, with_one_system
+from nearfar.fallback_server.http.apis.asking import Record, known_of, present, skip, with_one_system
 from nearfar.fallback_server.http.fields import (
     MAX_PARTS,
     SILENT,
     JsonObject,
     Name,
     Only,
-    Stops,
     Strict,
     few,
     many,
 )
-from nearfar.fallback_server.http.schemas import MAX_MESSAGES, ModelName, TemplateValue
-from nearfar.format.requests import MAX_TOOLS, MAX_VARIABLES
+from nearfar.fallback_server.http.schemas import (
+    MAX_MESSAGES,
+    FunctionSpec,
+    ModelName,
+    SamplingFields,
+    SilentFields,
+    TemplateVariables,
+)
+from nearfar.format.requests import MAX_TOOLS
 from nearfar.format.sizes import TOP_LOGPROBS
 
 ITEMS = ("message", "function_call", "function_call_output", "reasoning", "item_reference")
@@ -152,21 +158,16 @@ Item = Annotated[
 ]
 
 
-class FunctionTool(Strict):
-    """A function that may be called."""
+class FunctionTool(FunctionSpec):
+    """A function that may be called, with a chat completion's fields beside its type."""
 
     place = "tools."
     type: Literal["function"]
-    name: Name
-    description: str | None = None
-    parameters: JsonObject | None = None
-    strict: bool | None = None
 
     def chat(self, namespace: str = "") -> Record:
-        """Return the tool in a chat completion's form."""
-        given = {"description": self.description, "parameters": self.parameters, "strict": self.strict}
-        set_ = {name: value for name, value in given.items() if value is not None}
-        return {"type": "function", "function": {"name": joined(namespace, self.name), **set_}}
+        """Return the tool as a chat completion has it."""
+        fields = present(description=self.description, parameters=self.parameters, strict=self.strict)
+        return {"type": "function", "function": {"name": joined(namespace, self.name), **fields}}
 
 
 class NamespaceTool(Strict):
@@ -220,10 +221,8 @@ class TextFormat(Strict):
         """The format in a chat completion's form."""
         if self.type != "json_schema":
             return {"type": self.type}
-        given = {"schema": self.schema_, "description": self.description, "strict": self.strict}
-        named = {"name": self.name or "answer"}
-        set_ = {name: value for name, value in given.items() if value is not None}
-        return {"type": "json_schema", "json_schema": named | set_}
+        fields = present(schema=self.schema_, description=self.description, strict=self.strict)
+        return {"type": "json_schema", "json_schema": {"name": self.name or "answer", **fields}}
 
 
 class TextOptions(Strict):
@@ -250,22 +249,14 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = None
 
 
-class ResponseRequest(Strict):
+class ResponseRequest(SamplingFields, SilentFields):
     """/v1/responses."""
 
     model: ModelName = None
     input: str | Annotated[list[Item], many(MAX_MESSAGES), few(MAX_MESSAGES)] | None = None
     instructions: str | None = None
     max_output_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
-    temperature: float | None = Field(None, ge=0, le=100)
-    top_p: float | None = Field(None, gt=0, le=1)
-    top_k: int | None = Field(None, ge=-1, le=2**31 - 1)
-    min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=100)
-    presence_penalty: float | None = Field(None, ge=-2, le=2)
-    frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
-    stop: Stops | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     tools: Annotated[list[ToolItem], many(MAX_TOOLS), few(MAX_TOOLS)] | None = None
@@ -279,20 +270,13 @@ class ResponseRequest(Strict):
     previous_response_id: str | None = Field(None, max_length=128)
     priority: int | None = None
     cache_salt: str | None = Field(None, min_length=1, max_length=512)
-    chat_template_kwargs: (
-        Annotated[dict[Name, TemplateValue], Field(max_length=MAX_VARIABLES), few(MAX_VARIABLES)] | None
-    ) = None
+    chat_template_kwargs: TemplateVariables | None = None
+    user: Annotated[str | None, Field(max_length=512), SILENT] = None
     background: Annotated[Any, Only((False,))] = None
     conversation: Annotated[Any, Only(instead="send the items, or previous_response_id")] = None
     prompt: Annotated[Any, Only(instead="send the text itself as input")] = None
     truncation: Annotated[Any, Only(("disabled",))] = None
     max_tool_calls: Annotated[Any, SILENT] = None
-    metadata: Annotated[Annotated[dict[str, str], Field(max_length=16), few(16)] | None, SILENT] = None
-    service_tier: Annotated[str | None, Field(max_length=32), SILENT] = None
-    user: Annotated[str | None, Field(max_length=512), SILENT] = None
-    prompt_cache_key: Annotated[str | None, Field(max_length=512), SILENT] = None
-    prompt_cache_retention: Annotated[str | None, Field(max_length=32), SILENT] = None
-    safety_identifier: Annotated[str | None, Field(max_length=512), SILENT] = None
 
     @field_validator("input", mode="before")
     @classmethod

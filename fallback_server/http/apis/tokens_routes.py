@@ -6,23 +6,22 @@ from typing import Annotated
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.base import Prepared
 from nearfar.fallback_server.http.apis.asking import Record, as_chat, asked
 from nearfar.fallback_server.http.calls import Call, Service, tenant_of
-from nearfar.fallback_server.http.errors import ApiError
-from nearfar.fallback_server.http.fields import MAX_PROMPT_TOKENS, Name, Only, Strict, TokenId, few, many
+from nearfar.fallback_server.http.fields import MAX_PROMPT_TOKENS, Only, Strict, TokenId, few, many
 from nearfar.fallback_server.http.schemas import (
     MAX_MESSAGES,
     CompletionRequest,
     Message,
     ModelName,
-    TemplateValue,
+    TemplateVariables,
     Tool,
 )
-from nearfar.format.requests import MAX_TOOLS, MAX_VARIABLES
+from nearfar.format.requests import MAX_TOOLS
 
 
 class TokenizeRequest(Strict):
@@ -36,9 +35,7 @@ class TokenizeRequest(Strict):
     add_generation_prompt: bool | None = None
     add_special_tokens: Annotated[object, Only((True, False))] = None
     return_token_strs: bool | None = None
-    chat_template_kwargs: (
-        Annotated[dict[Name, TemplateValue], Field(max_length=MAX_VARIABLES), few(MAX_VARIABLES)] | None
-    ) = None
+    chat_template_kwargs: TemplateVariables | None = None
 
     @model_validator(mode="after")
     def _one(self) -> TokenizeRequest:
@@ -84,8 +81,7 @@ def add(api: APIRouter, service: Service) -> None:
     @api.post("/detokenize", response_model=None)
     async def detokenize(body: DetokenizeRequest, request: Request) -> Record:
         """Return the text of tokens."""
-        model = service.named(body.model, tenant_of(request))
-        if model not in {info.id for info in service.engine.models()}:
-            raise ApiError(404, f"there is no model {model!r:.100}", "model", "model_not_found")
+        tenant = tenant_of(request)
+        service.model(service.named(body.model, tenant), tenant)
         (text,) = await service.engine.texts_of([body.tokens])
         return {"prompt": text}

@@ -9,7 +9,7 @@ import type { BufferEntry, CacheInfo, Dim, Manifest } from "./manifest.js";
 /** What the words in a shape stand for. */
 type Words = Readonly<Record<string, Dim>>;
 
-/** What of a manifest the buffers depend on. */
+/** The facts of a manifest that decide the buffers. */
 export interface BufferFacts extends Pick<Manifest, "cache" | "groups" | "caches" | "ropes"> {
   readonly model: Pick<Manifest["model"], "vocabSize" | "contextLength"> &
     Partial<Pick<Manifest["model"], "task">>;

@@ -27,7 +27,7 @@ const MOST_LEVELS = 200;
 export interface Narrowing {
   /** Keywords that cannot be enforced are refused; else they are left out, and the text need not follow them. */
   readonly strict?: boolean;
-  /** What of the request an error names. */
+  /** The request's field that an error names. */
   readonly param?: string;
 }
 

@@ -4,7 +4,7 @@ import { later } from "../protocol/errors.js";
 import type { LoadProgress, ModelCard } from "../protocol/messages.js";
 import type { Availability, MonitorCallback } from "./types.js";
 
-/** What of an Engine the sessions use; their contexts and token counts are the device's. */
+/** The part of an Engine that sessions use; their contexts and token counts are the device's. */
 export type PromptEngine = Pick<Engine, "chat" | "countTokens" | "dispose"> & {
   readonly model: Pick<ModelCard, "name" | "contextLength"> & Partial<Pick<ModelCard, "features">>;
 };

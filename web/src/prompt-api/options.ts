@@ -14,7 +14,7 @@ export interface Sampling {
   readonly top_k?: number;
 }
 
-/** What of the options no model here can do; null where all of it can be done. */
+/** Names the kind of content in the options that no model here takes; null where every kind is taken. */
 export function unsupportedOf({ expectedInputs, expectedOutputs }: CreateCoreOptions): string | null {
   const other = [...(expectedInputs ?? []), ...(expectedOutputs ?? [])].find(({ type }) => type !== "text");
   return other ? `content of type ${other.type}` : null;

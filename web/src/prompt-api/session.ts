@@ -176,7 +176,7 @@ export class Session extends EventTarget implements LanguageModelSession {
     return { signal: controller.signal, over };
   }
 
-  /** What of the history there is room for beside `messages`: whole turns, the oldest go first. */
+  /** Returns the part of the history that fits together with `messages`: whole turns, the oldest left out first. */
   async #room(messages: readonly ChatMessage[]): Promise<readonly ChatMessage[]> {
     let kept = this.#history;
     for (;;) {

@@ -5,7 +5,7 @@
 export interface Grammar {
   readonly kind: "json_object" | "json_schema" | "regex" | "ebnf" | "structural_tag";
   readonly text: string;
-  /** What of the request errors name; response_format where it is left out. */
+  /** The request's field that errors name; response_format by default. */
   readonly param?: string;
 }
 

@@ -2,7 +2,7 @@
 
 import type { FromWorker, ToWorker } from "./messages.js";
 
-/** What of a Worker an engine uses. */
+/** The part of a Worker that an engine uses. */
 export interface WorkerPort {
   postMessage(message: ToWorker): void;
   addEventListener(type: "message", listener: (event: { readonly data: FromWorker }) => void): void;

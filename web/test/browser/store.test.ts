@@ -19,7 +19,7 @@ declare global {
   var shardStore: typeof store;
 }
 
-/** Of files that are different. */
+/** Bytes of the files, each content counted once. */
 function sizeOf(files: readonly Uint8Array[]): number {
   const byHash = new Map(files.map((bytes) => [createHash("sha256").update(bytes).digest("hex"), bytes]));
   return [...byHash.values()].reduce((sum, { length }) => sum + length, 0);

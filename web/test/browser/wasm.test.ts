@@ -77,7 +77,7 @@ const SERVICE_WORKER = `
     event.waitUntil(answer(data).catch(String).then((text) => ports[0].postMessage(text)));
   });`;
 
-/** The same as a bundler makes it for browsers whose service workers cannot be modules. */
+/** The service worker as a bundler makes it for browsers whose service workers cannot be modules. */
 async function classicServiceWorker(): Promise<Uint8Array | null> {
   const here: Plugin = {
     name: "here",

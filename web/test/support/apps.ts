@@ -41,7 +41,7 @@ export async function copyApp({ root }: Installed, name: string, ...folders: str
   return app;
 }
 
-/** The same for an app whose script is main.js, which asks what test/asks has beside its own question. */
+/** Copies an app whose script is main.js, and adds the questions of test/asks to its own. */
 export async function copyAsking(installed: Installed, name: string, ...folders: string[]): Promise<string> {
   const app = await copyApp(installed, name, ...folders);
   await rename(join(app, "main.js"), join(app, "story.js"));
@@ -89,7 +89,7 @@ export function modelFiles(): Promise<ReadonlyMap<string, Uint8Array>> {
   return models;
 }
 
-/** The same for browsers without WebGPU. */
+/** The files of the app's model for browsers without WebGPU. */
 export async function wasmFiles(): Promise<ReadonlyMap<string, Uint8Array>> {
   return withModel((await toyWasm(TEMPLATE)).files);
 }

@@ -1,7 +1,7 @@
 import { buffersOf } from "../../src/artifact/buffers.js";
 import type { BufferEntry, TensorEntry } from "../../src/artifact/manifest.js";
 
-/** What of a manifest the buffers depend on, as its JSON has it. */
+/** The facts of a manifest that decide the buffers, as its JSON has them. */
 export interface BufferFacts {
   readonly model: { readonly vocab_size: number; readonly context_length: number };
   readonly cache: { readonly page_size: number; readonly slots: number };

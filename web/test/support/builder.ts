@@ -17,7 +17,7 @@ class Builder {
   #scripts: Promise<Built> | null = null;
   #installed: Promise<Installed> | null = null;
 
-  /** The same promise each time. */
+  /** Builds a product once: later calls get the same promise. */
   make(product: Product): Promise<Built | Installed> {
     this.#scripts ??= this.#buildScripts();
     if (product === "scripts") return this.#scripts;

@@ -39,7 +39,7 @@ async function ask<T>(product: Product): Promise<T> {
 
 let scripts: Promise<Built> | null = null;
 
-/** Its scripts alone, which take a second; they lie where no packages of web/ are found. */
+/** Builds the package's scripts alone, which takes a second; they lie where no packages of web/ are found. */
 export function builtPackage(): Promise<Built> {
   scripts ??= ask("scripts");
   return scripts;

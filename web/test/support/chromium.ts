@@ -17,7 +17,7 @@ export function openChromium(...more: string[]): Promise<Browser> {
   return chromium.launch({ executablePath: executable(), args: [...ARGUMENTS, ...more] });
 }
 
-/** The same with an extension, which wants a profile: a folder. */
+/** Opens Chromium with an extension, which needs a profile: a folder. */
 export function openChromiumWith(profile: string, extension: string): Promise<BrowserContext> {
   const args = [...ARGUMENTS, `--disable-extensions-except=${extension}`, `--load-extension=${extension}`];
   return chromium.launchPersistentContext(profile, { executablePath: executable(), args });

@@ -12,7 +12,7 @@ export function cpuSeconds(): number {
   return (user + system) / 1e6;
 }
 
-/** The same of a process by its id, in ticks; a process that has ended counts as 0. */
+/** The processor time of a process by its id, in ticks; a process that has ended counts as 0. */
 function ticksOf(pid: string): number {
   const stat = read(`/proc/${pid}/stat`);
   // utime, stime, cutime, cstime: fields 14 to 17 of proc(5). The second is a name that may hold blanks.

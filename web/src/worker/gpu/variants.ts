@@ -7,7 +7,7 @@ import type { ChoiceReason } from "../../protocol/messages.js";
  * in edge_runtime/artifact/variants.py: both replay tests/vectors/variants.
  */
 
-/** What of a program counts here. */
+/** The facts by which a program is chosen. */
 export interface Candidate {
   readonly name: string;
   readonly deviceClass: DeviceClass | null;

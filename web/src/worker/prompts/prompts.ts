@@ -1,4 +1,4 @@
-/** What of a request becomes the model's prompt, and what reads its answers. */
+/** Turns a request into the model's prompt and the reader of its answers. */
 
 import type { Manifest } from "../../artifact/manifest.js";
 import type { Grammar } from "../../protocol/grammar.js";

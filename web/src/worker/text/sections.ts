@@ -7,7 +7,7 @@ interface Splitter {
   split(text: string): string[];
 }
 
-/** What of the library's tokenizer is private there. */
+/** The members of the library's tokenizer that are private there. */
 interface Inside {
   readonly added_tokens: readonly AddedToken[];
   readonly splitter_normalized: Splitter & { readonly constructor: new (contents: string[]) => Splitter };

@@ -23,7 +23,7 @@ import { CHROMIUM, openChromium } from "../../support/chromium.js";
 import { run, WEB } from "../../support/programs.js";
 import { inTurns } from "../../support/turns.js";
 
-/** Of the majors before the present one a run has one. */
+/** A run tests one of the majors before the present one. */
 const EARLIER = inTurns(["vite6", "vite7"]).map((name) => ({ name, sources: ["page"] }));
 
 let installed: Installed;
