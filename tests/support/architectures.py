@@ -166,6 +166,20 @@ HUNYUANS = [
     case("hunyuan_v1_dense", "alpha", rope_parameters=HUNYUAN, attention_bias=True, tie_word_embeddings=True),
 ]
 
+MOES = [
+    case("olmoe", "plain", head_dim=OWN, num_experts=6, num_experts_per_tok=2),
+    case("olmoe", "normalized", head_dim=OWN, hidden_size=64, intermediate_size=32, num_experts=12,
+         num_experts_per_tok=5, norm_topk_prob=True, attention_bias=True, tie_word_embeddings=True),
+    case("mixtral", "plain", num_local_experts=4, num_experts_per_tok=2),
+    case("mixtral", "window", sliding_window=14, num_local_experts=5, num_experts_per_tok=1, hidden_act="gelu"),
+    case("qwen3_moe", "plain", moe_intermediate_size=20, num_experts=9, num_experts_per_tok=3),
+    case("qwen3_moe", "mixed", moe_intermediate_size=44, num_experts=5, num_experts_per_tok=5, head_dim=24,
+         norm_topk_prob=True, mlp_only_layers=[1], decoder_sparse_step=1, attention_bias=True,
+         use_sliding_window=True, sliding_window=12, tie_word_embeddings=True),
+    case("qwen3_moe", "sparse", moe_intermediate_size=20, num_experts=7, num_experts_per_tok=2,
+         decoder_sparse_step=2, num_hidden_layers=4),
+]  # fmt: skip
+
 PIXTRAL = {
     "model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
     "num_attention_heads": 1, "image_size": 28, "patch_size": 14,
@@ -243,7 +257,7 @@ SEEING = [
 ]  # fmt: skip
 
 CASES: tuple[Case, ...] = (
-    *LLAMAS, *MISTRALS, *QWENS, *SMOLLMS, *PHIS, *GRANITES, *ERNIES, *HUNYUANS, *GEMMAS,
+    *LLAMAS, *MISTRALS, *QWENS, *SMOLLMS, *PHIS, *GRANITES, *ERNIES, *HUNYUANS, *GEMMAS, *MOES,
     *PARTS, *SEEING,
 )  # fmt: skip
 
