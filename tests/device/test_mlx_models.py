@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.artifact.reader import Artifact
+from nearfar.errors import BuildError
 from tests.support.architectures import CASES, GROWTH, Case, Massive, checkpoint, make, prompt, reference
 from tests.support.backends import last_logits
 from tests.support.late import late
@@ -59,7 +60,7 @@ def made(request: pytest.FixtureRequest) -> Case:
 def root(made: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("mlx")
     options = BuildOptions(
-        str(checkpoint(made)), out, ("mlx",), "none", context=made.context, export_function=True
+        str(checkpoint(made)), out, ("mlx",), "none", context=made.context, export_function=not made.experts
     )
     (path,) = build(options)
     return path
@@ -82,6 +83,8 @@ def test_mlx_lm_computes_the_same(made: Case, root: Path, request: pytest.Fixtur
 
 def test_the_exported_function_computes_the_same(made: Case, root: Path) -> None:
     """A prompt in parts, each with padding on both sides."""
+    if made.experts:
+        pytest.skip("a function has no experts")
     step, about = mx.import_function(str(root / "step.mlxfn"), return_metadata=True)
     about, weights = json.loads(about), mx.load(str(root / "model.safetensors"))
     tokens = prompt(made, max(made.prompts))
@@ -169,3 +172,10 @@ def test_a_window_bounds_what_is_read(made: Case, root: Path) -> None:
         if record.window is not None:
             direct.spoil(group, list(range(free)))
     np.testing.assert_array_equal(direct.step(tokens[-1:], len(tokens) - 1), expected)
+
+
+def test_experts_are_not_exported(tmp_path: Path) -> None:
+    given = next(each for each in CASES if each.experts)
+    options = BuildOptions(str(checkpoint(given)), tmp_path, ("mlx",), "none", export_function=True)
+    with pytest.raises(BuildError, match="--export-function is not for models with experts"):
+        build(options)

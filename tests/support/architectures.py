@@ -33,6 +33,11 @@ class Case:
     prompts: tuple[int, ...] = (9, 45)
     """Tokens in a prompt: below and beyond every window (and what a stretched rope was trained for)."""
 
+    @property
+    def experts(self) -> bool:
+        """Whether some of its layers have experts, which not every target has."""
+        return any("experts" in key for key in self.config)
+
     def __str__(self) -> str:
         return f"{self.model_type}-{self.name}"
 
