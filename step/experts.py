@@ -38,6 +38,10 @@ class Moe:
     at: str = "mlp"
     router: str = "gate"
     names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    stacked: tuple[str, str] | None = None
+    """The tensors [experts, 2·inner, hidden] and [experts, hidden, inner] of all experts, if the checkpoint
+    stores them in one tensor each, without `names`.
+    """
 
 
 def read_experts(read: ConfigReader, inner: int, *keys: str) -> Moe:
@@ -52,13 +56,10 @@ def read_experts(read: ConfigReader, inner: int, *keys: str) -> Moe:
 
 
 def experts(s: StepBuilder, x: Value, layer: int, m: Moe, hidden: int) -> Value:
-    """The experts of a layer, which the checkpoint stores in tensors of their own: [M, hidden]."""
-    source, name = f"model.layers.{layer}.{m.at}", f"layers.{layer}"
+    """The experts of a layer: [M, hidden]."""
+    name = f"layers.{layer}"
     route = routed(s, x, layer, m)
-    gate, up, down = m.names
-    each = [f"{source}.experts.{e}" for e in range(m.experts)]
-    first = [TensorPiece(f"{expert}.{part}.weight", m.inner) for expert in each for part in (gate, up)]
-    last = [TensorPiece(f"{expert}.{down}.weight", hidden) for expert in each]
+    first, last = _pieces(m, f"model.layers.{layer}.{m.at}", hidden)
     return s.append(
         ops.Experts(
             s.fresh("experts"), x.name, route.name,
@@ -66,6 +67,23 @@ def experts(s: StepBuilder, x: Value, layer: int, m: Moe, hidden: int) -> Value:
             s.matrix(f"{name}.experts.down", last, m.inner, m.experts), m.activation,
         )
     )  # fmt: skip
+
+
+def _pieces(m: Moe, source: str, hidden: int) -> tuple[list[TensorPiece], list[TensorPiece]]:
+    """The pieces of all experts' first and second matrices."""
+    if m.stacked is not None:
+        rows = 2 * m.inner * m.experts, hidden * m.experts
+        first, last = (
+            TensorPiece(f"{source}.{tensor}.weight", count, stack=m.experts)
+            for tensor, count in zip(m.stacked, rows, strict=True)
+        )
+        return [first], [last]
+    gate, up, down = m.names
+    each = [f"{source}.experts.{e}" for e in range(m.experts)]
+    return (
+        [TensorPiece(f"{expert}.{part}.weight", m.inner) for expert in each for part in (gate, up)],
+        [TensorPiece(f"{expert}.{down}.weight", hidden) for expert in each],
+    )
 
 
 def routed(s: StepBuilder, x: Value, layer: int, m: Moe, biased: bool = False) -> Value:

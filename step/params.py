@@ -106,6 +106,10 @@ class Param:
             out[piece.tensor] = max(out.get(piece.tensor, 0), piece.start + piece.rows)
         return out
 
+    def piece(self, tensor: str) -> TensorPiece:
+        """The first piece of a tensor; all pieces of a tensor agree about how it is stored."""
+        return next(piece for piece in self.pieces if piece.tensor == tensor)
+
     @property
     def order(self) -> list[int] | None:
         """For each row of the parameter, its index in the `tensors` stacked one after the other; None: the

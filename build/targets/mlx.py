@@ -4,7 +4,7 @@ files.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -38,7 +38,8 @@ def tensor_specs(source: Source) -> list[TensorSpec]:
     dtype, specs = dense_dtype(source), []
     for param in source.params:
         matrix = source.matrices.get(param.name)
-        for name, shape in param.expected().items():
+        for name, rows in param.tensors.items():
+            shape = replace(param.piece(name), transposed=False).shape(rows, param.k)
             high = shape[:-1]
             if matrix is None or not matrix.quantized:
                 specs.append(TensorSpec(name, dtype, shape))
@@ -77,7 +78,7 @@ class MlxWriter(OverFiles):
         """Write the tensors that the parameter was stacked from, as the checkpoint has them."""
         start = 0
         for name, n in param.tensors.items():
-            part = values[start : start + n]
+            part = values[start : start + n].reshape(param.piece(name).shape(n, 0))
             self._files.write(name, part if self._dtype == "float32" else to_float16(part, name))
             start += n
 

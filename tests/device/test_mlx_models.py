@@ -46,8 +46,16 @@ OTHERWISE = {
     "gemma3_text-listed": "a window is left out every so many layers, never as listed",
     "olmo3-yarn": "the attention_factor of yarn is left out",
     "glm4-unbiased": "the head is never the embedding",
+    "mixtral-window": "windows are left out, hidden_act is always silu, and head_dim is hidden_size / heads",
+    "qwen3_moe-mixed": "windows and biases are left out",
 }
 """What mlx-lm's class of a case computes that transformers does not."""
+
+
+OURS = ("gpt_oss",)
+"""Model types that only nearfar's runtime reads: mlx-lm has gate and up of all experts in tensors of their own."""
+FLOATS = ("qwen3_moe", "granitemoe", *OURS)
+"""Model types of which mlx-lm joins the experts' matrices only if they are floats."""
 
 
 @pytest.fixture(scope="module", params=CASES, ids=str)
@@ -72,6 +80,8 @@ def away(found: Array, expected: Array) -> float:
 
 
 def test_mlx_lm_computes_the_same(made: Case, root: Path, request: pytest.FixtureRequest) -> None:
+    if made.model_type in OURS:
+        pytest.skip("nearfar's runtime alone reads it")
     if str(made) in OTHERWISE:
         request.applymarker(pytest.mark.xfail(strict=True, reason=f"mlx-lm: {OTHERWISE[str(made)]}"))
     model, _ = mlx_lm.utils.load_model(root)
@@ -101,6 +111,8 @@ def test_the_exported_function_computes_the_same(made: Case, root: Path) -> None
 
 
 def test_the_files_are_a_checkpoint_again(made: Case, root: Path, tmp_path: Path) -> None:
+    if made.model_type in OURS:
+        pytest.skip("its matrices are stored output by output")
     (again,) = build(BuildOptions(str(root), tmp_path, ("mlx",), "none", context=made.context))
     assert (again / "config.json").read_bytes() == (root / "config.json").read_bytes()
     before, after = (load_file(path / "model.safetensors") for path in (root, again))
@@ -119,7 +131,7 @@ def test_quantized_weights_are_those_of_mlx_lm(made: Case, tmp_path: Path) -> No
         found = last_logits(engine, tokens)
     assert away(found, reference(made)(tokens)[-1]) < 0.1
     widths = {matrix.k for matrix in Artifact.open(path).manifest.quantization.matrices}
-    if str(made) not in OTHERWISE:
+    if str(made) not in OTHERWISE and made.model_type not in FLOATS:
         model, config = mlx_lm.utils.load_model(path)
         assert ("quantization" in config) == any(width % 32 == 0 for width in widths)
         model.set_dtype(mx.float32)
