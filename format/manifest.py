@@ -123,8 +123,8 @@ class StepRecords:
         return tuple(map(param_of, self.params))
 
     def share(self, param: str, rows: int) -> float:
-        """The largest share of a parameter that a step of `rows` rows reads: of the matrices of experts, those
-        that the rows choose.
+        """The largest share of a parameter that a step of `rows` rows reads: of the matrices of experts,
+        those that the rows choose.
         """
         chosen = self._chosen.get(param)
         return 1.0 if chosen is None else min(1.0, rows * chosen[0] / chosen[1])

@@ -89,10 +89,15 @@ class StepBuilder:
         return self._emit(lambda out: ops.Linear(out, x.name, weight, bias), name)
 
     def route(
-        self, x: Value, name: str, piece: TensorPiece, route: Callable[[str, str], ops.Route], biased: bool = False
+        self,
+        x: Value,
+        name: str,
+        piece: TensorPiece,
+        route: Callable[[str, str], ops.Route],
+        biased: bool = False,
     ) -> Value:
-        """Choose experts by the router `name`, whose matrix is `piece`; `route` makes the record from the names
-        of its result and of the logits.
+        """Choose experts by the router `name`, whose matrix is `piece`; `route` makes the record from the
+        names of its result and of the logits.
         """
         weight = self.matrix(name, (piece,), x.width, floats=True)
         bias = self._bias(name, (piece,)) if biased else None

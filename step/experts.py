@@ -1,5 +1,5 @@
-"""Mixtures of experts (Shazeer et al., "Outrageously Large Neural Networks", 2017): the second block of a layer,
-where a router chooses for each token which of many gated MLPs compute.
+"""Mixtures of experts (Shazeer et al., "Outrageously Large Neural Networks", 2017): the second block of a
+layer, where a router chooses for each token which of many gated MLPs compute.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ TRAINING = ("output_router_logits", "router_aux_loss_coef", "router_jitter_noise
 
 @dataclass(frozen=True)
 class Moe:
-    """The experts of a layer. `top`: how many a token has; `score`, `normalize`, `scale`: see ops.Route; `bias`:
-    the name of the vector that is added for the choice alone.
+    """The experts of a layer. `top`: how many a token has; `score`, `normalize`, `scale`: see ops.Route;
+    `bias`: the name of the vector that is added for the choice alone.
 
     `names`: the tensors of gate, up and down in each expert. `at`: the name of the block.
     """

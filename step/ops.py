@@ -329,8 +329,8 @@ class Route(Op):
 
     x [M, experts] are the router's logits. Weights are `score` of them. The experts with the highest weights
     are chosen, the best first, of equal ones the lower number; `bias` [experts] is added for the choice
-    alone. With `normalize` (an epsilon, which may be 0) the chosen weights are divided by their sum + epsilon;
-    `scale` multiplies the result.
+    alone. With `normalize` (an epsilon, which may be 0) the chosen weights are divided by their sum +
+    epsilon; `scale` multiplies the result.
     """
 
     op: ClassVar = "route"
@@ -355,8 +355,8 @@ class Route(Op):
 
 @dataclass(frozen=True)
 class Experts(Op):
-    """out = Σ over the row's experts e of weight_e · (down_e·h_e + down_bias_e), with h_e = activation(gate) ·
-    up of [gate | up] = gate_up_e·x + gate_up_bias_e (Shazeer et al., 2017).
+    """out = Σ over the row's experts e of weight_e · (down_e·h_e + down_bias_e), with h_e = activation(gate)
+    · up of [gate | up] = gate_up_e·x + gate_up_bias_e (Shazeer et al., 2017).
 
     `route`: the result of Route. `gate_up` stacks matrices [2·inner, k], `down` matrices [n, inner]; their
     biases are stacked alike. `clamp` (alpha, limit): h = (clip(up, ±limit) + 1) · g·σ(alpha·g) with g =

@@ -56,7 +56,9 @@ def choose_matrices(
             continue
         carries = packed is not None and bool(keeps)
         codes = _codes(param, packed, scheme, keeps, groups) if packed and carries else _Codes(scheme)
-        reason = codes.reason or (None if codes.keeps else _kept_float(param)) or _why_dense(param, codes.scheme)
+        reason = (
+            codes.reason or (None if codes.keeps else _kept_float(param)) or _why_dense(param, codes.scheme)
+        )
         if reason is None and codes.scheme is not None:
             bits, group = codes.scheme.bits, codes.scheme.group_size
             matrices[param.name] = Matrix(param.n, param.k, bits, group, param.stack)

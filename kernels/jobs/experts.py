@@ -51,9 +51,9 @@ class Experts:
     """out[i] = Σ over the experts e of row i of weight · (down_e·h_e + down_bias_e), float32 [m, n].
 
     h_e = activation(gate)·up of [gate | up] = gate_up_e·x[i] + gate_up_bias_e, or as `clamp` says
-    (step.ops.Experts). `gate_up` and `down` are stacks of matrices [2·inner, k] and [n, inner]. x is float32 [m,
-    k], `route` the output of Route: an expert below 0 adds nothing. The sum goes by the order of the row's
-    experts. Biases are float32, stacked as the matrices.
+    (step.ops.Experts). `gate_up` and `down` are stacks of matrices [2·inner, k] and [n, inner]. x is float32
+    [m, k], `route` the output of Route: an expert below 0 adds nothing. The sum goes by the order of the
+    row's experts. Biases are float32, stacked as the matrices.
     """
 
     kind: ClassVar = "experts"

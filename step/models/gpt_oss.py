@@ -1,8 +1,8 @@
-"""gpt-oss (OpenAI, "gpt-oss-120b & gpt-oss-20b Model Card", 2025): experts with biases and a clamped gate, heads
-with sinks, windows in every other layer.
+"""gpt-oss (OpenAI, "gpt-oss-120b & gpt-oss-20b Model Card", 2025): experts with biases and a clamped gate,
+heads with sinks, windows in every other layer.
 
-Published checkpoints store the experts' matrices as four-bit floats (build/weights/packed/mxfp4.py), others as
-floats, input by input. The rows of gate and up alternate.
+Published checkpoints store the experts' matrices as four-bit floats (build/weights/packed/mxfp4.py), others
+as floats, input by input. The rows of gate and up alternate.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
 def _experts(s: StepBuilder, x: Value, i: int, m: Moe, c: Decoder, clamp: tuple[float, float]) -> Value:
     """The experts of a layer, whose weights are a softmax over the chosen logits alone: [M, hidden]."""
     route = routed(s, x, i, Moe(m.experts, m.top, m.inner, normalize=0.0, router="router"), biased=True)
-    source, name = f"model.layers.{i}.mlp.experts", f"layers.{i}.experts"
-    apart = RotaryOrder(2 * m.inner, 2 * m.inner, interleaved=True)  # gates before ups
+    source, name, wide = f"model.layers.{i}.mlp.experts", f"layers.{i}.experts", 2 * m.inner
+    apart = RotaryOrder(wide, wide, interleaved=True)  # gates before ups
 
     def pieces(part: str, rows: int, order: RotaryOrder | None, transposed: bool) -> list[TensorPiece]:
         return [TensorPiece(f"{source}.{part}", rows * m.experts, 0, order, m.experts, transposed)]
@@ -70,9 +70,9 @@ def _experts(s: StepBuilder, x: Value, i: int, m: Moe, c: Decoder, clamp: tuple[
     return s.append(
         ops.Experts(
             s.fresh("experts"), x.name, route.name,
-            s.matrix(f"{name}.gate_up", pieces("gate_up_proj", 2 * m.inner, apart, True), c.hidden, m.experts),
+            s.matrix(f"{name}.gate_up", pieces("gate_up_proj", wide, apart, True), c.hidden, m.experts),
             s.matrix(f"{name}.down", pieces("down_proj", c.hidden, None, True), m.inner, m.experts), "silu",
-            s.vector(f"{name}.gate_up_bias", pieces("gate_up_proj_bias", 2 * m.inner, apart, False)),
+            s.vector(f"{name}.gate_up_bias", pieces("gate_up_proj_bias", wide, apart, False)),
             s.vector(f"{name}.down_bias", pieces("down_proj_bias", c.hidden, None, False)), clamp,
         )
     )  # fmt: skip

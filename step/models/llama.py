@@ -47,8 +47,8 @@ def pre_norm(
     embed_scale: float = 1.0,
     logit_scale: float = 1.0,
 ) -> Model:
-    """A decoder whose layers normalize the input of their two blocks by RMS norms, with Llama's names. `blocks`:
-    the second block of each layer, or of every layer.
+    """A decoder whose layers normalize the input of their two blocks by RMS norms, with Llama's names.
+    `blocks`: the second block of each layer, or of every layer.
     """
     each = blocks if isinstance(blocks, Sequence) else [blocks] * c.layers
     x = s.embed("model.embed_tokens.weight", c.vocab, c.hidden, embed_scale)

@@ -1,4 +1,6 @@
-"""Mixtral (Jiang et al., "Mixtral of Experts", 2024): a Mistral with experts, whose chosen weights add up to 1."""
+"""Mixtral (Jiang et al., "Mixtral of Experts", 2024): a Mistral with experts, whose chosen weights add up to
+1.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""OLMoE ("OLMoE: Open Mixture-of-Experts Language Models", 2024): a llama with experts that normalizes q and k
-each as a whole.
+"""OLMoE ("OLMoE: Open Mixture-of-Experts Language Models", 2024): a llama with experts that normalizes q and
+k each as a whole.
 """
 
 from __future__ import annotations

@@ -77,7 +77,9 @@ class GpuKernels:
     def check(self, job: Job) -> None:
         """BuildError if no kernel takes the job: by its type, then by its shapes."""
         if type(job) in REFUSED:
-            raise BuildError(f"the GPU targets have no kernels for {REFUSED[type(job)]}: build for cpu or mlx")
+            raise BuildError(
+                f"the GPU targets have no kernels for {REFUSED[type(job)]}: build for cpu or mlx"
+            )
         if type(job) not in STAGES:
             raise BuildError(f"the GPU targets have no kernel for {job}")
         if isinstance(job, Linear | Embed):

@@ -53,7 +53,9 @@ OTHERWISE = {
 
 
 OURS = ("gpt_oss",)
-"""Model types that only nearfar's runtime reads: mlx-lm has gate and up of all experts in tensors of their own."""
+"""Model types that only nearfar's runtime reads: mlx-lm has gate and up of all experts in tensors of their
+own.
+"""
 FLOATS = ("qwen3_moe", "granitemoe", *OURS)
 """Model types of which mlx-lm joins the experts' matrices only if they are floats."""
 

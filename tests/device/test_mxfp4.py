@@ -1,4 +1,4 @@
-"""A checkpoint of gpt-oss as it is published: experts in four-bit floats, which a build carries over exactly."""
+"""A checkpoint of gpt-oss as it is published: experts in four-bit floats, which a build carries exactly."""
 
 from __future__ import annotations
 

@@ -15,7 +15,9 @@ SHORT = ("olmo2-plain",)
 """Cases whose heads ONNX Runtime has no attention for."""
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if str(case) not in SHORT and not case.experts], ids=str)
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if str(case) not in SHORT and not case.experts], ids=str
+)
 def test_answers_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
     with opened(case, "onnx", tmp_path) as engine:
         check_answers(case, engine)

@@ -178,7 +178,8 @@ MOES = [
     case("olmoe", "normalized", head_dim=OWN, hidden_size=64, intermediate_size=32, num_experts=12,
          num_experts_per_tok=5, norm_topk_prob=True, attention_bias=True, tie_word_embeddings=True),
     case("mixtral", "plain", head_dim=OWN, num_local_experts=4, num_experts_per_tok=2),
-    case("mixtral", "window", sliding_window=14, num_local_experts=5, num_experts_per_tok=1, hidden_act="gelu"),
+    case("mixtral", "window", sliding_window=14, num_local_experts=5, num_experts_per_tok=1,
+         hidden_act="gelu"),
     case("qwen3_moe", "plain", moe_intermediate_size=20, num_experts=9, num_experts_per_tok=3),
     case("qwen3_moe", "mixed", moe_intermediate_size=44, num_experts=5, num_experts_per_tok=5, head_dim=24,
          norm_topk_prob=True, mlp_only_layers=[1], decoder_sparse_step=1, attention_bias=True,
@@ -338,8 +339,8 @@ def prompt(case: Case, count: int) -> list[int]:
 
 @cache
 def reference(case: Case, attention: str = "eager") -> Callable[[list[int]], np.ndarray]:
-    """transformers' own logits of every token of a prompt: float32 [tokens, vocab]. Experts are computed one by
-    one: torch's grouped products take even widths alone.
+    """transformers' own logits of every token of a prompt: float32 [tokens, vocab]. Experts are computed one
+    by one: torch's grouped products take even widths alone.
 
     `attention`: transformers' implementation; over 8,000 tokens "sdpa", which knows no sinks and softcaps,
     takes a fourth of the time.

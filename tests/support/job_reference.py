@@ -37,7 +37,8 @@ Arrays = Mapping[str, Array]
 
 
 def reference(job: GraphJob, arrays: Arrays) -> dict[str, Array]:
-    """What the job computes from its inputs, by name; the matrix is `w`, of Experts `gate_up` and `down`. Nothing is written in place.
+    """What the job computes from its inputs, by name; the matrix is `w`, of Experts `gate_up` and `down`.
+    Nothing is written in place.
 
     `out`: float64, of a linear job with `rows` its m rows only, of Rows as it is. RopeAppend and Project with
     `append`: also k_cache and v_cache as they are afterwards, in their dtype; of those that are quantized

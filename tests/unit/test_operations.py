@@ -66,7 +66,10 @@ def test_a_reader_has_a_formula_for_each_activation(module: str) -> None:
 def test_a_target_has_a_kernel_for_each_job(target: str) -> None:
     module = import_module(KERNELS[target])
     known = {*typing.get_args(GraphJob), *typing.get_args(SamplerJob)}
-    assert known - module.STAGES.keys() == {*getattr(module, "NOT_ASKED", ()), *getattr(module, "REFUSED", ())}
+    assert known - module.STAGES.keys() == {
+        *getattr(module, "NOT_ASKED", ()),
+        *getattr(module, "REFUSED", ()),
+    }
     assert module.STAGES.keys() <= known
 
 
@@ -145,7 +148,8 @@ def shapes() -> Shapes:
         (ops.Experts("o", "x", "y", "gate_up", "down", "silu", down_bias="b"),
          "reads b of 12 values, and needs 24"),
         (ops.Experts("o", "x", "y", "gate_up", "downs", "silu"), "has 3 experts in gate_up and 2 in downs"),
-        (ops.Experts("o", "x", "y", "down", "down", "silu"), "multiplies x, of 8 columns, by down, of 6 inputs"),
+        (ops.Experts("o", "x", "y", "down", "down", "silu"),
+         "multiplies x, of 8 columns, by down, of 6 inputs"),
         (ops.Experts("o", "x", "odd", "gate_up", "down", "silu"),
          "reads odd of 7 columns: numbers, and as many weights"),
         (ops.Embedding("o", "x", 16), "reads x of 8 columns, and needs 16"),

@@ -1,8 +1,8 @@
 """Four-bit floats of experts, as gpt-oss has them (quant_method mxfp4; OCP Microscaling Formats, 2023).
 
-`X_blocks` is uint8 [experts, n, k/32, 16], with the first of a byte's two values in the low bits; `X_scales` is
-uint8 [experts, n, k/32], 2^(s - 127). The matrices are those of the unquantized tensor `X` [experts, k, n], output
-by output. Affine codes of five bits hold them exactly (e2m1.py).
+`X_blocks` is uint8 [experts, n, k/32, 16], with the first of a byte's two values in the low bits; `X_scales`
+is uint8 [experts, n, k/32], 2^(s - 127). The matrices are those of the unquantized tensor `X` [experts, k,
+n], output by output. Affine codes of five bits hold them exactly (e2m1.py).
 """
 
 from __future__ import annotations

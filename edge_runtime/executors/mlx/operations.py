@@ -116,7 +116,9 @@ def route(r: Reading, op: ops.Route) -> Value:
 def experts(r: Reading, op: ops.Experts) -> Value:
     first, last = r.weights.stack(op.gate_up), r.weights.stack(op.down)
     biases = [
-        None if name is None else mx.unflatten(whole(r.weights.vector(name, r.do.dtype)), 0, (stack.count, -1))
+        None
+        if name is None
+        else mx.unflatten(whole(r.weights.vector(name, r.do.dtype)), 0, (stack.count, -1))
         for name, stack in ((op.gate_up_bias, first), (op.down_bias, last))
     ]
     glu = r.do.glu(op.activation) if op.clamp is None else r.do.clamped(*op.clamp)

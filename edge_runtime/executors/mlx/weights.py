@@ -179,8 +179,8 @@ class LoadedWeights:
     def stack(self, name: str) -> Stack:
         """See reading.Weights."""
         (matrix,), count = self._matrices[name].matrices, self._stacks[name]
-        parts = [mx.unflatten(part, 0, (count, -1)) for part in matrix.arrays]
-        weight, scales, biases = parts if len(parts) > 1 else (*parts, None, None)
+        weight, *affine = (mx.unflatten(part, 0, (count, -1)) for part in matrix.arrays)
+        scales, biases = affine or (None, None)
         return Stack(weight, scales, biases, matrix.bits, matrix.group_size)
 
     def vector(self, name: str, dtype: mx.Dtype) -> Arrays:

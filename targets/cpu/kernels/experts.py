@@ -1,9 +1,9 @@
 """The gated MLPs of the experts that the rows have chosen, in one launch.
 
-A pair is a row with one of its experts. Pairs are sorted by expert into tiles of a few slots, so that a block of
-weights is read once for all rows of its expert: with one row only the chosen experts are read, with many each
-expert is read once. Threads share the blocks of 16 outputs; each goes through all tiles, so that the work is
-equal whatever the rows choose.
+A pair is a row with one of its experts. Pairs are sorted by expert into tiles of a few slots, so that a block
+of weights is read once for all rows of its expert: with one row only the chosen experts are read, with many
+each expert is read once. Threads share the blocks of 16 outputs; each goes through all tiles, so that the
+work is equal whatever the rows choose.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ class Side:
 
     @classmethod
     def of(cls, matrix: Matrix, unit: Unit, rows: int, weight: str, first: int) -> Side:
-        """The product by `matrix` with tiles of at most `rows` slots; `first`: the number of its first scratch."""
+        """The product by `matrix` with tiles of at most `rows` slots; `first`: the number of its first
+        scratch.
+        """
         sums = SUMS[unit.dot] if matrix.quantized else 1
         wide, columns = tile(unit, rows, sums) if matrix.quantized else tile(unit, rows, 1, (v.ROWS,))
         dot = products(unit, matrix, wide, columns) if matrix.quantized else None
@@ -82,8 +84,8 @@ class Side:
 
 @dataclass(frozen=True)
 class Tiling:
-    """The tiles of a step, int32 in one scratch: for each slot its pair (−1: none), for each pair its slot (−1:
-    its row is padding), for each tile its expert, for each expert a counter, and the number of tiles.
+    """The tiles of a step, int32 in one scratch: for each slot its pair (−1: none), for each pair its slot
+    (−1: its row is padding), for each tile its expert, for each expert a counter, and the number of tiles.
     """
 
     job: Experts
@@ -235,9 +237,7 @@ def _products(side: Side, tiling: Tiling, buf: Buffers, tiles: Expr) -> None:
             v.put(buf[side.out], [t * side.rows + r, block * v.ROWS], v.lanes(acc, [r, 0]))
 
 
-def _hidden(
-    job: Experts, buf: Buffers, gate_up: Expr, slot: Expr, expert: Expr, i: Expr, count: int
-) -> Expr:
+def _hidden(job: Experts, buf: Buffers, gate_up: Expr, slot: Expr, expert: Expr, i: Expr, count: int) -> Expr:
     """Some hidden values of a slot, from value i on."""
     gate, up = (v.some(gate_up, [slot, i + at], count) for at in (0, job.inner))
     if job.gate_up_bias:

@@ -87,7 +87,9 @@ def _choose(job: Route, buf: dict[str, Expr], m: Expr, scores: Expr) -> None:
         v.put1(out, [m, j], tirx.Cast("float32", best[0]))
         v.put1(out, [m, j + job.top], scores[best[0]])
         v.put1(total, [0], total[0] + scores[best[0]])
-    factor = T.Bind(v.f32(job.scale) / (total[0] + v.f32(job.normalize))) if job.normalize is not None else None
+    factor = (
+        T.Bind(v.f32(job.scale) / (total[0] + v.f32(job.normalize))) if job.normalize is not None else None
+    )
     if factor is None and job.scale == 1.0:
         return
     with T.serial(0, job.top) as j:

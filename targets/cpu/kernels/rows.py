@@ -72,7 +72,7 @@ def quantise_row(job: Linear, dot: Products, ins: dict[str, Expr], m: Expr, xq: 
 def quantise(
     matrix: Matrix, dot: Products, value_at: Callable[[Expr], Expr], m: Expr, xq: Expr, xs: Expr
 ) -> None:
-    """Quantize a row of inputs as row m; see quantise_row. `value_at` gives sixteen values from an input on."""
+    """Quantize a row of inputs as row m; see quantise_row. `value_at` gives sixteen values from one on."""
     group, tile = matrix.group, dot.rows
     t, r = (m, v.i32(0)) if tile == 1 else (T.Bind(m // tile), T.Bind(m % tile))
     with T.serial(0, matrix.k // group) as g:

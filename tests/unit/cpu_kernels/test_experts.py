@@ -63,7 +63,7 @@ def test_of_equal_experts_the_first_are_chosen(jobs: CpuJobs) -> None:
 
 @pytest.mark.parametrize("job", EXPERTS, ids=lambda job: job.label)
 def test_experts(jobs: CpuJobs, job: Experts) -> None:
-    """Also where all rows have chosen the same experts, or no row has chosen any."""
+    """The rows have random experts, then all the same experts, then none."""
     inputs = inputs_of(job, np.random.default_rng(job.m))
     tolerance = 6e-4 if job.down.quantized or job.gate_up.quantized else 5e-6  # two products, see test_linear
     jobs.check(job, inputs, tolerance)
