@@ -98,6 +98,7 @@ class TokenEvent:
     top: tuple[Logprob, ...] = ()
     prompt_logprobs: tuple[tuple[Logprob, tuple[Logprob, ...]] | None, ...] | None = None
     cached_tokens: int = 0  # prompt tokens found in the prefix cache (first event)
+    queued: float | None = None  # seconds from its submission to its first step (first event)
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,8 @@ class RunningProgram:
 @dataclass(frozen=True)
 class BackendStats:
     """Figures of an engine. `running`, `waiting` and `cache_usage` (in [0, 1]) are current values; the others
-    count from the engine's start. `program` is set for an engine that runs an artifact.
+    count from the engine's start. `program` is set for an engine that runs an artifact. `memory`: bytes of
+    the device's memory in use, by weights, KV cache and workspaces; 0 where it is unknown.
     """
 
     running: int
@@ -148,6 +150,7 @@ class BackendStats:
     steps: int
     restarts: int
     program: RunningProgram | None = None
+    memory: int = 0
 
 
 class Backend(Protocol):

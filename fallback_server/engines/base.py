@@ -68,11 +68,14 @@ class EngineRequest:
 
 @dataclass(frozen=True)
 class TokenUsage:
-    """Tokens of a request so far; `cached` counts the prompt tokens found in the cache."""
+    """Tokens of a request so far; `cached` counts the prompt tokens found in the cache. `queued`: the seconds
+    that it waited for its first step; None while that is unknown, as it is of upstream servers.
+    """
 
     prompt: int
     completion: int = 0
     cached: int = 0
+    queued: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,10 @@ class Service:
     audit: AuditLog | None = None
     draining: bool = False
     live: dict[str, Call] = field(default_factory=dict)
+    names_keys: Callable[[], bool] = lambda: True
+    """Whether metrics have the names of keys; otherwise all keys count as "". Metrics that everybody may read
+    name none.
+    """
 
     def turned_away(self, scope: Scope, error: ApiError) -> None:
         """Count and log a request that was rejected before its body was read."""
@@ -149,7 +153,7 @@ class Call:
         self._first: asyncio.Future[Piece] | None = None
         self._rest: AsyncGenerator[Piece, None] | None = None
         self._said: dict[int, list[Piece]] = {}
-        self._last = 0.0
+        self._submitted = self._begun = self._last = 0.0  # times of the submission and of tokens
         self._status, self._outcome = GONE, "aborted"  # of a stream, unless it comes to its end
         self._ended = False
         self._metrics: CallMetrics | None = None  # once it is known that the model is one of ours
@@ -265,7 +269,9 @@ class Call:
 
     async def _pieces(self) -> AsyncGenerator[Piece, None]:
         """Prepare and submit the request, and observe its pieces."""
-        answers = self._answers = await self.service.engine.submit(await self._prepare())
+        prepared = await self._prepare()
+        self._submitted = time.monotonic()
+        answers = self._answers = await self.service.engine.submit(prepared)
         async with aclosing(answers.pieces()) as pieces:
             async for piece in pieces:
                 self._watch(piece)
@@ -316,6 +322,7 @@ class Call:
         metrics, now = self.metrics, time.monotonic()
         if piece.tokens:
             if not self._last:
+                self._begun = now
                 metrics.first_token.observe(now - self.started)
                 self._span.add_event("first token")
             elif self.wanted.choices == 1:
@@ -338,6 +345,7 @@ class Call:
         if outcome == "ok":
             self.metrics.whole.observe(seconds)
             self.metrics.answer_length.observe(usage.completion)
+        self._measure(usage)
         self._trace(status, usage)
         if service.audit is not None:
             service.audit.write(self._entry(status, outcome, usage, seconds))
@@ -348,6 +356,21 @@ class Call:
             await self._rest.aclose()
         if self._answers is not None:
             await self._answers.aclose()
+
+    def _measure(self, usage: TokenUsage) -> None:
+        """Count what the request has used, however it ended."""
+        phases: dict[str, float] = {}
+        if self._begun:
+            phases["decode"] = self._last - self._begun
+            self.metrics.decode.observe(phases["decode"])
+            if usage.queued is not None:
+                phases["queue"] = usage.queued
+                phases["prefill"] = max(0.0, self._begun - self._submitted - usage.queued)
+                self.metrics.queued.observe(phases["queue"])
+                self.metrics.prefill.observe(phases["prefill"])
+        if self._metrics is not None and (usage.completion or self._embedded is not None):
+            key = self.wanted.tenant.name if self.service.names_keys() else ""
+            self._metrics.used(key, usage, phases)
 
     def _trace(self, status: int, usage: TokenUsage) -> None:
         self._span.set_attribute("http.response.status_code", status)

@@ -122,6 +122,7 @@ class RayBackend:
             prompt_tokens=counts.prompt,
             steps=sum(stats.steps for stats in said),
             restarts=counts.lost,
+            memory=sum(stats.memory for stats in said),
             program=next((stats.program for stats in said if stats.program is not None), None),
         )
 

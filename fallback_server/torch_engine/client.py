@@ -67,6 +67,8 @@ class TokenStream(EventStream):
         self.compiled: str | None = None  # the same text for all requests of one grammar
         self.compiling: asyncio.Task[None] | None = None
         self.started = False  # it has been part of a step
+        self.submitted = time.monotonic()
+        self.queued: float | None = None  # seconds until it was part of a step
         self.emitted = False
         self.deaths = 0  # engines that died with it under way
         self.done = False
@@ -88,6 +90,8 @@ class TokenStream(EventStream):
     def put(self, event: TokenEvent | NearfarError) -> None:
         """Append an event for the reader; the last event closes the stream."""
         if not self.done:
+            if not self.emitted and isinstance(event, TokenEvent):
+                event = replace(event, queued=self.queued)
             self.emitted = True
             self.done = isinstance(event, NearfarError) or event.finish is not None
             super().put(event)
@@ -198,6 +202,7 @@ class TorchBackend:
             waiting=len(under_way) - min(started, now["running"]),
             cache_usage=now["cache_usage"],
             restarts=self._restarts,
+            memory=now["memory"],
             **counts,
         )
 
@@ -341,6 +346,8 @@ class TorchBackend:
                 for request_id in ids:
                     if job := self._streams.get(request_id) or self._embeds.get(request_id):
                         job.started = True
+                        if isinstance(job, TokenStream) and job.queued is None:
+                            job.queued = time.monotonic() - job.submitted
             case Stepped(events, counters):
                 self._counters = counters
                 self._last_step = time.monotonic()

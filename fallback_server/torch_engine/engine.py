@@ -144,6 +144,7 @@ class Engine:
         self._loader.submit(self._grammars.warm)
         self._loading: dict[str, Active] = {}
         self._threads, self._weights = torch.get_num_threads(), model.weights
+        self._kept_bytes: int = model.nbytes + cache.nbytes
         self._active: dict[str, Active] = {}
         self._pooled: dict[str, Pooled] = {}
         self._generated = self._prompted = self._steps = 0
@@ -177,7 +178,15 @@ class Engine:
             self._generated,
             self._prompted,
             self._steps,
+            self._memory,
         )
+
+    @property
+    def _memory(self) -> int:
+        """Bytes of the device's memory in use: on a CPU, of weights and KV cache."""
+        if self.model.device.type == "cuda":
+            return int(torch.cuda.memory_reserved(self.model.device))
+        return self._kept_bytes
 
     def handle(self, message: Learn | Forget | Submit | Cancel | Embed | Loaded) -> None:
         """Process a message; computes nothing yet."""

@@ -184,6 +184,7 @@ async def test_a_child_that_takes_too_long_is_killed_and_the_next_job_is_done(tm
             "messages": messages,
             "variables": variables,
             "continue_last": False,
+            "begin_answer": True,
             "most": 99,
         }
 
@@ -218,6 +219,7 @@ async def test_a_job_waits_for_the_child_that_starts_and_starts_no_other(tmp_pat
         "messages": [{"role": "user", "content": "ab"}],
         "variables": {},
         "continue_last": False,
+        "begin_answer": True,
         "most": 99,
     }
     try:
