@@ -158,7 +158,8 @@ def _calls_only(calls: CallFormat, tools: Seq[Tool], several: bool) -> Tag:
     sections = _sections(calls, tools, several) if calls.begin else []
     if calls.repeats and several and calls.separator:
         return repeated(sections, calls.separator)
-    if calls.repeats and several:  # there is no empty separator: what comes between calls is passed over
+    # xgrammar has no empty separator, and with triggered tags text between two calls is skipped
+    if calls.repeats and several:
         return {
             "type": "triggered_tags", "triggers": [calls.begin], "tags": sections, "at_least_one": True
         }  # fmt: skip

@@ -92,9 +92,9 @@ class _Parameters:
         if (target := self._target(schema)) is not None:
             pointer = schema["$ref"]
             if pointer not in self._fit and len(self._fit) >= MOST_STEPS:
-                return True  # where the grammar is made, what leads further is refused
+                return True  # the grammar's code rejects a longer chain of references
             if pointer not in self._fit:
-                self._fit[pointer] = True  # of a reference that leads back to itself
+                self._fit[pointer] = True  # the value for a reference that leads back to itself
                 self._fit[pointer] = self.fit(target)
             if not self._fit[pointer]:
                 return False

@@ -104,7 +104,8 @@ def _check_nest(data: Any, depth: int) -> None:
             for item in level
             if isinstance(item, dict | list)
             for child in (item.values() if isinstance(item, dict) else item)
-            if type(child) in _LOOKED_INTO  # a million token ids are none of these
+            # token ids, of which a body may have a million, are none of these types
+            if type(child) in _LOOKED_INTO
         ]
         if not level:
             return
@@ -214,7 +215,7 @@ def _sampling(body: Common) -> dict[str, Any]:
     names = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
     given: dict[str, Any] = {name: value for name in names if (value := getattr(body, name)) is not None}
     if body.top_k is not None:
-        given["top_k"] = max(body.top_k, 0)  # vLLM's clients send -1 for off
+        given["top_k"] = max(body.top_k, 0)  # vLLM's clients send -1 to turn it off
     if body.logit_bias:
         given["logit_bias"] = {int(token): float(value) for token, value in body.logit_bias.items()}
     if body.seed is not None:

@@ -134,7 +134,7 @@ def few(most: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-@dataclass(frozen=True, eq=False)  # for (1,) equals (True,)
+@dataclass(frozen=True, eq=False)  # generated equality would take (1,) for (True,)
 class Only:
     """A field that takes only null and the values that have no effect. Others are rejected, not ignored.
     `instead`: the advice in the error message.

@@ -127,7 +127,7 @@ class Metrics:
         )
         self.cost = counter("cost", "Cost of tokens at the prices of --price.", "key")
         self._registry.register(_EngineCollector(lambda: next(iter(models()), ""), stats))
-        for model in models():  # seen before there is a value
+        for model in models():  # the label exists before there is a value
             self.of(model)
 
     def of(self, model: str) -> CallMetrics:

@@ -126,7 +126,7 @@ class SharedCounts:
                 args: list[object] = [account.most, amount, verb]
                 args += ["day"] if account.what == "day" else []
                 wait = float(await self._script(keys=[_key(account)], args=args))
-        except Exception as error:  # whatever it is: no request fails because it could not be counted
+        except Exception as error:  # any error at all: no request fails because it could not be counted
             self._failed(error, given)
             return None
         except BaseException:

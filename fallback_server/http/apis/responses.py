@@ -383,5 +383,5 @@ def _tools(body: ResponseRequest) -> tuple[list[Record], Any]:
         case AllowedTools() as allowed:
             names = {joined(each.namespace, each.name) for each in allowed.tools}
             return [tool for tool in tools if tool["function"]["name"] in names], allowed.mode
-        case choice:  # a chat refuses "none" and "auto" of no tools no more than this does
+        case choice:  # chats accept "none" and "auto" without tools, and so do responses
             return tools, choice if tools or choice == "required" else None
