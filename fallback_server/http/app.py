@@ -17,7 +17,13 @@ from starlette.middleware.cors import CORSMiddleware
 from nearfar.fallback_server.engines.base import Engine
 from nearfar.fallback_server.http import admin, convert, errors
 from nearfar.fallback_server.http.answering import Completion
-from nearfar.fallback_server.http.apis import messages_routes, ollama_routes, responses_routes, tokens_routes
+from nearfar.fallback_server.http.apis import (
+    decisions_routes,
+    messages_routes,
+    ollama_routes,
+    responses_routes,
+    tokens_routes,
+)
 from nearfar.fallback_server.http.apis.asking import asked, asked_vectors
 from nearfar.fallback_server.http.apis.kept import KeptResponses
 from nearfar.fallback_server.http.calls import Call, Service, tenant_of
@@ -191,6 +197,7 @@ def _api(service: Service, options: AppOptions) -> APIRouter:
     responses_routes.add(api, service, KeptResponses() if options.store else None)
 
     messages_routes.add(api, service)
+    decisions_routes.add(api, service)
     tokens_routes.add(api, service)
 
     @api.get("/models", response_model=None)
