@@ -122,8 +122,9 @@ def made(store: Store, wanted: Wanted, runner: Runner, build: Build, tell: Tell,
         if runner.chats:
             check_chats(wanted.source)
         tell(f"Building {wanted.name} (one time) …")
-    with store.locked(wanted, tell) as waited:
-        found = _fresh(store, wanted) if waited else found
+    with store.locked(wanted, tell):
+        # Another process may have made the entry since the look above, also where nobody waited for the lock.
+        found = _fresh(store, wanted)
         if found is None or not runner.runs(found):
             if found is None and (stale := store.of(wanted)) is not None:
                 store.remove(stale)
