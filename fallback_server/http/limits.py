@@ -246,6 +246,8 @@ def _text_of(prepared: Prepared) -> str:
     """The request field that the prompt's tokens came from."""
     if prepared.request.chat:
         return "messages"
+    if prepared.request.questions:
+        return "input"
     return "prompt" if prepared.request.pooling is None else "input"
 
 
