@@ -84,7 +84,7 @@ def test_what_is_longer_than_the_file_is_fetched_anew(receiver: Receiver, tmp_pa
 
 
 def test_more_than_a_file_may_have_is_refused(receiver: Receiver, tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="some file has more than the 10 bytes that it may have"):
+    with pytest.raises(StoreError, match="some file has more than the 10 bytes that are allowed"):
         receive(receiver, tmp_path / "part", Reply(200, "", "", None, iter([WHOLE, b"x"])), size=None)
 
 

@@ -166,10 +166,10 @@ def test_what_is_none_for_this_machine_says_so(host: Hub, made: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("https://", "is no address"),
-        ("https://a b/", "is no address"),
-        ("https://host:port/", "is no address"),
-        ("https://me:secret@host/", "has a name or a password"),
+        ("https://", "is not an address"),
+        ("https://a b/", "is not an address"),
+        ("https://host:port/", "is not an address"),
+        ("https://me:secret@host/", "contains a name or a password"),
         ("https://host/x?token=1", "a \\?query"),
         ("https://host/x#y", "a \\?query or a #fragment"),
     ],

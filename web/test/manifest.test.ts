@@ -84,7 +84,7 @@ describe("manifest", () => {
   const wrong: [string, RegExp, (manifest: Sample) => void][] = [
     [
       "another format",
-      /no nearfar artifact/,
+      /not an artifact of nearfar/,
       (m) => {
         m.format = "zip";
       },
@@ -376,7 +376,7 @@ describe("manifest", () => {
   });
 
   test("that is no JSON is refused", () => {
-    expect(() => parseManifest("<!doctype html>")).toThrow(/manifest\.json is no valid JSON/);
+    expect(() => parseManifest("<!doctype html>")).toThrow(/manifest\.json is not valid JSON/);
   });
 });
 
