@@ -124,18 +124,20 @@ class TextCodec:
         messages: Seq[Mapping[str, Any]],
         *,
         continue_last: bool = False,
+        begin_answer: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """Render the conversation by the model's own template.
 
-        `continue_last`: the answer continues the last message. `variables`: further variables of the template
-        (tools, …); they cannot replace the built-in ones.
+        `continue_last`: the answer continues the last message. `begin_answer`: the prompt ends with the
+        beginning of an answer. `variables`: further variables of the template (tools, …); they cannot replace
+        the built-in ones.
         """
         source = self.template_source(bool((variables or {}).get("tools")))
         if source is None:
             raise RequestError(NO_TEMPLATE)
         shown = _marked(messages) if continue_last else list(messages)
-        own = {**self.special, "messages": shown, "add_generation_prompt": not continue_last}
+        own = {**self.special, "messages": shown, "add_generation_prompt": begin_answer and not continue_last}
         text = self._compiled[source].render({**(variables or {}), **own})
         return _until_mark(text) if continue_last else text
 

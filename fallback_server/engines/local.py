@@ -266,6 +266,7 @@ class LocalEngine:
             "messages": messages,
             "variables": {**hinted, **request.template, **given},
             "continue_last": request.continue_last,
+            "begin_answer": request.begin_answer,
         }
         return job, left
 

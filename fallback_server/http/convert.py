@@ -31,6 +31,7 @@ from nearfar.fallback_server.http.schemas import (
     NamedTool,
     Thinking,
 )
+from nearfar.format.requests import MAX_TOOLS_BYTES
 
 _LOOKED_INTO = (dict, list, float)
 LARGE = 64 << 10
@@ -115,7 +116,7 @@ def chat(body: ChatRequest) -> EngineRequest:
     """Convert a chat completion."""
     dumped = _dumped(body)
     tools = tuple({"type": "function", "function": tool["function"]} for tool in dumped.get("tools", ()))
-    _small(tools, "tools")
+    _small(tools, "tools", MAX_TOOLS_BYTES)
     for index, tool in enumerate(tools):
         check_parameters(f"tools[{index}].function.parameters", tool["function"].get("parameters", {}))
     limit = body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens
@@ -128,6 +129,7 @@ def chat(body: ChatRequest) -> EngineRequest:
         template=body.chat_template_kwargs or {},
         hints=_hints(body),
         continue_last=bool(body.continue_final_message),
+        begin_answer=body.add_generation_prompt is not False,
         split_reasoning=body.include_reasoning is not False,
         **_common(body, f"chatcmpl-{secrets.token_hex(12)}", dumped),
     )
@@ -270,13 +272,11 @@ def _guided(
     return Grammar("ebnf", grammar) if grammar is not None else None
 
 
-def _small(value: Any, param: str) -> str:
-    """Return the value as JSON. Raises RequestError if that is too large."""
+def _small(value: Any, param: str, most: int = MAX_SCHEMA_BYTES) -> str:
+    """Return the value as JSON. Raises RequestError if that has more than `most` bytes."""
     text = json.dumps(value)
-    if len(text) > MAX_SCHEMA_BYTES:
-        raise RequestError(
-            f"{param} takes at most {MAX_SCHEMA_BYTES} bytes of schemas, not {len(text)}", param
-        )
+    if len(text) > most:
+        raise RequestError(f"{param} takes at most {most:,} bytes of JSON, not {len(text):,}", param)
     return text
 
 

@@ -41,7 +41,7 @@ MAX_PROMPTS = 64
 MAX_PROMPT_TOKENS = 1 << 20
 MAX_PARTS = 256
 MAX_SCHEMA_BYTES = MAX_GRAMMAR_BYTES
-"""Largest schema, regular expression or grammar in bytes; for tools, all of them together."""
+"""Largest schema, regular expression or grammar in bytes."""
 UNKNOWN = 16
 """Most unknown fields that are reported one by one."""
 
@@ -100,6 +100,26 @@ def _or_ignored(value: Any, handler: ValidatorFunctionWrapHandler, info: Validat
 SILENT = WrapValidator(_or_ignored)
 """Marks a field without effect on the answer: where unknown fields are ignored, a value of another type in
 this one is ignored too.
+"""
+
+
+@dataclass(frozen=True)
+class _Hint:
+    """The type of HINT."""
+
+
+@dataclass(frozen=True)
+class _Passed:
+    """The type of PASSED."""
+
+
+PASSED = _Passed()
+"""Marks a field of images, sounds and files: a server behind this one gets them. Where this server computes
+the answer, the part that has the field is rejected by its type.
+"""
+HINT = _Hint()
+"""Marks a field that only a chat template can follow. If the template has no variable for it, the field is
+ignored, and the answer's header names it.
 """
 
 
