@@ -319,7 +319,7 @@ def test_what_is_no_address_cannot_become_part_of_the_policy() -> None:
         "http://*",
         "http://host:x/",
     ):
-        with pytest.raises(NearfarError, match="no address"):
+        with pytest.raises(NearfarError, match="not the address"):
             origin_of(wrong)
 
 
