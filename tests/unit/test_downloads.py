@@ -99,9 +99,7 @@ def test_a_full_disk_is_told_with_what_to_do(receiver: Receiver, tmp_path: Path)
     def full() -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(
-        StoreError, match=r"cannot be written: No space left on device\. .*set SOME_HOME to"
-    ):
+    with pytest.raises(StoreError, match=r"cannot be written: No space left on device\. .*set SOME_HOME to"):
         receiver.persist(full, tmp_path, (OSError,))
 
 

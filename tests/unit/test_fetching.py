@@ -119,7 +119,9 @@ def test_a_file_that_is_not_what_the_manifest_says_is_refused(host: Hub, made: P
     file = made / target / shard_of(made / target)
     content = file.read_bytes()
     file.write_bytes(bytes(len(content)))
-    with pytest.raises(ArtifactError, match=rf"{file.name} is corrupt: SHA-256 .*does not match its manifest"):
+    with pytest.raises(
+        ArtifactError, match=rf"{file.name} is corrupt: SHA-256 .*does not match its manifest"
+    ):
         fetch(address(host, target), tmp_path / "in", (target,), told)
     file.write_bytes(content + b"more")
     with pytest.raises(StoreError, match=rf"has more than the {len(content):,} bytes"):

@@ -20,6 +20,7 @@ from nearfar.fallback_server.engines.local import TextOptions
 from nearfar.fallback_server.engines.opening import KINDS, EngineOptions, check_program
 from nearfar.fallback_server.engines.upstream import KEY_VARIABLE, UpstreamOptions
 from nearfar.fallback_server.http.limits import ServerLimits
+from nearfar.fallback_server.http.prices import parse_prices
 from nearfar.fallback_server.ray_engine.options import RayOptions, parse_replicas
 from nearfar.fallback_server.serve import ServeOptions, check_access
 from nearfar.fallback_server.serve import serve as run
@@ -233,6 +234,15 @@ def serve(
             "Keep the newest responses of /v1/responses in memory, for previous_response_id.",
         ),
     ] = DEFAULTS.store,
+    price: Annotated[
+        list[str] | None,
+        _option(
+            "Logs",
+            "--price",
+            "Prices of a million tokens, for the metrics, as MODEL=PROMPT,ANSWER[,CACHED]; '*' is any model; "
+            "may be repeated.",
+        ),
+    ] = None,
     log_format: Annotated[
         str, _option("Logs", "--log-format", "The format of logs: text or json.")
     ] = DEFAULTS.log_format,
@@ -320,6 +330,7 @@ def serve(
         limits_store=limits_store,
         strict_fields=strict_fields,
         store=store,
+        prices=parse_prices(price or ()),
         engines=engines,
         ray=on_ray if ray else None,
     )
