@@ -35,10 +35,26 @@ class Usage:
 
 @dataclass(frozen=True)
 class Chunk:
-    """An event of a stream."""
+    """Events of a stream that came together. `data`: the events as they are passed on, if that was asked for."""
 
     parts: tuple[Piece, ...] = ()
     usage: Usage | None = None
+    data: bytes = b""
+    id: str = ""
+    """The server's id of the answer, with its first events."""
+
+
+@dataclass(frozen=True)
+class Passed(Piece):
+    """A part of an answer with the server's events that have it. `data` is sent instead of what the piece says;
+    it is empty where an earlier piece had the events.
+    """
+
+    data: bytes = b""
+    usage_told: bool = False
+    """Whether the usage of the whole call is among the events."""
+    id: str = ""
+    """The server's id of the answer, with its first events; clients know the answer by it."""
 
 
 def read_chunk(record: Mapping[str, Any], *, chat: bool) -> Chunk:

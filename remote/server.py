@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
 
 import httpx
 
 from nearfar.edge_runtime.openai.embeddings import Vector
+from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.edge_runtime.turns import in_turns
 from nearfar.errors import RequestError
 from nearfar.machine import NONCE_HEADER
-from nearfar.remote.chunks import Chunk, ShapeError, read_chunk
+from nearfar.remote.chunks import Chunk, ShapeError, Usage, read_chunk
+from nearfar.remote.clock import Clock
 from nearfar.remote.errors import (
     FewerAnswersError,
     RefusedError,
@@ -27,10 +28,10 @@ from nearfar.remote.errors import (
     unreachable,
 )
 from nearfar.remote.events import beginning, body, datas
+from nearfar.remote.transport import fast_transport
 from nearfar.remote.vectors import read_vectors
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 CHAT, COMPLETIONS, EMBEDDINGS, MODELS = (
     "/v1/chat/completions",
@@ -45,6 +46,10 @@ ANSWER_BYTES = 64 << 20
 LIST_BYTES, ERROR_BYTES = 1 << 20, 16 << 10
 LISTED = 1000
 """Most models that are taken from a list."""
+HELD_BYTES = 64 << 10
+"""Most bytes of events without a part of an answer that wait for the first part before they are passed on."""
+MAX_ID = 256
+"""Most characters of a server's id of an answer that are kept."""
 AFTER_END = 5.0
 """Seconds to wait for a stream's usage after the answer has ended."""
 
@@ -82,9 +87,11 @@ def client(key: str | None, connect: float, *, direct: bool) -> httpx.AsyncClien
     headers = {"Accept-Encoding": "identity"} | ({"Authorization": f"Bearer {key}"} if key else {})
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=256)
     timeout = httpx.Timeout(None, connect=connect)
+    transport = fast_transport() if direct else None
     return httpx.AsyncClient(
-        headers=headers, timeout=timeout, limits=limits, trust_env=not direct, follow_redirects=False
-    )
+        headers=headers, timeout=timeout, limits=limits, trust_env=not direct, follow_redirects=False,
+        transport=transport,
+    )  # fmt: skip
 
 
 def root_of(url: str) -> str:
@@ -116,7 +123,7 @@ class Server:
         """
         headers = {} if nonce is None else {NONCE_HEADER: nonce}
         record = await self._whole("GET", MODELS, None, seconds, LIST_BYTES, headers)
-        with self._failing():
+        with self.failing():
             return _listed(record)
 
     async def post(
@@ -127,42 +134,44 @@ class Server:
 
     async def embeddings(self, call: Mapping[str, Any], count: int) -> tuple[list[Vector], int]:
         """Return the vectors of `count` inputs, and the tokens of these."""
-        clock = _Clock(self.waits.first_token)
+        clock = Clock(self.waits.first_token)
         async with self._response("POST", EMBEDDINGS, call, clock) as response:
             data = await clock.wait(body(response, ANSWER_BYTES))
             return await in_turns(read_vectors(data, count))
 
     async def stream(
-        self, path: str, call: Mapping[str, Any], answers: int = 1
+        self,
+        path: str,
+        call: Mapping[str, Any],
+        answers: int = 1,
+        clock: Clock | None = None,
+        passing: Passing | None = None,
     ) -> AsyncGenerator[Chunk, None]:
         """Yield a streamed answer, or the `answers` answers of one call. Once all have their finish reason,
         no error is raised any more.
+
+        `clock`: the clock of the stream, for a caller that may stop it. `passing`: the chunks have the events,
+        to be passed on.
         """
-        begun: set[int] = set()
-        finished: set[int] = set()
-        clock = _Clock(self.waits.first_token)
-        call = {**call, "stream": True, "stream_options": {"include_usage": True}}
+        clock = clock or Clock(self.waits.first_token)
+        clock.wind(self.waits.first_token)
+        answer = _Answer(self, answers, path == CHAT, passing)
+        call = {**call, "stream": True, "stream_options": {**_options(call, passing), "include_usage": True}}
         try:
             async with (
                 self._response("POST", path, call, clock) as response,
                 aclosing(datas(response)) as events,
             ):
-                while (data := await clock.wait(anext(events, None))) is not None:
-                    chunk = self._read(data, answers, chat=path == CHAT)
-                    if len(finished) == answers:  # all that can come now is the usage
-                        chunk = Chunk(usage=chunk.usage)
-                    elif chunk.parts:
-                        begun |= {part.index for part in chunk.parts}
-                        finished |= {part.index for part in chunk.parts if part.finish is not None}
-                        clock.wind(self.waits.between if len(finished) < answers else AFTER_END)
-                    if chunk.parts or chunk.usage:
+                while (found := await clock.wait(anext(events, None))) is not None:
+                    chunk = answer.read(found)
+                    if chunk.parts:
+                        clock.wind(AFTER_END if answer.complete else self.waits.between)
+                    if chunk.parts or chunk.usage or chunk.data:
                         yield chunk
-            if finished and begun == finished and len(finished) < answers:
-                raise FewerAnswersError(self.name, answers, sorted({*range(answers)} - finished))
-            if len(finished) < answers:
-                raise RemoteError(f"{self.name}: the stream ended before its answer", "cut")
+                    answer.check()
+            answer.check_end()
         except (RemoteError, RefusedError) as error:
-            if len(finished) < answers:
+            if not answer.complete:
                 raise
             log.info("upstream %s, after the end of an answer: %s", self.name, briefly(error))
 
@@ -175,7 +184,7 @@ class Server:
         limit: int,
         headers: Mapping[str, str] | None = None,
     ) -> Mapping[str, Any]:
-        clock = _Clock(seconds)
+        clock = Clock(seconds)
         async with self._response(method, path, call, clock, headers) as response:
             return _object(await clock.wait(body(response, limit)))
 
@@ -185,14 +194,14 @@ class Server:
         method: str,
         path: str,
         call: Mapping[str, Any] | None,
-        clock: _Clock,
+        clock: Clock,
         headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[httpx.Response]:
         """Open a response without an error status, with its body yet to be read. Failures while it is open
         become RemoteError.
         """
         request = self._http.build_request(method, checked(self.root, path), json=call, headers=headers)
-        with self._failing():
+        with self.failing(), closing(clock):
             response = await clock.wait(self._http.send(request, stream=True))
             try:
                 if response.is_error:
@@ -202,19 +211,8 @@ class Server:
             finally:
                 await response.aclose()
 
-    def _read(self, data: str, answers: int, *, chat: bool) -> Chunk:
-        record = _object(data)
-        if record.get("error"):
-            raise event_error(self.name, record["error"])
-        chunk = read_chunk(record, chat=chat)
-        if any(part.index >= answers for part in chunk.parts):
-            raise ShapeError(
-                f"a part of answer {max(part.index for part in chunk.parts)}, but {answers} were asked for"
-            )
-        return chunk
-
     @contextmanager
-    def _failing(self) -> Iterator[None]:
+    def failing(self) -> Iterator[None]:
         """Convert every failure of a server to RemoteError."""
         try:
             yield
@@ -237,31 +235,110 @@ def checked(root: str, path: str) -> str:
     return root + path
 
 
-class _Clock:
-    """The time left for the next token. Waiting uses it up; comments and empty events do not restore it."""
+@dataclass(frozen=True)
+class Passing:
+    """How events are passed on. `model`: the name that the client uses, where the server has another. `usage`:
+    the client asked for the usage. `options`: the client's other options of the stream.
+    """
 
-    def __init__(self, seconds: float) -> None:
-        self.wind(seconds)
+    model: str | None = None
+    usage: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
 
-    def wind(self, seconds: float) -> None:
-        """Restart the time, after a token."""
-        self._given = self._left = seconds
 
-    async def wait(self, work: Awaitable[T]) -> T:
-        """Return the work's result. Raises TimeoutError when the time is over."""
-        loop = asyncio.get_running_loop()
-        start = loop.time()
+def _options(call: Mapping[str, Any], passing: Passing | None) -> Mapping[str, Any]:
+    return {} if passing is None else passing.options
+
+
+class _Answer:
+    """Reads the events of one call: which answers have begun and ended, and what is passed on of them."""
+
+    def __init__(self, server: Server, answers: int, chat: bool, passing: Passing | None) -> None:
+        self._server, self._answers, self._chat, self._passing = server, answers, chat, passing
+        self._begun: set[int] = set()
+        self._finished: set[int] = set()
+        self._failure: Exception | None = None
+        self._id = ""
+        self._named = False
+        self._held = b""  # events before the first part: until then another server may be asked
+
+    @property
+    def complete(self) -> bool:
+        """Whether all answers have their finish reason."""
+        return len(self._finished) == self._answers
+
+    def read(self, found: Sequence[bytes]) -> Chunk:
+        """Read events that came together. What is wrong with one is raised by `check`, when those before it were
+        given.
+        """
+        parts: list[Piece] = []
+        kept: list[bytes] = []
+        usage: Usage | None = None
         try:
-            async with asyncio.timeout(max(self._left, 0.0)):
-                return await work
-        except TimeoutError:
-            raise TimeoutError(f"no token for {self._given:g} s") from None
-        finally:
-            self._left -= loop.time() - start
+            with self._server.failing():
+                for data in found:
+                    record = _object(data)
+                    chunk = self._chunk(record)
+                    usage = chunk.usage or usage
+                    if not self._named:
+                        self._named = True
+                        self._id = str(record.get("id") or "")[:MAX_ID]
+                    if self._passing is not None and self._goes_on(record, chunk):
+                        kept.append(self._event(record, data, self._passing))
+                    if not self.complete:  # all that can come then is the usage
+                        self._begun.update(part.index for part in chunk.parts)
+                        self._finished.update(part.index for part in chunk.parts if part.finish is not None)
+                        parts += chunk.parts
+        except (RemoteError, RefusedError) as error:
+            self._failure = error
+        data = self._held + b"".join(kept)
+        self._held = b"" if self._begun or len(data) > HELD_BYTES else data
+        if self._held or not data:
+            return Chunk(tuple(parts), usage)
+        name, self._id = self._id, ""
+        return Chunk(tuple(parts), usage, data, name)
+
+    def check(self) -> None:
+        """Raise the failure of the events read last."""
+        if self._failure is not None:
+            raise self._failure
+
+    def check_end(self) -> None:
+        """Raise an error where the stream has ended before its answers."""
+        if self._finished and self._begun == self._finished and not self.complete:
+            missing = sorted({*range(self._answers)} - self._finished)
+            raise FewerAnswersError(self._server.name, self._answers, missing)
+        if not self.complete:
+            raise RemoteError(f"{self._server.name}: the stream ended before its answer", "cut")
+
+    def _chunk(self, record: Mapping[str, Any]) -> Chunk:
+        if record.get("error"):
+            raise event_error(self._server.name, record["error"])
+        chunk = read_chunk(record, chat=self._chat)
+        if any(part.index >= self._answers for part in chunk.parts):
+            raise ShapeError(
+                f"a part of answer {max(part.index for part in chunk.parts)}, but {self._answers} were asked for"
+            )
+        return chunk
+
+    def _goes_on(self, record: Mapping[str, Any], chunk: Chunk) -> bool:
+        """Whether an event is passed on: a part of an answer, or the usage if the client asked for it."""
+        assert self._passing is not None
+        if record.get("choices"):
+            return not self.complete
+        return chunk.usage is None or self._passing.usage
+
+    def _event(self, record: dict[str, Any], data: bytes, passing: Passing) -> bytes:
+        """Return an event as it came, or with the client's name for the model."""
+        if passing.model is not None:
+            data = json.dumps({**record, "model": passing.model}, separators=(",", ":")).encode()
+        elif b"\n" in data or b"\r" in data:
+            data = json.dumps(record, separators=(",", ":")).encode()
+        return b"data: " + data + b"\n\n"
 
 
-def _object(text: str | bytes) -> Mapping[str, Any]:
-    record = json.loads(text)
+def _object(text: bytes) -> dict[str, Any]:
+    record = json.loads(text.decode())
     if not isinstance(record, dict):
         raise ShapeError(f"no object: {record!r:.80}")
     return record

@@ -4,15 +4,14 @@ it.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from nearfar.edge_runtime.openai.pieces import Piece
+from nearfar.edge_runtime.openai.pieces import Piece, joined
 from nearfar.edge_runtime.text.beside import characters
 from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
 from nearfar.fallback_server.engines.addresses import Address, AddressBook
@@ -21,10 +20,11 @@ from nearfar.fallback_server.engines.base import (
     Prepared,
     TokenUsage,
 )
-from nearfar.remote.chunks import Chunk, Usage
+from nearfar.remote.chunks import Chunk, Passed, Usage
+from nearfar.remote.clock import Clock, StoppedError
 from nearfar.remote.continuing import continued
 from nearfar.remote.errors import FewerAnswersError, RefusedError, RemoteError, briefly
-from nearfar.remote.server import CHAT, COMPLETIONS
+from nearfar.remote.server import CHAT, COMPLETIONS, Passing
 
 log = logging.getLogger(__name__)
 
@@ -70,10 +70,6 @@ class Route:
     counts: Counts
 
 
-class _Stopped(Exception):
-    """Raised to end the answers at once, whatever the upstream still sends."""
-
-
 class Relay:
     """The answers of one request, wherever they are computed."""
 
@@ -86,8 +82,7 @@ class Relay:
         self._seen = 0  # and with them, of the one under way
         self._text = ""
         self._began = self._reasoned = False
-        self._chunks: AsyncGenerator[Chunk, None] | None = None
-        self._waiting: asyncio.Timeout | None = None
+        self._clock: Clock | None = None
         self._ended_by: NearfarError | None = None
         self._stopped = False
         self.on_close: Callable[[], object] = lambda: None
@@ -103,7 +98,7 @@ class Relay:
             async with aclosing(self._routed(CHAT if self._request.chat else COMPLETIONS)) as pieces:
                 async for piece in pieces:
                     yield piece
-        except _Stopped:
+        except StoppedError:
             if self._ended_by is not None:
                 raise self._ended_by from None
             yield Piece(0, finish="abort")
@@ -159,11 +154,8 @@ class Relay:
 
     async def _hang_up(self) -> None:
         self._stopped = True
-        with suppress(RuntimeError):  # it is just ending
-            if self._waiting is not None:
-                self._waiting.reschedule(asyncio.get_running_loop().time())
-            elif self._chunks is not None:
-                await self._chunks.aclose()
+        if self._clock is not None:
+            self._clock.stop()
 
     def _can_continue(self) -> bool:
         """Whether the text so far is all that another server must know: a single plain-text answer without
@@ -205,14 +197,20 @@ class Relay:
         answers = self._request.choices if only is None else 1
         several = only is not None and len(self._request.prompts) > 1
         before, usage = self._usage.prompt if several else 0, None
+        server, clock = address.server, Clock(address.server.waits.first_token)
+        self._clock = clock
+        if self._stopped:
+            raise StoppedError
         try:
             with address.calling(path):
-                self._chunks = address.server.stream(path, self._body(only), answers)
-                async with aclosing(self._chunks) as chunks:
-                    while (chunk := await self._next(chunks)) is not None:
+                stream = server.stream(path, self._body(only), answers, clock, self._passing(only))
+                async with aclosing(stream) as chunks:
+                    async for chunk in chunks:
+                        if self._stopped:
+                            raise StoppedError
                         address.works()
-                        for part in chunk.parts:
-                            yield self._take(part)
+                        for piece in self._pieces(chunk):
+                            yield piece
                         usage = chunk.usage or usage
                         if chunk.usage is not None:
                             self._told(chunk.usage, before)
@@ -221,20 +219,31 @@ class Relay:
                 self._route.counts.prompt += self._usage.prompt - before
                 self._route.counts.cached += self._usage.cached
 
-    async def _next(self, chunks: AsyncGenerator[Chunk, None]) -> Chunk | None:
-        """Return the next chunk, None at the end. Raises _Stopped when the relay is stopped, also while this
-        waits.
+    def _passing(self, only: int | None) -> Passing | None:
+        """How the events of a call are passed on; None where they are read and written anew: answers that are
+        asked for one by one have another index, and a continued answer has begun with another id.
         """
-        try:
-            async with asyncio.timeout(None) as self._waiting:
-                chunk = None if self._stopped else await anext(chunks, None)
-        except TimeoutError:
-            chunk = None
-        finally:
-            self._waiting = None
-        if self._stopped:
-            raise _Stopped
-        return chunk
+        request = self._request
+        if not request.passed or only is not None or self._seen:
+            return None
+        model = None if self._route.model == request.model else request.model
+        return Passing(model, request.usage_asked, request.stream_options)
+
+    def _pieces(self, chunk: Chunk) -> Iterator[Piece]:
+        """Yield what came together. Passed events are one piece where there is one answer."""
+        if not chunk.data:
+            yield from map(self._take, chunk.parts)
+            return
+        if len(chunk.parts) > 1 and self._request.choices == 1:
+            chunk = replace(chunk, parts=(joined(0, chunk.parts),))
+        data, name, usage_told = chunk.data, chunk.id, chunk.usage is not None and self._request.usage_asked
+        for part in chunk.parts or (Piece(),):
+            part = self._take(part)
+            yield Passed(
+                part.index, part.text, part.reasoning, part.tool_calls, part.logprobs, part.finish, part.tokens,
+                part.offsets, part.stopped_by, data, usage_told, name,
+            )  # fmt: skip
+            data, name = b"", ""
 
     def _take(self, part: Piece) -> Piece:
         self._began = True

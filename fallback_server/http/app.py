@@ -255,7 +255,8 @@ async def _complete(
     """Answer a completion. `passes_all`: the engine gets the body as received."""
     wanted = asked(service, request, body)
     if passes_all and isinstance(request, convert.JsonRequest):
-        wanted = replace(wanted, body=convert.as_it_came(request.read, body))
+        came = convert.as_it_came(request.read, body)
+        wanted = replace(wanted, body=came, passed=bool(body.stream))
     options = body.stream_options
     continuous = bool(options and options.continuous_usage_stats)
     include_usage = continuous or bool(options and options.include_usage)
