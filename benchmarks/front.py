@@ -2,13 +2,13 @@
 
     python benchmarks/front.py [--streams 64] [--events 400] [--rounds 3] [--other SRC]
 
-An upstream that computes nothing streams `--events` chunks of a chat to each of `--streams` clients at once, one
-chunk in each write and a chunk to every stream in turn, as an engine does that computes a step for all. Three
-ways to it are measured in turn, in the same run: `direct` (no front), `renamed` (a front that gives the model
-another name, so that it reads and writes each chunk) and `untouched` (a front that passes bytes on). `--other`
-measures the front of another checkout as well: SRC is its src folder. The figure for a process is the number of
-events for each CPU second of the front, which other programs on the machine change little; the events a second
-on the clock are shown beside it.
+An upstream that computes nothing streams `--events` chunks of a chat to each of `--streams` clients at once,
+one chunk in each write and a chunk to every stream in turn, as an engine does that computes a step for all.
+Three ways to it are measured in turn, in the same run: `direct` (no front), `renamed` (a front that gives the
+model another name, so that it reads and writes each chunk) and `untouched` (a front that passes bytes on).
+`--other` measures the front of another checkout as well: SRC is its src folder. The figure for a process is
+the number of events for each CPU second of the front, which other programs on the machine change little; the
+events a second on the clock are shown beside it.
 """
 
 from __future__ import annotations
@@ -38,11 +38,20 @@ SOURCE = Path(__file__).parents[1] / "src"
 def chunk(text: str, finish: str | None = None) -> bytes:
     """Return a chunk as vLLM writes it."""
     record = {
-        "id": "chatcmpl-0123456789abcdef0123456789abcdef", "object": "chat.completion.chunk",
-        "created": 1790000000, "model": MODEL,
-        "choices": [{"index": 0, "delta": {"content": text}, "logprobs": None, "finish_reason": finish,
-                     "token_ids": None}],
-    }  # fmt: skip
+        "id": "chatcmpl-0123456789abcdef0123456789abcdef",
+        "object": "chat.completion.chunk",
+        "created": 1790000000,
+        "model": MODEL,
+        "choices": [
+            {
+                "index": 0,
+                "delta": {"content": text},
+                "logprobs": None,
+                "finish_reason": finish,
+                "token_ids": None,
+            }
+        ],
+    }
     return b"data: " + json.dumps(record, separators=(",", ":")).encode() + b"\n\n"
 
 
@@ -50,9 +59,13 @@ def ending(events: int) -> bytes:
     """Return the chunk with the usage, and the end of the stream."""
     usage = {"prompt_tokens": 9, "completion_tokens": events, "total_tokens": 9 + events}
     record = {
-        "id": "chatcmpl-0", "object": "chat.completion.chunk", "created": 1790000000, "model": MODEL,
-        "choices": [], "usage": usage,
-    }  # fmt: skip
+        "id": "chatcmpl-0",
+        "object": "chat.completion.chunk",
+        "created": 1790000000,
+        "model": MODEL,
+        "choices": [],
+        "usage": usage,
+    }
     return b"data: " + json.dumps(record, separators=(",", ":")).encode() + b"\n\ndata: [DONE]\n\n"
 
 
@@ -74,8 +87,13 @@ class Upstream:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
                 length = next(
-                    (int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length")), 0
-                )  # fmt: skip
+                    (
+                        int(line[15:])
+                        for line in head.split(b"\r\n")
+                        if line.lower().startswith(b"content-length")
+                    ),
+                    0,
+                )
                 await reader.readexactly(length)
                 if head.startswith(b"POST"):
                     self._waiting.append(writer)
@@ -86,8 +104,10 @@ class Upstream:
                     found = head.startswith(b"GET /v1/models ")
                     body = json.dumps({"object": "list", "data": [{"id": MODEL, "object": "model"}]}).encode()
                     status = b"200 OK" if found else b"404 Not Found"
-                    writer.write(b"HTTP/1.1 %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
-                                 % (status, len(body), body))  # fmt: skip
+                    writer.write(
+                        b"HTTP/1.1 %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
+                        % (status, len(body), body)
+                    )
 
     async def _stream(self, writers: list[asyncio.StreamWriter]) -> None:
         """Write the answers of all streams, a chunk to each in turn."""
@@ -129,13 +149,19 @@ async def load(port: int, model: str, streams: int) -> int:
 
 
 async def _read(port: int, model: str) -> int:
-    body = json.dumps({
-        "model": model, "messages": [{"role": "user", "content": "Hello"}], "stream": True,
-        "stream_options": {"include_usage": True},
-    }).encode()  # fmt: skip
+    body = json.dumps(
+        {
+            "model": model,
+            "messages": [{"role": "user", "content": "Hello"}],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    ).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
-                 b"Content-Length: %d\r\n\r\n%b" % (len(body), body))  # fmt: skip
+    writer.write(
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
+    )
     count, tail = 0, b""
     while not tail.endswith(b"0\r\n\r\n"):
         data = await reader.read(1 << 16)
@@ -152,8 +178,20 @@ async def _read(port: int, model: str) -> int:
 @contextlib.contextmanager
 def front(port: int, source: Path, *options: str) -> Iterator[tuple[int, psutil.Process]]:
     """Start a front of the upstream; gives its port and its process."""
-    command = [sys.executable, "-m", "nearfar", "serve", f"http://127.0.0.1:{port}", "--port", "0",
-               "--log-level", "warning", "--engine", "upstream", *options]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "nearfar",
+        "serve",
+        f"http://127.0.0.1:{port}",
+        "--port",
+        "0",
+        "--log-level",
+        "warning",
+        "--engine",
+        "upstream",
+        *options,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(source)}
     process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
     try:
@@ -201,14 +239,30 @@ def main() -> None:
     if given.upstream:
         asyncio.run(Upstream(given.streams, given.events, given.rate).serve())
         return
-    command = [sys.executable, __file__, "--upstream", "--streams", str(given.streams), "--events", str(given.events),
-               "--rate", str(given.rate)]  # fmt: skip
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as upstream, contextlib.ExitStack() as open_:
+    command = [
+        sys.executable,
+        __file__,
+        "--upstream",
+        "--streams",
+        str(given.streams),
+        "--events",
+        str(given.events),
+        "--rate",
+        str(given.rate),
+    ]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as upstream,
+        contextlib.ExitStack() as open_,
+    ):
         open_.callback(upstream.terminate)
         assert upstream.stdout is not None
         port = int(upstream.stdout.readline())
         ways: dict[str, tuple[int, str, psutil.Process | None]] = {"direct": (port, MODEL, None)}
-        ways["renamed"] = (*(made := open_.enter_context(front(port, SOURCE, "--name", ALIAS)))[:1], ALIAS, made[1])
+        ways["renamed"] = (
+            *(made := open_.enter_context(front(port, SOURCE, "--name", ALIAS)))[:1],
+            ALIAS,
+            made[1],
+        )
         ways["untouched"] = (*(made := open_.enter_context(front(port, SOURCE)))[:1], MODEL, made[1])
         if given.other:
             ways["other"] = (*(made := open_.enter_context(front(port, given.other)))[:1], MODEL, made[1])
@@ -220,8 +274,14 @@ def main() -> None:
                     rounds[name].append(found)
     for name, several in rounds.items():
         clock = statistics.median(each.events / each.seconds for each in several)
-        own = statistics.median(each.events / each.cpu for each in several if each.cpu) if name != "direct" else 0
-        print(f"{name:10} {clock:8,.0f} events a second" + (f"  {own:8,.0f} for each CPU second" if own else ""))
+        own = (
+            statistics.median(each.events / each.cpu for each in several if each.cpu)
+            if name != "direct"
+            else 0
+        )
+        print(
+            f"{name:10} {clock:8,.0f} events a second" + (f"  {own:8,.0f} for each CPU second" if own else "")
+        )
 
 
 if __name__ == "__main__":

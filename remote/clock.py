@@ -16,8 +16,8 @@ class StoppedError(Exception):
 class Clock:
     """The time left for the next token. Waiting uses it up; comments and empty events do not restore it.
 
-    A wait costs under a microsecond: asyncio.timeout, which makes a timer for each, cost a stream of events 13
-    microseconds each.
+    A wait costs under a microsecond: asyncio.timeout, which makes a timer for each, cost a stream of events
+    13 microseconds each.
     """
 
     def __init__(self, seconds: float) -> None:

@@ -23,8 +23,8 @@ class TooLongError(ValueError):
 
 
 async def datas(response: httpx.Response) -> AsyncGenerator[list[bytes], None]:
-    """Yield the data of a stream's events until [DONE], together those that came together. Comments, which keep
-    a connection alive, are skipped. Raises TooLongError for an event that does not end.
+    """Yield the data of a stream's events until [DONE], together those that came together. Comments, which
+    keep a connection alive, are skipped. Raises TooLongError for an event that does not end.
 
     httpx-sse decodes and splits lines one by one, which took a sixth of a front's time.
     """
@@ -32,7 +32,9 @@ async def datas(response: httpx.Response) -> AsyncGenerator[list[bytes], None]:
     async for part in raw(response):
         if first:
             part, first = part.removeprefix(_BOM), False
-        if _BLANK.search(pending[-3:] + part) is None:  # an event in tiny parts is not searched again and again
+        if (
+            _BLANK.search(pending[-3:] + part) is None
+        ):  # an event in tiny parts is not searched again and again
             pending += part
             blocks: list[bytes] = []
         else:

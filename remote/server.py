@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager, closing, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager, closing
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
 
 from nearfar.edge_runtime.openai.embeddings import Vector
-from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.edge_runtime.turns import in_turns
 from nearfar.errors import RequestError
 from nearfar.machine import NONCE_HEADER
-from nearfar.remote.chunks import Chunk, ShapeError, Usage, read_chunk
+from nearfar.remote.answer import MAX_ID, Answer, Passing, failing, read_object
+from nearfar.remote.chunks import Chunk, ShapeError, read_whole
 from nearfar.remote.clock import Clock
 from nearfar.remote.errors import (
-    FewerAnswersError,
     RefusedError,
     RemoteError,
     briefly,
     error_of,
     event_error,
-    unreachable,
 )
 from nearfar.remote.events import beginning, body, datas
+from nearfar.remote.merging import Merger
 from nearfar.remote.transport import fast_transport
 from nearfar.remote.vectors import read_vectors
 
@@ -46,23 +44,20 @@ ANSWER_BYTES = 64 << 20
 LIST_BYTES, ERROR_BYTES = 1 << 20, 16 << 10
 LISTED = 1000
 """Most models that are taken from a list."""
-HELD_BYTES = 64 << 10
-"""Most bytes of events without a part of an answer that wait for the first part before they are passed on."""
-MAX_ID = 256
-"""Most characters of a server's id of an answer that are kept."""
 AFTER_END = 5.0
 """Seconds to wait for a stream's usage after the answer has ended."""
 
 
 @dataclass(frozen=True)
 class Waits:
-    """Seconds to wait for a connection, for the first token (counted from the request), and for each later
-    token.
+    """Seconds to wait for a connection, for the first token (counted from the request), for each later token,
+    and for an answer that the server does not stream.
     """
 
     connect: float = 5.0
     first_token: float = 30.0
     between: float = 30.0
+    whole: float = 600.0
 
 
 @dataclass(frozen=True)
@@ -123,7 +118,7 @@ class Server:
         """
         headers = {} if nonce is None else {NONCE_HEADER: nonce}
         record = await self._whole("GET", MODELS, None, seconds, LIST_BYTES, headers)
-        with self.failing():
+        with failing(self.name):
             return _listed(record)
 
     async def post(
@@ -150,13 +145,17 @@ class Server:
         """Yield a streamed answer, or the `answers` answers of one call. Once all have their finish reason,
         no error is raised any more.
 
-        `clock`: the clock of the stream, for a caller that may stop it. `passing`: the chunks have the events,
-        to be passed on.
+        `clock`: the clock of the stream, for a caller that may stop it. `passing`: the chunks have the
+        events, to be passed on.
         """
         clock = clock or Clock(self.waits.first_token)
         clock.wind(self.waits.first_token)
-        answer = _Answer(self, answers, path == CHAT, passing)
-        call = {**call, "stream": True, "stream_options": {**_options(call, passing), "include_usage": True}}
+        answer = Answer(self.name, answers, path == CHAT, passing)
+        call = {
+            **call,
+            "stream": True,
+            "stream_options": {**(passing.options if passing else {}), "include_usage": True},
+        }
         try:
             async with (
                 self._response("POST", path, call, clock) as response,
@@ -175,6 +174,20 @@ class Server:
                 raise
             log.info("upstream %s, after the end of an answer: %s", self.name, briefly(error))
 
+    async def whole(
+        self, path: str, call: Mapping[str, Any], answers: int, clock: Clock
+    ) -> AsyncGenerator[Chunk, None]:
+        """Yield the answers of a call that is not streamed, for requests that servers do not stream."""
+        clock.wind(self.waits.whole)
+        async with self._response("POST", path, {**call, "stream": False}, clock) as response:
+            record = read_object(await clock.wait(body(response, ANSWER_BYTES)))
+            if record.get("error"):
+                raise event_error(self.name, record["error"])
+            chunk = read_whole(record, chat=path == CHAT)
+            if sorted({part.index for part in chunk.parts}) != [*range(answers)]:
+                raise ShapeError(f"{len(chunk.parts)} answers, but {answers} were asked for")
+        yield replace(chunk, merger=Merger(record), id=str(record.get("id") or "")[:MAX_ID])
+
     async def _whole(
         self,
         method: str,
@@ -186,7 +199,7 @@ class Server:
     ) -> Mapping[str, Any]:
         clock = Clock(seconds)
         async with self._response(method, path, call, clock, headers) as response:
-            return _object(await clock.wait(body(response, limit)))
+            return read_object(await clock.wait(body(response, limit)))
 
     @asynccontextmanager
     async def _response(
@@ -201,7 +214,7 @@ class Server:
         become RemoteError.
         """
         request = self._http.build_request(method, checked(self.root, path), json=call, headers=headers)
-        with self.failing(), closing(clock):
+        with failing(self.name), closing(clock):
             response = await clock.wait(self._http.send(request, stream=True))
             try:
                 if response.is_error:
@@ -211,137 +224,12 @@ class Server:
             finally:
                 await response.aclose()
 
-    @contextmanager
-    def failing(self) -> Iterator[None]:
-        """Convert every failure of a server to RemoteError."""
-        try:
-            yield
-        except httpx.TimeoutException as error:
-            raise RemoteError(f"{self.name}: {type(error).__name__}: {error}", "timeout") from error
-        except TimeoutError as error:
-            raise RemoteError(f"{self.name}: {error}", "timeout") from error
-        except httpx.ConnectError as error:
-            raise RemoteError(unreachable(self.name, error), "connection") from error
-        except (httpx.HTTPError, httpx.StreamError) as error:
-            raise RemoteError(f"{self.name}: {type(error).__name__}: {error}", "cut") from error
-        except (ValueError, RecursionError) as error:
-            raise RemoteError(f"{self.name}: not the shape of an answer: {error}"[:500], "shape") from error
-
 
 def checked(root: str, path: str) -> str:
     """Return the URL of an allowed path. Raises RequestError for another path."""
     if path not in PATHS:
         raise RequestError(f"{path} is not passed on", "path")
     return root + path
-
-
-@dataclass(frozen=True)
-class Passing:
-    """How events are passed on. `model`: the name that the client uses, where the server has another. `usage`:
-    the client asked for the usage. `options`: the client's other options of the stream.
-    """
-
-    model: str | None = None
-    usage: bool = False
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-
-def _options(call: Mapping[str, Any], passing: Passing | None) -> Mapping[str, Any]:
-    return {} if passing is None else passing.options
-
-
-class _Answer:
-    """Reads the events of one call: which answers have begun and ended, and what is passed on of them."""
-
-    def __init__(self, server: Server, answers: int, chat: bool, passing: Passing | None) -> None:
-        self._server, self._answers, self._chat, self._passing = server, answers, chat, passing
-        self._begun: set[int] = set()
-        self._finished: set[int] = set()
-        self._failure: Exception | None = None
-        self._id = ""
-        self._named = False
-        self._held = b""  # events before the first part: until then another server may be asked
-
-    @property
-    def complete(self) -> bool:
-        """Whether all answers have their finish reason."""
-        return len(self._finished) == self._answers
-
-    def read(self, found: Sequence[bytes]) -> Chunk:
-        """Read events that came together. What is wrong with one is raised by `check`, when those before it were
-        given.
-        """
-        parts: list[Piece] = []
-        kept: list[bytes] = []
-        usage: Usage | None = None
-        try:
-            with self._server.failing():
-                for data in found:
-                    record = _object(data)
-                    chunk = self._chunk(record)
-                    usage = chunk.usage or usage
-                    if not self._named:
-                        self._named = True
-                        self._id = str(record.get("id") or "")[:MAX_ID]
-                    if self._passing is not None and self._goes_on(record, chunk):
-                        kept.append(self._event(record, data, self._passing))
-                    if not self.complete:  # all that can come then is the usage
-                        self._begun.update(part.index for part in chunk.parts)
-                        self._finished.update(part.index for part in chunk.parts if part.finish is not None)
-                        parts += chunk.parts
-        except (RemoteError, RefusedError) as error:
-            self._failure = error
-        data = self._held + b"".join(kept)
-        self._held = b"" if self._begun or len(data) > HELD_BYTES else data
-        if self._held or not data:
-            return Chunk(tuple(parts), usage)
-        name, self._id = self._id, ""
-        return Chunk(tuple(parts), usage, data, name)
-
-    def check(self) -> None:
-        """Raise the failure of the events read last."""
-        if self._failure is not None:
-            raise self._failure
-
-    def check_end(self) -> None:
-        """Raise an error where the stream has ended before its answers."""
-        if self._finished and self._begun == self._finished and not self.complete:
-            missing = sorted({*range(self._answers)} - self._finished)
-            raise FewerAnswersError(self._server.name, self._answers, missing)
-        if not self.complete:
-            raise RemoteError(f"{self._server.name}: the stream ended before its answer", "cut")
-
-    def _chunk(self, record: Mapping[str, Any]) -> Chunk:
-        if record.get("error"):
-            raise event_error(self._server.name, record["error"])
-        chunk = read_chunk(record, chat=self._chat)
-        if any(part.index >= self._answers for part in chunk.parts):
-            raise ShapeError(
-                f"a part of answer {max(part.index for part in chunk.parts)}, but {self._answers} were asked for"
-            )
-        return chunk
-
-    def _goes_on(self, record: Mapping[str, Any], chunk: Chunk) -> bool:
-        """Whether an event is passed on: a part of an answer, or the usage if the client asked for it."""
-        assert self._passing is not None
-        if record.get("choices"):
-            return not self.complete
-        return chunk.usage is None or self._passing.usage
-
-    def _event(self, record: dict[str, Any], data: bytes, passing: Passing) -> bytes:
-        """Return an event as it came, or with the client's name for the model."""
-        if passing.model is not None:
-            data = json.dumps({**record, "model": passing.model}, separators=(",", ":")).encode()
-        elif b"\n" in data or b"\r" in data:
-            data = json.dumps(record, separators=(",", ":")).encode()
-        return b"data: " + data + b"\n\n"
-
-
-def _object(text: bytes) -> dict[str, Any]:
-    record = json.loads(text.decode())
-    if not isinstance(record, dict):
-        raise ShapeError(f"no object: {record!r:.80}")
-    return record
 
 
 def _listed(record: Mapping[str, Any]) -> tuple[Listed, ...]:

@@ -8,7 +8,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from nearfar.edge_runtime.openai.pieces import Piece, joined
@@ -20,11 +20,12 @@ from nearfar.fallback_server.engines.base import (
     Prepared,
     TokenUsage,
 )
+from nearfar.remote.answer import Passing
 from nearfar.remote.chunks import Chunk, Passed, Usage
 from nearfar.remote.clock import Clock, StoppedError
 from nearfar.remote.continuing import continued
 from nearfar.remote.errors import FewerAnswersError, RefusedError, RemoteError, briefly
-from nearfar.remote.server import CHAT, COMPLETIONS, Passing
+from nearfar.remote.server import CHAT, COMPLETIONS
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,14 @@ _KEPT_BACK = (
 among themselves.
 """
 
+_FORMED = ("tools", "response_format", "structured_outputs")
+"""Fields after which an answer is not plain text."""
+PIECE = tuple(each.name for each in fields(Piece))
+WHOLE_ONLY = ("prompt_logprobs", "use_beam_search", "audio")
+"""Fields whose answers servers do not stream (vLLM, OpenAI): such a request is passed on as it is. Any other
+whole answer is read as a stream, so that a server that hangs is noticed, and the answer may go on elsewhere.
+"""
+
 
 @dataclass
 class Counts:
@@ -59,7 +68,7 @@ class Counts:
 @dataclass(frozen=True)
 class Route:
     """Where a request may go. `model`: its name at the upstream. `continues`: an answer may continue at
-    another address. `salts`: the upstream takes `cache_salt`.
+    another address. `salts`: the upstream takes `cache_salt`. `priorities`: it takes `priority`.
     """
 
     book: AddressBook
@@ -67,6 +76,7 @@ class Route:
     attempts: int
     continues: bool
     salts: bool
+    priorities: bool
     counts: Counts
 
 
@@ -78,8 +88,8 @@ class Relay:
         # Affinity decides whose cache knows the prompt: it depends on the tenant's salt and the prompt.
         self._affinity = f"{prepared.request.tenant.salt}{prepared.beginning}"
         self._usage = TokenUsage(prepared.prompt_tokens)
-        self._before = 0  # tokens of streams that were cut
-        self._seen = 0  # and with them, of the one under way
+        self._before = 0  # tokens of the streams that were cut
+        self._seen = 0  # tokens of the cut streams and of the present one
         self._text = ""
         self._began = self._reasoned = False
         self._clock: Clock | None = None
@@ -111,7 +121,7 @@ class Relay:
         for address in route.book.candidates(self._affinity, path, route.model, route.attempts):
             route.counts.continued += bool(self._seen)
             route.counts.retries += bool(failures) and not self._seen
-            answering = False  # this address, and not only one before it
+            answering = False  # whether this address answers, and not only one before it
             try:
                 async with aclosing(self._answers(address, path)) as pieces:
                     async for piece in pieces:
@@ -131,7 +141,7 @@ class Relay:
             if self._began and not self._can_continue():
                 break
             if self._seen >= (self._request.max_tokens or self._seen + 1):
-                yield Piece(0, finish="length")  # only its end was lost
+                yield Piece(0, finish="length")  # only the end of the answer was lost
                 return
             self._before = self._seen
         if self._began:
@@ -162,14 +172,13 @@ class Relay:
         reasoning.
         """
         request = self._request
-        plain = (
-            not request.tools and request.grammar is None and request.logprobs is None and not request.echo
-        )
+        asked = any(request.body.get(name) is not None for name in _FORMED)
+        plain = not asked and request.grammar is None and request.logprobs is None and not request.echo
         text = request.chat or isinstance(request.prompts[0], str)
         return self._route.continues and plain and text and request.choices == 1 and not self._reasoned
 
     def _body(self, only: int | None) -> dict[str, Any]:
-        body = upstream_body(self._request, self._route.model, salted=self._route.salts)
+        body = upstream_body(self._request, self._route)
         if only is not None:
             return one_answer(body, self._request, only)
         return continued(body, self._text, self._seen) if self._seen else body
@@ -203,7 +212,11 @@ class Relay:
             raise StoppedError
         try:
             with address.calling(path):
-                stream = server.stream(path, self._body(only), answers, clock, self._passing(only))
+                body, passing = self._body(only), self._passing(only)
+                if passing is not None and passing.whole and any(body.get(name) for name in WHOLE_ONLY):
+                    stream = server.whole(path, body, answers, clock)
+                else:
+                    stream = server.stream(path, body, answers, clock, passing)
                 async with aclosing(stream) as chunks:
                     async for chunk in chunks:
                         if self._stopped:
@@ -227,22 +240,21 @@ class Relay:
         if not request.passed or only is not None or self._seen:
             return None
         model = None if self._route.model == request.model else request.model
-        return Passing(model, request.usage_asked, request.stream_options)
+        usage = request.usage_asked and request.choices == 1  # others may be asked for one by one
+        return Passing(model, usage, request.stream_options, whole=not request.body.get("stream"))
 
     def _pieces(self, chunk: Chunk) -> Iterator[Piece]:
         """Yield what came together. Passed events are one piece where there is one answer."""
-        if not chunk.data:
+        if not chunk.data and chunk.merger is None:
             yield from map(self._take, chunk.parts)
             return
         if len(chunk.parts) > 1 and self._request.choices == 1:
             chunk = replace(chunk, parts=(joined(0, chunk.parts),))
-        data, name, usage_told = chunk.data, chunk.id, chunk.usage is not None and self._request.usage_asked
+        data, name, usage_told = chunk.data, chunk.id, chunk.usage is not None and self._request.choices == 1
         for part in chunk.parts or (Piece(),):
             part = self._take(part)
-            yield Passed(
-                part.index, part.text, part.reasoning, part.tool_calls, part.logprobs, part.finish, part.tokens,
-                part.offsets, part.stopped_by, data, usage_told, name,
-            )  # fmt: skip
+            said: dict[str, Any] = {each: getattr(part, each) for each in PIECE}
+            yield Passed(**said, data=data, usage_told=usage_told, id=name, merger=chunk.merger)
             data, name = b"", ""
 
     def _take(self, part: Piece) -> Piece:
@@ -275,17 +287,16 @@ def unavailable(path: str, failures: list[RemoteError]) -> NearfarError:
     return EngineError("no upstream server is available now; try again later")
 
 
-def upstream_body(request: EngineRequest, model: str, *, salted: bool) -> dict[str, Any]:
+def upstream_body(request: EngineRequest, route: Route) -> dict[str, Any]:
     """Return the upstream's request: the call as received, without the fields that stay here, with our own
-    decisions.
-
-    `salted`: send the tenant's salt, so that no tenant finds another's prompts in the upstream's cache.
+    decisions: the tenant's salt, so that no tenant finds another's prompts in the upstream's cache, and the
+    tenant's priority.
     """
     body = {name: value for name, value in request.body.items() if name not in _KEPT_BACK}
-    body |= {"model": model}
-    if "priority" in body:
+    body |= {"model": route.model}
+    if "priority" in body or (route.priorities and request.priority):
         body["priority"] = request.priority
-    if salted and request.tenant.salt:
+    if route.salts and request.tenant.salt:
         body["cache_salt"] = request.tenant.salt
     return body
 

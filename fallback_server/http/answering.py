@@ -9,7 +9,7 @@ from typing import Protocol
 from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.fallback_server.engines.base import TokenUsage
 from nearfar.fallback_server.http.errors import Problem
-from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Head, Record
+from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Head, Record, usage_record
 from nearfar.fallback_server.http.streams import DONE, EVENTS, event
 from nearfar.remote.chunks import Passed
 
@@ -56,7 +56,8 @@ class Completion:
         self._begun = self._usage_told = False
 
     def begin(self, usage: TokenUsage) -> Iterable[bytes]:
-        """See Shape. The first chunk comes with the first piece: an upstream's events have one of their own."""
+        """See Shape. The first chunk comes with the first piece: an upstream's events have one of their own.
+        """
         return ()
 
     def piece(self, piece: Piece, usage: TokenUsage) -> Iterable[bytes]:
@@ -79,7 +80,12 @@ class Completion:
 
     def whole(self, pieces: Seq[Piece], usage: TokenUsage) -> Record:
         """See Shape."""
-        return self._shape.whole(pieces, usage)
+        merger = pieces[0].merger if pieces and isinstance(pieces[0], Passed) else None
+        if merger is None or not all(
+            isinstance(piece, Passed) and piece.merger is merger for piece in pieces
+        ):
+            return self._shape.whole(pieces, usage)
+        return {"usage": usage_record(usage), **merger.record(self._head.model)}
 
     def _opening(self, usage: TokenUsage) -> Iterable[bytes]:
         """Return the first chunks of all answers, once."""

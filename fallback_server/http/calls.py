@@ -151,7 +151,7 @@ class Call:
         self._rest: AsyncGenerator[Piece, None] | None = None
         self._said: dict[int, list[Piece]] = {}
         self._last = 0.0
-        self._status, self._outcome = GONE, "aborted"  # of a stream, unless it comes to its end
+        self._status, self._outcome = GONE, "aborted"  # the status of a stream that does not come to its end
         self._ended = False
         self._known_as = ""  # the id that an upstream gave the answer
         self._metrics: CallMetrics | None = None  # once it is known that the model is one of ours

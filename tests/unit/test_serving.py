@@ -59,7 +59,7 @@ def found(given: str, engine: str = "auto") -> str:
         ("plain", "=", "built", "="),
         ("codes", "built", "built", "="),
         ("mlx", "built", "built", "="),
-        ("capped", "built", "built", "="),  # refused by who opens it
+        ("capped", "built", "built", "="),  # the code that opens the file rejects this one
         ("someone/gemma-2", "built", "built", "="),
         ("mlc", "built", "built", None),
         ("file.gguf", "built", "built", None),

@@ -279,7 +279,8 @@ class Store:
     def _read(self, file: Path) -> Entry | None:
         try:
             record = strict_json.loads(file.read_text(encoding="utf-8"))
-            later = record.get("quality", FIRST), record.get("requantize")  # new fields: may be missing
+            # newer fields, which older records lack
+            later = record.get("quality", FIRST), record.get("requantize")
             wanted = Wanted(record["name"], record["source"], record["quant"], *later)
             return Entry(file.parent, wanted, record["mark"])
         except (OSError, ValueError, LookupError, TypeError):
