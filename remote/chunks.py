@@ -36,8 +36,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Events of a stream that came together. `data`: the events as they are passed on, if that was asked for.
-    """
+    """Events of a stream that came together. `data`: the events as they are passed on, if they are."""
 
     parts: tuple[Piece, ...] = ()
     usage: Usage | None = None

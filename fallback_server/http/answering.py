@@ -56,8 +56,7 @@ class Completion:
         self._begun = self._usage_told = False
 
     def begin(self, usage: TokenUsage) -> Iterable[bytes]:
-        """See Shape. The first chunk comes with the first piece: an upstream's events have one of their own.
-        """
+        """See Shape. The first chunk comes with the first piece: an upstream's events have their own."""
         return ()
 
     def piece(self, piece: Piece, usage: TokenUsage) -> Iterable[bytes]:
