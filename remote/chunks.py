@@ -12,6 +12,7 @@ from typing import Any, get_args
 from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.edge_runtime.openai.records import FinishReason, TokenLogprob, TopLogprob
 from nearfar.edge_runtime.tools.parts import CallPart
+from nearfar.remote.merging import Merger
 
 FINISHES: tuple[FinishReason, ...] = get_args(FinishReason)
 MAX_TOKENS = 2**31 - 1
@@ -35,10 +36,30 @@ class Usage:
 
 @dataclass(frozen=True)
 class Chunk:
-    """An event of a stream."""
+    """Events of a stream that came together. `data`: the events as they are passed on, if they are."""
 
     parts: tuple[Piece, ...] = ()
     usage: Usage | None = None
+    data: bytes = b""
+    id: str = ""
+    """The server's id of the answer, with its first events."""
+    merger: Merger | None = None
+    """The whole answer so far, if that was asked for."""
+
+
+@dataclass(frozen=True)
+class Passed(Piece):
+    """A part of an answer with the server's events that have it. `data` is sent instead of what the piece
+    says; it is empty where an earlier piece had the events.
+    """
+
+    data: bytes = b""
+    usage_told: bool = False
+    """Whether the usage of the whole call is among the events."""
+    id: str = ""
+    """The server's id of the answer, with its first events; clients know the answer by it."""
+    merger: Merger | None = None
+    """The whole answer so far, where it is sent whole."""
 
 
 def read_chunk(record: Mapping[str, Any], *, chat: bool) -> Chunk:
@@ -47,6 +68,13 @@ def read_chunk(record: Mapping[str, Any], *, chat: bool) -> Chunk:
         read_part(_map(choice, "choice"), chat=chat) for choice in _list(record.get("choices"), "choices")
     )
     return Chunk(tuple(part for part in parts if not part.empty), read_usage(record.get("usage")))
+
+
+def read_whole(record: Mapping[str, Any], *, chat: bool) -> Chunk:
+    """Read an answer that was not streamed, as one chunk whose deltas are the messages."""
+    choices = [_map(choice, "choice") for choice in _list(record.get("choices"), "choices")]
+    made = [{**choice, "delta": choice.get("message")} for choice in choices]
+    return read_chunk({**record, "choices": made}, chat=chat)
 
 
 def read_part(choice: Mapping[str, Any], *, chat: bool) -> Piece:

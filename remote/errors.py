@@ -86,13 +86,15 @@ class FewerAnswersError(RemoteError):
 
 
 class RefusedError(RequestError):
-    """The server works and rejects the request as wrong; every other server would too. `code`: the server's,
-    if it gave one.
+    """The server works and rejects the request as wrong; every other server would too. `code` and
+    `kind` (OpenAI's `type`): the server's, if it gave any.
     """
 
-    def __init__(self, message: str, param: str | None, status: int, code: str | None = None) -> None:
+    def __init__(
+        self, message: str, param: str | None, status: int, code: str | None = None, kind: str | None = None
+    ) -> None:
         super().__init__(message, param)
-        self.status = status
+        self.status, self.kind = status, kind
         self.code = code or RequestError.code
 
 
@@ -101,7 +103,7 @@ def error_of(where: str, status: int, text: str, headers: Mapping[str, str]) -> 
     told = _told(text)
     if status in _BAD:  # clients see this message: the error page of a proxy in between is not for them
         message = told.message or f"the server rejects the request (status {status})"
-        return RefusedError(message, told.param, status, told.code)
+        return RefusedError(message, told.param, status, told.code, told.kind)
     shown = f"{where}: status {status}: {told.message or shown_page(text)}"
     seconds, page = _seconds(headers), not told.message and _is_page(text)
     return RemoteError(shown, str(status), status=status, retry_after=seconds, web_page=page)
@@ -179,6 +181,7 @@ class _Told:
     message: str = ""
     param: str | None = None
     code: str | None = None
+    kind: str | None = None
 
 
 def _told(text: str) -> _Told:
@@ -201,7 +204,13 @@ def _told(text: str) -> _Told:
     if not isinstance(message, str) or not message:
         return _Told()
     param = error.get("param")
-    return _Told(message[:TEXT], param if isinstance(param, str) else None, _code(error, message))
+    kind = error.get("type")
+    return _Told(
+        message[:TEXT],
+        param if isinstance(param, str) else None,
+        _code(error, message),
+        kind if isinstance(kind, str) and _CODE.fullmatch(kind) else None,
+    )
 
 
 def _detail(detail: object) -> object:

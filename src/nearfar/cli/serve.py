@@ -110,6 +110,15 @@ def serve(
             "of its own there.",
         ),
     ] = UPSTREAM.salts,
+    upstream_priorities: Annotated[
+        bool,
+        _option(
+            "Engine",
+            "--upstream-priorities",
+            "The upstream servers take priority (vLLM with --scheduling-policy priority, nearfar): requests "
+            "carry their key's.",
+        ),
+    ] = UPSTREAM.priorities,
     ray: Annotated[bool, _option("Ray", "--ray", "Run replicas of the engine on Ray Serve.")] = DEFAULTS.ray
     is not None,
     replicas: Annotated[
@@ -272,7 +281,9 @@ def serve(
         trust=trust,
         max_running=max_running,
         text=replace(TEXT, reasoning=reasoning),
-        upstream=replace(UPSTREAM, continues=upstream_continues, salts=upstream_salts),
+        upstream=replace(
+            UPSTREAM, continues=upstream_continues, salts=upstream_salts, priorities=upstream_priorities
+        ),
     )
     for option, count in (
         ("fronts", fronts),
