@@ -8,4 +8,4 @@ from nearfar.targets.wasm import variants
 from nearfar.targets.wasm.emit import emit, with_threads
 
 # Each program exists twice: for shared memory, with threads, and for a memory of its own.
-TARGET = Planned("wasm", packing, variants, {"kind": "llvm"}, emit, packed=True, twin=with_threads)
+TARGET = Planned("wasm", packing, variants, {"kind": "llvm"}, emit, bundled=True, twin=with_threads)
