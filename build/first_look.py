@@ -13,7 +13,7 @@ from nearfar.edge_runtime.text.files import NO_TEMPLATE
 from nearfar.errors import ArtifactError, CheckpointError, RequestError
 from nearfar.hub import HUB_ID, check_there, names_of, no_path, snapshot, text_of
 from nearfar.step.kinds import CONFIG, check_writes_text, config_in, config_of
-from nearfar.step.models import NESTED, check_known
+from nearfar.step.models import NESTED, check_known, text_type
 
 
 def first_look(source: str, context: int | None = None, embeddings: bool = False) -> None:
@@ -61,8 +61,7 @@ def _check_buildable(source: str, config: Mapping[str, Any], context: int | None
         if not isinstance(model_type, str) or model_type not in NESTED:
             check_known(config)
         elif isinstance(inner, Mapping):
-            named = inner.get("model_type") or NESTED[model_type]
-            check_known({**inner, "model_type": named}, "text_config.")
+            check_known({**inner, "model_type": text_type(model_type, inner)}, "text_config.")
         folder = _settings(source)
         _check_settings(folder, dict(config), context, embeddings)
     except CheckpointError as error:

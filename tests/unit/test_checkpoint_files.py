@@ -101,7 +101,7 @@ LORA = {"base_model_name_or_path": "some/base", "peft_type": "LORA"}
     ("files", "said"),
     [
         ({"config.json": {"model_type": "qwen3_5"}}, "model_type is 'qwen3_5'"),
-        ({"config.json": {"rope_scaling": {"type": "dynamic", "factor": 2.0}}}, "dynamic"),
+        ({"config.json": {"rope_scaling": {"type": "wobbly", "factor": 2.0}}}, "wobbly"),
         ({"config.json": {"hidden_act": "relu"}}, 'hidden_act is "relu"'),
         ({"config.json": {"attention_bias": 7}}, "attention_bias"),
         ({"config.json": {"quantization_config": BITNET}}, 'quantized by "bitnet"'),
