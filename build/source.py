@@ -108,9 +108,10 @@ def open_source(options: BuildOptions) -> Source:
     chosen = choose_matrices(params, checkpoint, scheme, packed, keeps)
     report = chosen.report
     report.skipped = dict(Counter(_part(name) for name in reading.skipped))
+    carried = packed.notes if packed is not None and keeps else ()
     return Source(
         checkpoint, reading, model, chosen.matrices, scheme, report, packed, chosen.keeps, answers, sampling,
-        notes=(*head.notes, *filter(None, (more, *_surprises(reading)))),
+        notes=(*head.notes, *carried, *filter(None, (more, *_surprises(reading)))),
     )  # fmt: skip
 
 

@@ -72,8 +72,10 @@ def test_a_file_is_the_checkpoint_that_it_was_made_of(name: str, tmp_path: Path)
     assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
 
 
-KINDS = (*BLOCKS, "Q4_K_M")
-EXACT = ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "Q4_1", "Q5_1", "MXFP4")
+FEW_BITS = ("TQ1_0", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS")
+"""Types whose codes tests/unit/test_gguf.py compares alone: on devices they are what others are."""
+KINDS = (*(kind for kind in BLOCKS if kind not in FEW_BITS), "Q4_K_M")
+EXACT = ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "Q4_1", "Q5_1", "MXFP4", "TQ2_0")
 
 
 @pytest.mark.parametrize("kind", KINDS)

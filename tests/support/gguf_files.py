@@ -27,6 +27,8 @@ PATTERNED = ("olmo2", "exaone4", "gemma4")
 HALVES = {
     "Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "IQ4_NL": (0,),
     "IQ4_XS": (0,), "Q4_0": (0,), "Q4_1": (0, 2), "Q5_0": (0,), "Q5_1": (0, 2), "Q8_0": (0,), "MXFP4": (),
+    "TQ1_0": (52,), "TQ2_0": (64,), "IQ1_S": (0,), "IQ1_M": (), "IQ2_XXS": (0,), "IQ2_XS": (0,),
+    "IQ2_S": (0,), "IQ3_XXS": (0,), "IQ3_S": (0,),
 }  # fmt: skip
 """Where the blocks of each type have float16 values."""
 FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
@@ -54,6 +56,9 @@ def random_rows(kind: str, n: int, k: int, seed: int = 0) -> Array:
     for at in HALVES[kind]:
         values = (rng.uniform(0.2, 1, len(blocks)) * rng.choice([-1, 1], len(blocks)) / 100).astype("<f2")
         blocks[:, at : at + 2] = values[:, None].view(np.uint8)
+    if kind == "IQ1_M":  # the highest bits of four words are a float16 of about 0.01
+        blocks[:, 49:56:2] &= 15
+        blocks[:, [53, 55]] |= 2 << 4
     if kind == "MXFP4":
         blocks[:, 0] = 120  # an exponent of two: 2^-7
     return blocks.reshape(n, -1)
@@ -259,8 +264,10 @@ def byte_level(writer: gguf.GGUFWriter, data: Mapping[str, Any], pre: str) -> No
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
 
 
-def sentencepiece(writer: gguf.GGUFWriter, data: Mapping[str, Any]) -> None:
-    """A tokenizer.json that was made of SentencePiece's BPE, whose scores are what the ids are."""
+def sentencepiece(writer: gguf.GGUFWriter, data: Mapping[str, Any], merged: bool = False) -> None:
+    """A tokenizer.json that was made of SentencePiece's BPE, whose scores are what the ids are; `merged`:
+    with its merges, as Gemma 4's.
+    """
     tokens, kinds = _tokens(data)
     special = {entry["content"] for entry in data["added_tokens"]}
     for token, text in enumerate(tokens):
@@ -271,8 +278,10 @@ def sentencepiece(writer: gguf.GGUFWriter, data: Mapping[str, Any]) -> None:
         left, right = merge.split(" ") if isinstance(merge, str) else merge
         made.setdefault(left + right, rank)
     scores = [0.0 if text in special else -float(made.get(text, 1e6 + i)) for i, text in enumerate(tokens)]
-    writer.add_tokenizer_model("llama")
+    writer.add_tokenizer_model("gemma4" if merged else "llama")
     writer.add_tokenizer_pre("default")
+    if merged:
+        writer.add_token_merges([m if isinstance(m, str) else " ".join(m) for m in data["model"]["merges"]])
     writer.add_token_list(tokens)
     writer.add_token_scores(scores)
     writer.add_token_types(kinds)
