@@ -60,7 +60,7 @@ def random_rows(kind: str, n: int, k: int, seed: int = 0) -> Array:
         blocks[:, 49:56:2] &= 15
         blocks[:, [53, 55]] |= 2 << 4
     if kind == "MXFP4":
-        blocks[:, 0] = 120  # an exponent of two: 2^-7
+        blocks[:, 0] = 120  # the exponent 120 of a scale is 2^-7
     return blocks.reshape(n, -1)
 
 
