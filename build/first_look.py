@@ -12,6 +12,7 @@ from nearfar.checkpoint_files import ADAPTER, check_no_adapter
 from nearfar.edge_runtime.text.files import NO_TEMPLATE
 from nearfar.errors import ArtifactError, CheckpointError, RequestError
 from nearfar.hub import HUB_ID, check_there, names_of, no_path, snapshot, text_of
+from nearfar.step.causal import others_for
 from nearfar.step.kinds import CONFIG, check_writes_text, config_in, config_of
 from nearfar.step.models import NESTED, check_known, text_type
 
@@ -87,8 +88,12 @@ def _check_settings(folder: Path, config: dict[str, Any], context: int | None, e
         return
     check_no_adapter(folder, str(folder))
     embeds = gives_embeddings(folder, embeddings)
-    reading = read_model(config, (), context or (longest_text(folder) if embeds else None))
-    check_unread(reading.config, reading.model_type)
+    context = context or (longest_text(folder) if embeds else None)
+    try:
+        reading = read_model(config, (), context)
+        check_unread(reading.config, reading.model_type)
+    except CheckpointError as error:  # of a model that others may compute
+        raise CheckpointError(f"{error}. {others_for(config)}") from error
     checkpoint = DirectoryCheckpoint(folder, folder.name, config, {})
     find_packed(checkpoint)
     try:

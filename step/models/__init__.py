@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from nearfar.errors import CheckpointError
+from nearfar.step.causal import others_for
 from nearfar.step.config import ConfigReader
-from nearfar.step.kinds import torch_refuses, writes_no_text
+from nearfar.step.kinds import writes_no_text
 from nearfar.suggestions import suggested
 
 if TYPE_CHECKING:
@@ -91,12 +92,8 @@ def check_known(config: Mapping[str, Any], within: str = "") -> str:
     model_type, known = config.get("model_type"), architectures()
     if not isinstance(model_type, str) or model_type not in known:
         told = f"has no {within}model_type" if model_type is None else f"{within}model_type is {model_type!r}"
-        others = "nearfar serve tries others through transformers, without a build"
-        if why := torch_refuses(config):
-            others = (
-                f"nearfar serve does not answer with it either, for {why}: nearfar serve URL goes in front "
-                "of a server that does"
-            )
         close = suggested(model_type, known) if isinstance(model_type, str) else ""
-        raise CheckpointError(f"config.json: {told}{close}; nearfar can build: {', '.join(known)}. {others}")
+        raise CheckpointError(
+            f"config.json: {told}{close}; nearfar can build: {', '.join(known)}. {others_for(config)}"
+        )
     return model_type

@@ -34,7 +34,7 @@ def grid(name: str) -> npt.NDArray[np.int16]:
     table = json.loads(TABLES.read_text(encoding="utf-8"))[name]
     packed = np.frombuffer(base64.b64decode(table["places"]), np.uint8)
     places = np.stack([packed & 15, packed >> 4], axis=-1).reshape(-1, table["width"])
-    return np.array(table["values"], np.int16)[places]
+    return np.asarray(np.array(table["values"], np.int16)[places], np.int16)
 
 
 @functools.cache
@@ -61,7 +61,7 @@ def _nibbles(packed: Bytes) -> Bytes:
 def _signed(weights: npt.NDArray[np.int16], signs: Bytes) -> npt.NDArray[np.int16]:
     """Weights [blocks, 256] with the sign of each bit of signs [blocks, 32], lowest first."""
     negative = (signs[..., None] >> BITS & 1).reshape(weights.shape).astype(bool)
-    return np.where(negative, -weights, weights)
+    return np.asarray(np.where(negative, -weights, weights), np.int16)
 
 
 def _seven(words: Bytes) -> Bytes:
@@ -92,7 +92,8 @@ def tq1_0(b: Bytes) -> Affine:
 def tq2_0(b: Bytes) -> Affine:
     """Two bits a ternary digit: two halves of 32 bytes, each with four runs of 32 digits."""
     halves = b[:, :64].reshape(len(b), 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8)[:, None]
-    return Affine((halves & 3).reshape(len(b), 256), _half(b, 64), -_half(b, 64))
+    codes = np.asarray((halves & 3).reshape(len(b), 256), np.uint8)
+    return Affine(codes, _half(b, 64), -_half(b, 64))
 
 
 def iq2_xxs(b: Bytes) -> Affine:

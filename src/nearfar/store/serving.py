@@ -14,6 +14,7 @@ from nearfar.build.first_look import config_at
 from nearfar.edge_runtime.artifact.finder import MANIFEST, holds_artifacts
 from nearfar.errors import StoreError
 from nearfar.hub import HUB_ID, check_there
+from nearfar.step.causal import not_causal
 from nearfar.step.kinds import check_writes_text, config_in, torch_refuses
 from nearfar.store.entries import Store
 from nearfar.store.fetching import address_of, is_url
@@ -52,9 +53,7 @@ def served(given: str, engine: str, artifacts: Callable[[str], Path]) -> str:
     store = Store()
     wanted = wanted_of(given, store)
     as_it_is = wanted.source == given and wanted.quant is None and store.of(wanted) is None
-    by_torch = (
-        as_it_is and _repository(given) and _torch_is_there() and not torch_refuses(_writes_text(given))
-    )
+    by_torch = as_it_is and _repository(given) and _torch_is_there() and _torch_answers(_writes_text(given))
     return given if by_torch else str(artifacts(given))
 
 
@@ -98,7 +97,12 @@ def _for_transformers(path: Path, codes: bool = False) -> bool:
     if config is None:
         return True  # opening the folder reports what is wrong
     quantized = any(config.get(key) for key in QUANTIZED)
-    return (codes or not (quantized or torch_refuses(config))) and _torch_is_there()
+    return (codes or (not quantized and _torch_answers(config))) and _torch_is_there()
+
+
+def _torch_answers(config: Mapping[str, Any]) -> bool:
+    """Whether the torch engine can run the model of a config.json, as far as that says."""
+    return torch_refuses(config) is None and not_causal(config) is None
 
 
 def _repository(source: str) -> bool:
