@@ -42,7 +42,7 @@ def _signs() -> Bytes:
     """The eight signs that seven bits stand for: the last sign makes their number even."""
     index = np.arange(128, dtype=np.uint8)
     parity = np.unpackbits(index[:, None], axis=1).sum(axis=1).astype(np.uint8) & 1
-    return index | parity << 7
+    return np.asarray(index | parity << 7, np.uint8)
 
 
 def _half(blocks: Bytes, at: int) -> F32:
@@ -61,12 +61,14 @@ def _nibbles(packed: Bytes) -> Bytes:
 def _signed(weights: npt.NDArray[np.int16], signs: Bytes) -> npt.NDArray[np.int16]:
     """Weights [blocks, 256] with the sign of each bit of signs [blocks, 32], lowest first."""
     negative = (signs[..., None] >> BITS & 1).reshape(weights.shape).astype(bool)
-    return np.asarray(np.where(negative, -weights, weights), np.int16)
+    out: npt.NDArray[np.int16] = np.where(negative, -weights, weights).astype(np.int16)
+    return out
 
 
 def _seven(words: Bytes) -> Bytes:
     """The signs of 32 weights, four times seven bits of a word: [blocks, 8] to [blocks, 32]."""
-    return _signs()[words[..., None] >> np.array([0, 7, 14, 21], np.uint32) & 127].reshape(len(words), -1)
+    index = words[..., None] >> np.array([0, 7, 14, 21], np.uint32) & 127
+    return np.asarray(_signs()[index].reshape(len(words), -1))
 
 
 def _taken(name: str, index: Bytes) -> npt.NDArray[np.int16]:
