@@ -251,7 +251,9 @@ def test_code_that_a_config_names_is_told_not_to_run(tmp_path: Path) -> None:
 def test_a_model_beside_an_adapter_is_refused(tmp_path: Path) -> None:
     options = changed(tmp_path / "changed", named("llama"))
     (Path(options.checkpoint) / "adapter_config.json").write_text('{"base_model_name_or_path": "meta/base"}')
-    with pytest.raises(CheckpointError, match=r"holds a model and a LoRA adapter of meta/base: put it"):
+    with pytest.raises(
+        CheckpointError, match=r"holds a model and a LoRA adapter of meta/base: nearfar build MODEL"
+    ):
         open_source(options)
 
 

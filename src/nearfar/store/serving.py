@@ -10,7 +10,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from nearfar.build.adapters import adapter_at
 from nearfar.build.first_look import config_at
+from nearfar.checkpoint_files import ADAPTER
 from nearfar.edge_runtime.artifact.finder import MANIFEST, holds_artifacts
 from nearfar.errors import StoreError
 from nearfar.hub import HUB_ID, check_there
@@ -53,7 +55,7 @@ def served(given: str, engine: str, artifacts: Callable[[str], Path]) -> str:
     store = Store()
     wanted = wanted_of(given, store)
     as_it_is = wanted.source == given and wanted.quant is None and store.of(wanted) is None
-    by_torch = as_it_is and _repository(given) and _torch_is_there() and _torch_answers(_writes_text(given))
+    by_torch = as_it_is and _repository(given) and _torch_is_there() and _torch_runs(given)
     return given if by_torch else str(artifacts(given))
 
 
@@ -94,10 +96,18 @@ def _for_transformers(path: Path, codes: bool = False) -> bool:
     if not any(path.glob("*.safetensors")):
         return False
     config = config_in(path)
+    if config is None and (path / ADAPTER).is_file():
+        return False  # an adapter is merged into its model by a build
     if config is None:
         return True  # opening the folder reports what is wrong
     quantized = any(config.get(key) for key in QUANTIZED)
     return (codes or (not quantized and _torch_answers(config))) and _torch_is_there()
+
+
+def _torch_runs(repository: str) -> bool:
+    """Whether the torch engine can run a model of the hub; not an adapter, which a build merges."""
+    config = _writes_text(repository)
+    return _torch_answers(config) and (bool(config) or adapter_at(repository) is None)
 
 
 def _torch_answers(config: Mapping[str, Any]) -> bool:
