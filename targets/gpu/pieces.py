@@ -8,10 +8,11 @@ like any other. A matrix that fits is one piece, and its arrays have the names t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from nearfar.errors import BuildError
 from nearfar.format.consistency import DTYPE_BYTES
+from nearfar.kernels.pieces import MatrixPiece
 from nearfar.kernels.quantized import Array, Matrix, Part, QuantTensor
 from nearfar.targets.gpu import packing
 
@@ -19,14 +20,6 @@ BINDING = 128 << 20
 """Bytes of the largest storage buffer that every WebGPU device can bind (maxStorageBufferBindingSize)."""
 COLUMNS = 64
 """Pieces have a multiple of this number of columns: whole workgroups, whole vectors."""
-
-
-@dataclass(frozen=True)
-class MatrixPiece:
-    """The rows of a matrix from `first` on, as a matrix."""
-
-    first: int
-    matrix: Matrix
 
 
 def pieces(matrix: Matrix, binding: int = BINDING) -> tuple[MatrixPiece, ...]:

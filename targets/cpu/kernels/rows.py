@@ -50,7 +50,7 @@ def source_row(job: Linear, logit_rows: Expr, m: Expr) -> Expr:
 def quantise_row(job: Linear, dot: Products, ins: dict[str, Expr], m: Expr, xq: Expr, xs: Expr) -> None:
     """Quantize row m of x' to integers of 16 bits, xq[m / rows, …], in the words that `dot` multiplies.
 
-    Each group has a scale and a sum, xs[m / rows, group, 2, m % rows]; if `dot` has an offset, a third number
+    Each group has a scale and a sum, xs[m / rows, group, 2, m % rows]; if `dot` has a correction, a third number
     holds the bits of the sum of the group's integers.
 
     16 bits instead of the usual 8 keep the error (2^-16 of a group's largest value) below that of float32
@@ -76,7 +76,7 @@ def quantise_row(job: Linear, dot: Products, ins: dict[str, Expr], m: Expr, xq: 
         v.put1(xs, [t, g, 0, r], amax * v.f32(1.0 / LARGEST))
         v.put1(xs, [t, g, 1, r], v.hsum(total))
         integers = [T.Bind(v.cast(tirx.nearbyint(value * v.splat(inverse)), v.I32X16)) for value in regs]
-        if dot.offset:
+        if dot.correction:
             whole = functools.reduce(lambda a, b: T.Bind(a + b), integers)
             v.put1(xs, [t, g, 2, r], v.bits(v.hreduce(whole, lambda a, b: a + b, "int32"), "float32"))
         for i, value in enumerate(integers):
