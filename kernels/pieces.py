@@ -1,7 +1,7 @@
 """Jobs over a matrix in pieces: the launches of each piece write columns, or rows, of one output.
 
-A piece is a matrix with some of the rows, which are columns of a kernel's output: it is packed and read like any
-other. A launch reads one piece, so of the others its kernel knows only where the piece's columns begin.
+A piece is a matrix with some of the rows, which are columns of a kernel's output: it is packed and read like
+any other. A launch reads one piece, so of the others its kernel knows only where the piece's columns begin.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def joined(
     parts: Callable[[Matrix], Sequence[Part]],
     stages: Callable[[Linear | Embed], Staged],
 ) -> Staged:
-    """The launches of all pieces; `stages` gives the launches of a job over one piece. The job has no gate."""
+    """The launches of all pieces; `stages` gives those of a job over one piece. The job has no gate."""
     launches: list[Stage] = []
     scratch: list[tuple[tuple[int, ...], str]] = []
     before = 0

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.format.scales import PAIRS, Scales, matrix_bytes
+from nearfar.format.scales import ALL, PAIRS, Scales, matrix_bytes
 from nearfar.kernels.codes import BITS, pack_codes, unpack_codes
 
 Array = npt.NDArray[np.generic]
@@ -78,6 +78,28 @@ class Matrix:
     @property
     def _scheme(self) -> str:
         return f"q{self.bits}g{self.group}{self.scales.label}" if self.quantized else f"f{self.bits}"
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a target can store: group sizes, ways of storing scales, and whether the rows of a matrix can
+    differ (Matrix.pieces).
+    """
+
+    groups: tuple[int, ...] = GROUPS
+    scales: tuple[Scales, ...] = ALL
+    pieces: bool = True
+
+    @staticmethod
+    def pairs(groups: tuple[int, ...] = GROUPS) -> Held:
+        """What a target can store that has float16 pairs alone."""
+        return Held(groups, (PAIRS,), pieces=False)
+
+    def holds(self, matrix: Matrix) -> bool:
+        """Whether a target that can store this can store a matrix."""
+        if matrix.pieces:
+            return self.pieces and all(map(self.holds, matrix.pieces))
+        return not matrix.quantized or (matrix.group in self.groups and matrix.scales in self.scales)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from nearfar.build.weights.slab import LANES, LARGEST, PARAMS, WORD, aligned_empty
 from nearfar.errors import BuildError, CheckpointError
+from nearfar.format.scales import PAIRS, Scales
 from nearfar.kernels.codes import BITS, holds
 from nearfar.kernels.quantized import GROUPS, Array, QuantTensor
 
@@ -50,11 +51,12 @@ METHOD = "alternating least squares from clipped ranges, float16 scale and bias 
 @dataclass(frozen=True)
 class Scheme:
     """A quantization scheme: `bits` out of BITS with `group_size` out of GROUPS, or bits 0 for no
-    quantization.
+    quantization. `scales`: how the scales of the groups are stored.
     """
 
     bits: int
     group_size: int = 64
+    scales: Scales = PAIRS
 
     @staticmethod
     def parse(text: str, group_size: int = 64) -> Scheme:
@@ -80,7 +82,7 @@ class Scheme:
         """Whether a matrix with k inputs can be quantized: its rows are whole groups, and their codes fill
         whole words.
         """
-        return self.bits > 0 and k % self.group_size == 0 and holds(k, self.bits)
+        return self.bits > 0 and k % self.group_size == 0 and self.scales.fits(k) and holds(k, self.bits)
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,8 @@ def stack(parts: Sequence[QuantTensor]) -> QuantTensor:
     words, scales, biases = (
         np.concatenate([getattr(part, field) for part in parts]) for field in ("words", "scales", "biases")
     )
-    return QuantTensor(words, scales, biases, parts[0].bits)
+    units = [part.units for part in parts if part.units is not None]
+    return QuantTensor(words, scales, biases, parts[0].bits, np.concatenate(units) if units else None)
 
 
 def quantize_slice(

@@ -5,8 +5,8 @@ A line holds a word of each of the 16 rows, so a vector load gives many rows' we
 inputs are broadcast, and every lane sums its own row: no horizontal additions. Rows are padded to whole
 blocks with zeros. A *span* of a block is its lines of codes, then lines of its scales: a thread reads one
 stream from end to end. A span is a group, followed by a line of 16 scales and 16 biases; or two groups,
-followed by a line of 16 scales of each; or a superblock, followed by lines of integer scales and offsets and a
-line of their 16 and 16 float16 factors (Layout). A last span of one group has zeros in place of the second.
+followed by a line of 16 scales of each; or a superblock, followed by lines of integer scales and offsets and
+a line of their 16 and 16 float16 factors (Layout). A last span of one group has zeros in place of the second.
 
 Codes of 2, 4 and 8 bits fill 32-bit words. Codes of 3, 5 and 6 bits are split into two planes, so that memory
 is read at the true number of bits: lines with the low 2, 4 and 4 bits of each code, then lines with the
@@ -246,14 +246,14 @@ def _put(packed: U32, plane: U32, begin: int, lines: int, cell: int) -> None:
 
 
 def _scales(layout: Layout, tensor: QuantTensor) -> Iterator[tuple[int, U32]]:
-    """The scales and offsets of some rows: lines of a span from a number on, [blocks, spans, lines * ROWS]."""
+    """The scales and offsets of some rows: the first line of a span, and [blocks, spans, lines * ROWS]."""
     n, last = len(tensor.scales), layout.level_starts[-1]
     if tensor.units is None:
-        values = (tensor.scales, tensor.biases) if layout.matrix.scales.offsets else (tensor.scales,)
-        return (yield last, _halves(layout, np.stack(values, -1).reshape(n, -1)))
-    counts = tensor.units[..., : layout.matrix.scales.values]
-    yield last, _halves(layout, counts.reshape(n, -1))
-    values = (tensor.scales, tensor.biases)[: layout.matrix.scales.values]
+        stored = np.stack([tensor.scales, tensor.biases][: layout.matrix.scales.values], -1)
+        return (yield last, _halves(layout, stored.reshape(n, -1)))
+    units = tensor.units[..., : layout.matrix.scales.values]
+    yield last, _halves(layout, units.reshape(n, -1))
+    values = [tensor.scales, tensor.biases][: layout.matrix.scales.values]
     codes = np.concatenate([each.reshape(n, layout.spans, -1) for each in values], -1)
     for plane, start in zip(layout.levels, layout.level_starts, strict=False):
         run = WORD // plane.bits
@@ -261,7 +261,7 @@ def _scales(layout: Layout, tensor: QuantTensor) -> Iterator[tuple[int, U32]]:
         words = np.bitwise_or.reduce(
             part.astype(np.uint32) << (np.arange(run, dtype=np.uint32) * np.uint32(plane.bits)), axis=-1
         )
-        by_block = np.ascontiguousarray(_by_block(words, n))
+        by_block = np.ascontiguousarray(_by_block(words, n), np.uint32)
         yield start, by_block.reshape(*by_block.shape[:2], -1)
 
 

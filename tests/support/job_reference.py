@@ -217,7 +217,8 @@ def random_quantized(rng: np.random.Generator, matrix: Matrix) -> tuple[QuantTen
     units = None
     if how.superblock:
         units = np.zeros((matrix.n, matrix.k // how.superblock, 2), np.float16)
-        units[..., : how.values] = (2 + 2 * rng.random((*units.shape[:2], how.values))) * size * 4 / 2**how.bits
+        random = rng.random((*units.shape[:2], how.values))
+        units[..., : how.values] = (2 + 2 * random) * size * 4 / 2**how.bits
         units[..., 1] *= levels / 2
         scales, biases = (rng.integers(0, 2**how.bits, shape).astype(np.uint8) for _ in range(2))
         biases *= how.offsets

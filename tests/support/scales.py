@@ -1,4 +1,4 @@
-"""Schemes with other scales than float16 pairs, as (bits, group size, scales): those of GGUF's types, and more."""
+"""Schemes with other scales than float16 pairs, as (bits, group size, scales)."""
 
 from __future__ import annotations
 

@@ -39,8 +39,8 @@ def embed(job: Embed, unit: Unit) -> Staged:
             token = T.Bind(tirx.max(tirx.min(tokens[row], matrix.n - 1), 0))
             block, lane = T.Bind(token // v.ROWS), T.Bind(token % v.ROWS)
             if matrix.quantized:
-                group = _Row(packing.Layout(matrix), unit, weights[0], block, lane, functools.partial(put, row))
-                group.whole()
+                layout, put_one = packing.Layout(matrix), functools.partial(put, row)
+                _Row(layout, unit, weights[0], block, lane, put_one).whole()
             else:
                 with T.serial(0, matrix.k) as k:
                     put(row, k, tirx.Cast("float32", weights[0][block, k, lane]))

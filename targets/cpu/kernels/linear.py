@@ -12,8 +12,7 @@ from tvm.script.ir_builder import tirx as T
 
 from nearfar.errors import BuildError
 from nearfar.kernels.contract import Stage, Staged
-from nearfar.kernels.jobs import Embed, Linear
-from nearfar.kernels.pieces import joined, placed
+from nearfar.kernels.jobs import Linear
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import linear_dense, linear_quant
 from nearfar.targets.cpu.kernels import vec as v
@@ -28,24 +27,9 @@ def linear(job: Linear, unit: Unit) -> Staged:
     """The launches of a Linear job."""
     if (job.x_dtype, job.out_dtype) != ("float32", "float32"):
         raise BuildError(f"the cpu target has float32 activations only, not {job.x_dtype} to {job.out_dtype}")
-    kernel = _of_pieces if job.matrix.pieces else _whole
+    kernel = linear_quant.linear if job.matrix.quantized else linear_dense.linear
     gated_by_parts = job.gate is not None and (job.columns % packing.ROWS or job.matrix.pieces)
     return _gated_by_parts(job, unit, kernel) if gated_by_parts else kernel(job, unit)
-
-
-def _whole(job: Linear, unit: Unit) -> Staged:
-    """The launch of a job whose matrix is stored in one way."""
-    return (linear_quant.linear if job.matrix.quantized else linear_dense.linear)(job, unit)
-
-
-def _of_pieces(job: Linear, unit: Unit) -> Staged:
-    """The launches of a job whose matrix has pieces, one for each."""
-
-    def stages(piece: Linear | Embed) -> Staged:
-        assert isinstance(piece, Linear)
-        return _whole(piece, unit)
-
-    return joined(job, placed(job.matrix), packing.parts, stages)
 
 
 def _gated_by_parts(job: Linear, unit: Unit, kernel: Callable[[Linear, Unit], Staged]) -> Staged:

@@ -9,13 +9,15 @@ handling of signs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tvm.script.ir_builder import tirx as T
 
 from nearfar.kernels.contract import Stage, Staged
 from nearfar.kernels.jobs import Linear
+from nearfar.kernels.pieces import placed
 from nearfar.kernels.quantized import Matrix
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import vec as v
@@ -32,19 +34,29 @@ Expr = Any
 
 def linear(job: Linear, unit: Unit) -> Staged:
     """The launch of a matmul: the rows of x are quantized, then a parallel loop computes blocks of 16
-    outputs.
+    outputs; one loop for each piece of the matrix.
     """
-    matrix = job.matrix
-    (part,) = packing.parts(matrix)
-    dot = products(unit, matrix, *tile(unit, job.m, SUMS[unit.dot]))
-    scratch = _scratch(job, dot)
+    shape = tile(unit, job.m, SUMS[unit.dot])
+    found = placed(job.matrix)
+    dots = [products(unit, piece.matrix, *shape) for piece in found]
+    parts = [part for piece in found for part in packing.parts(piece.matrix)]
+    rounded = _Rounded.of(dots)
+    scratch = rounded.scratch(job)
     job = opened(job)
-    s_args = [(f"scratch:{i}", shape, dtype) for i, (shape, dtype) in enumerate(_scratch(job, dot))]
-    args = [*x_args(job), ("w0", part.shape, part.dtype), *out_args(job)]
+    s_args = [(f"scratch:{i}", shape, dtype) for i, (shape, dtype) in enumerate(rounded.scratch(job))]
+    w_args = [(f"w{i}", part.shape, part.dtype) for i, part in enumerate(parts)]
+    args = [*x_args(job), *w_args, *out_args(job)]
     args[-1:-1] = s_args  # the output stays last
 
     def body(*buffers: Expr) -> None:
-        _body(job, unit, dot, dict(zip([name for name, *_ in args], buffers, strict=True)))
+        buf = dict(zip([name for name, *_ in args], buffers, strict=True))
+        with v.rows(job.m) as m:
+            for i, dot in enumerate(rounded.dots):
+                quantise_row(job, dot, rounded.corrected[i], buf, m, *rounded.of_index(buf, i))
+        for i, (piece, dot) in enumerate(zip(found, dots, strict=True)):
+            one = replace(job, matrix=piece.matrix, first=piece.first, of=job.matrix.n)
+            xq, xs = rounded.of_index(buf, rounded.index(dot))
+            _body(one if job.matrix.pieces else job, unit, dot, buf | {"w": buf[f"w{i}"], "xq": xq, "xs": xs})
 
     func = v.prim_func(
         "linear", [(name.replace(":", "_"), shape, dtype) for name, shape, dtype in args], body
@@ -52,22 +64,45 @@ def linear(job: Linear, unit: Unit) -> Staged:
     return Staged((Stage(func, params(args)),), scratch)
 
 
-def _scratch(job: Linear, dot: Products) -> tuple[tuple[tuple[int, ...], str], ...]:
-    """Shapes and dtypes of the scratch: the rows as integers, and the scales and sums of their groups.
-
-    Rows of a tile are interleaved into one stream, whatever k is (rows 16 KiB apart would share a set of the
-    L1 cache).
+@dataclass(frozen=True)
+class _Rounded:
+    """The rows of x as integers, once for each group size of the pieces. `corrected`: whether products need
+    the sums of a group's integers.
     """
-    matrix, rows = job.matrix, dot.rows
-    return (
-        ((job.m // rows, matrix.k // 2 * rows), "int32"),
-        ((job.m // rows, matrix.k // matrix.group, 3 if dot.correction else 2, rows), "float32"),
-    )
+
+    dots: tuple[Products, ...]
+    corrected: tuple[bool, ...]
+
+    @staticmethod
+    def of(dots: Sequence[Products]) -> _Rounded:
+        """The roundings that these products of one unit need."""
+        groups = {dot.matrix.group: dot for dot in reversed(dots)}
+        needs = {dot.matrix.group for dot in dots if dot.correction}
+        return _Rounded(tuple(groups.values()), tuple(group in needs for group in groups))
+
+    def index(self, dot: Products) -> int:
+        """The number of the rounding that products read."""
+        return [each.matrix.group for each in self.dots].index(dot.matrix.group)
+
+    def of_index(self, buf: dict[str, Expr], index: int) -> tuple[Expr, Expr]:
+        """The buffers of a rounding: integers, and scales and sums."""
+        return buf[f"scratch:{2 * index}"], buf[f"scratch:{2 * index + 1}"]
+
+    def scratch(self, job: Linear) -> tuple[tuple[tuple[int, ...], str], ...]:
+        """Shapes and dtypes of the scratch.
+
+        Rows of a tile are interleaved into one stream, whatever k is (rows 16 KiB apart would share a set of
+        the L1 cache).
+        """
+        k, made = job.matrix.k, []
+        for dot, corrected in zip(self.dots, self.corrected, strict=True):
+            groups, rows = k // dot.matrix.group, dot.rows
+            made.append(((job.m // rows, k // 2 * rows), "int32"))
+            made.append(((job.m // rows, groups, 3 if corrected else 2, rows), "float32"))
+        return tuple(made)
 
 
 def _body(job: Linear, unit: Unit, dot: Products, buf: dict[str, Expr]) -> None:
-    with v.rows(job.m) as m:
-        quantise_row(job, dot, buf, m, buf["scratch:0"], buf["scratch:1"])
     with v.parallel(packing.blocks(job.columns)) as block, T.serial(0, job.m // dot.rows) as t:
         acc = v.local((dot.rows, v.ROWS), "float32")
         _accumulate(job.matrix, unit, dot, buf, block, t, acc)
@@ -111,7 +146,7 @@ def _columns(
     each, cells = layout.span // layout.cell, matrix.k // layout.cell
 
     def some(span: Expr, count: int) -> None:
-        scales = [SpanScales(layout, unit, buf["w0"], block, span, first, n) for first in at]
+        scales = [SpanScales(layout, unit, buf["w"], block, span, first, n) for first in at]
         with T.serial(0, count) as cell:
             for inside in range(layout.cell // matrix.group):
                 group.add(block, span, cell, inside, list(zip(at, scales, strict=True)))
@@ -143,17 +178,17 @@ class _Group:
         step, of_cell = turn(matrix), self.layout.cell // matrix.group
         in_span = T.Bind(cell * of_cell + inside) if of_cell > 1 else cell
         g = T.Bind(span * self.layout.groups + in_span)
-        sums, sums_x, float_n = dot.zero(), self.buf["scratch:1"], f"float32x{n}"
+        sums, sums_x, float_n = dot.zero(), self.buf["xs"], f"float32x{n}"
         with T.serial(0, matrix.group // step) as c:
             codes = [
                 dot.codes(
-                    words(self.layout, self.unit, self.buf["w0"], (block, span), cell, inside, c, first),
+                    words(self.layout, self.unit, self.buf["w"], (block, span), cell, inside, c, first),
                     inside * (matrix.group // packing.QUAD),
                 )
                 for first, _ in columns
             ]
             begin = T.Bind((g * (matrix.group // 2) + c * (step // 2)) * dot.rows)
-            dot.add(sums, codes, Reader(self.unit, self.buf["scratch:0"], self.t, begin))
+            dot.add(sums, codes, Reader(self.unit, self.buf["xq"], self.t, begin))
         for piece, (first, scales) in enumerate(columns):
             scale, offset = scales.of(in_span)
             for r in range(dot.rows):
