@@ -71,7 +71,7 @@ class AnswerPieces:
         """Stop the request."""
         close = getattr(
             self._events, "aclose", None
-        )  # generators have it; the protocol asks for an iterator only
+        )  # generators have `aclose`, but the protocol asks only for an iterator
         if close is not None:
             await close()
 
@@ -119,7 +119,7 @@ class LocalAnswers:
     async def aclose(self) -> None:
         """Cancel the answers that still run; must be called in any case."""
         for choice in self.choices:
-            with suppress(Exception):  # what failed has been raised already
+            with suppress(Exception):  # the error of a failed answer has been raised already
                 await choice.aclose()
         self.ended()
 

@@ -207,7 +207,7 @@ class ArtifactBackend:
             stream.put(error)
         except NearfarError as error:
             stream.put(EngineError(str(error)))
-        except Exception as error:  # a bug of ours must not leave the reader waiting
+        except Exception as error:  # a bug in this code must not leave the reader waiting
             log.exception("request %s failed", request.id)
             stream.put(EngineError(f"the engine failed: {type(error).__name__}: {error}"))
 
@@ -247,7 +247,7 @@ class ArtifactBackend:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # the place was given at the same moment
+            if turn.done() and not turn.cancelled():  # the turn was granted at the same moment
                 self._leave()
             raise
 

@@ -25,8 +25,8 @@ class EngineRequest:
     `sampling`: the fields of Sampling that the caller gave; the model has defaults for the others.
     `max_tokens` None means until the context is full. `body` is the call as received, for engines that pass
     it on. `tenant`: whose request it is; its salt keeps its prefixes apart from others'. `pooling` is set for
-    a request for vectors (Engine.embed). `hints` say how much to think and to write, which a chat template
-    may follow.
+    a request for vectors (Engine.embed). `begin_answer`: the chat template begins the
+    answer. `hints` say how much to think and to write, which a chat template may follow.
     """
 
     id: str
@@ -51,6 +51,7 @@ class EngineRequest:
     template: Mapping[str, Any] = field(default_factory=dict)
     hints: tuple[Hint, ...] = ()
     continue_last: bool = False
+    begin_answer: bool = True
     split_reasoning: bool = True
     body: Mapping[str, Any] = field(default_factory=dict)
 

@@ -181,7 +181,7 @@ class UpstreamEngine:
         """Whether a usable address worked lately, or lists a model now."""
         if self._seen_lately():
             return True
-        if self._checking is None or self._checking.done():  # however many ask
+        if self._checking is None or self._checking.done():  # one check serves all callers
             self._checking = asyncio.create_task(self._list())
         await asyncio.shield(self._checking)
         return self._seen_lately()

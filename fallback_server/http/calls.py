@@ -150,9 +150,9 @@ class Call:
         self._rest: AsyncGenerator[Piece, None] | None = None
         self._said: dict[int, list[Piece]] = {}
         self._last = 0.0
-        self._status, self._outcome = GONE, "aborted"  # of a stream, unless it comes to its end
+        self._status, self._outcome = GONE, "aborted"  # the status of a stream that does not come to its end
         self._ended = False
-        self._metrics: CallMetrics | None = None  # once it is known that the model is one of ours
+        self._metrics: CallMetrics | None = None  # set once the model is known to be one of this server's
         operation = "chat" if wanted.chat else "text_completion" if wanted.pooling is None else "embeddings"
         self._span: Span = service.tracer.span(operation, wanted.model, request.headers)
 

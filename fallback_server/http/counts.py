@@ -43,7 +43,7 @@ class Bucket:
 
     @property
     def _size(self) -> float:
-        return max(self._rate, 1.0)  # half a request a minute is one in two minutes
+        return max(self._rate, 1.0)  # half a request a minute is one request in two minutes
 
     def wait(self, amount: float, now: float) -> float:
         """Seconds until `amount` can be taken; 0 means now. An amount above the bucket's size waits until it

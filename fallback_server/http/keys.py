@@ -221,7 +221,7 @@ def add_key(path: Path, key: Key) -> None:
     else:
         lines = [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in record.items()]
         new = old + ("\n" if old else "") + "[[keys]]\n" + "\n".join(lines) + "\n"
-    _keys(new, path)  # before it takes the place of what is there
+    _keys(new, path)  # checked before the file is replaced
     try:
         write_whole(path, new.encode())
     except OSError as error:

@@ -116,7 +116,8 @@ class Admission:
             raise _refusal(
                 f"this key has {use.concurrent} requests under way, as many as it may", "concurrent", 1.0
             )
-        use.concurrent += 1  # before anything is waited for, or more than `most` would come past
+        # counted before anything is awaited, because otherwise more than `most` would be admitted
+        use.concurrent += 1
         try:
             if use.requests is not None and (wait := await self._counts.claim(use.requests, 1)) > 0:
                 raise _refusal(

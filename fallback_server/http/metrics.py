@@ -83,7 +83,7 @@ class Metrics:
             registry=self._registry,
         )
         self._registry.register(_EngineCollector(lambda: next(iter(models()), ""), stats))
-        for model in models():  # seen before there is a value
+        for model in models():  # the label exists before there is a value
             self.of(model)
 
     def of(self, model: str) -> CallMetrics:

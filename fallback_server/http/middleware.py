@@ -259,7 +259,7 @@ class Sizes:
 
         async def bounded() -> Message:
             nonlocal size, complete
-            if complete:  # the client may be silent now for as long as the answer takes
+            if complete:  # the client may be silent now, for as long as the answer takes
                 return await receive()
             try:
                 async with asyncio.timeout_at(deadline):

@@ -118,7 +118,7 @@ class SharedCounts:
                 wait = float(
                     await self._script(keys=[_key(account)], args=[account.per_minute, amount, verb])
                 )
-        except Exception as error:  # whatever it is: no request fails because it could not be counted
+        except Exception as error:  # any error at all: no request fails because it could not be counted
             self._failed(error, given)
             return None
         except BaseException:

@@ -158,7 +158,7 @@ class RayBackend:
             stream.put(error)
         except NearfarError as refusal:
             stream.put(refusal)
-        except Exception as failure:  # a bug of ours must not leave the reader waiting
+        except Exception as failure:  # a bug in this code must not leave the reader waiting
             log.exception("request %s failed", answer.request.id)
             stream.put(EngineError(f"the engine failed: {type(failure).__name__}: {failure}"))
 
@@ -191,7 +191,7 @@ class RayBackend:
         self._last_token = time.monotonic()
         self._note(record)
         for event in record.events:
-            if event.finish == "abort":  # we asked for none: the replica is shutting down
+            if event.finish == "abort":  # the server did not ask for the abort: the replica is shutting down
                 raise EngineError("the replica ended the answer")
             made = answer.take(event)
             if made is None:

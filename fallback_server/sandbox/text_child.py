@@ -27,7 +27,10 @@ def open_handler(settings: dict[str, Any]) -> Handler:
         if job["op"] == "encode":
             return _answer(codec.encode(job["text"]), job)
         text = codec.render_chat(
-            job["messages"], continue_last=job["continue_last"], variables=job["variables"]
+            job["messages"],
+            continue_last=job["continue_last"],
+            begin_answer=job["begin_answer"],
+            variables=job["variables"],
         )
         try:
             return {**_answer(codec.encode_raw(text), job), "tail": text[-TAIL:]}

@@ -17,7 +17,8 @@ from nearfar.fallback_server import framing
 from nearfar.fallback_server.backend import BackendInfo, EmbedRequest, TokenEvent, TokenRequest
 from nearfar.fallback_server.torch_engine.options import TorchOptions
 
-BEAT = 0.25  # seconds; a worker that goes on is never silent for longer (but for one layer's work)
+# seconds between signs of life; a working worker is never silent for longer, except during one layer's work
+BEAT = 0.25
 
 
 @dataclass(frozen=True)

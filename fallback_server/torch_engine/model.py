@@ -152,7 +152,7 @@ def _load(path: Path, options: TorchOptions, device: torch.device) -> PagedModel
             )
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # a config that makes no sense ends in any of Python's
+    except Exception as error:  # an invalid config can raise any of Python's errors
         told = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
             f"transformers cannot load {path} as a causal language model: {told:.300}"

@@ -45,7 +45,8 @@ def cases() -> list[Case]:
 
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_floats_answer_as_transformers(case: Case, tmp_path: Path) -> None:
-    file = gguf_files.write(checkpoint(case), tmp_path / "a-model")  # told by what is in it
+    # the file has no suffix, and its content tells the format
+    file = gguf_files.write(checkpoint(case), tmp_path / "a-model")
     options = BuildOptions(
         str(file), tmp_path / "out", ("cpu",), quant="none", cpu_features=("native",), context=case.context,
         buckets=SMALL,

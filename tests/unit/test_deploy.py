@@ -155,7 +155,7 @@ def test_what_is_started_has_the_options_that_it_is_given() -> None:
     front = (CHART / "templates" / "front.yaml").read_text(encoding="utf-8")
     given = {word for word in command if word.startswith("--")} | set(re.findall(r"- (--[\w-]+)", front))
     assert given <= options_of_serve()
-    assert "- --fronts={{ .Values.replicas }}" in front  # as many as share the keys
+    assert "- --fronts={{ .Values.replicas }}" in front  # the number of fronts that share the keys
     assert "- --limits-store={{ . }}" in front
     variable = next(
         parameter.envvar

@@ -51,6 +51,12 @@ export const MAX_CHOICES = 128;
 /** The most tools of a request, and the most calls of a message. */
 export const MAX_TOOLS = 128;
 
+/**
+ * The most bytes of all tools of a request as JSON. Their schemas, which grammars compile, have a bound of
+ * their own.
+ */
+export const MAX_TOOLS_BYTES = 1048576;
+
 /** The most texts of a request for embeddings: OpenAI's limit. LangChain sends 1,000. */
 export const MAX_INPUTS = 2048;
 

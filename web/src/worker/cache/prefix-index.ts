@@ -1,11 +1,12 @@
 import type { Window } from "./window.js";
 
 /**
- * A page's worth of tokens behind those of its parents, and for each group the page that holds their keys and
- * values.
+ * One page of tokens behind the tokens of the node's parents, and for each group the page that holds their
+ * keys and values.
  *
- * The path from the root names every token before it too, so a node's pages have the content that its path
- * says. It lives as long as it has a page or a child, or `ends` sequences whose tokens end here.
+ * The path from the root names every token before this node too, so the content of a node's pages follows
+ * from its path. A node lives as long as it has a page or a child, or as long as the tokens of a sequence end
+ * at it (`ends` counts these sequences).
  */
 export class Node {
   readonly pages: (number | null)[];
@@ -22,18 +23,19 @@ export class Node {
 }
 
 /**
- * A tree of full pages. A prefix is found where every group can serve it: a group without a window must have
- * all of its pages, one with a window those that the next row reads. So pages of a windowed group may leave
- * the index before those behind them do. In a group without a window a page never leaves before its children:
- * whoever holds a child holds its parent, sequences give pages back last page first, and the idle page given
- * back first is evicted first.
+ * A tree of full pages. A prefix counts as found if every group can serve it: a group without a window must
+ * have all pages of the prefix, a group with a window the pages that the next row reads.
+ *
+ * Pages of a windowed group may therefore leave the index before the pages behind them. In a group without a
+ * window a page never leaves before its children: whoever holds a child holds its parent, sequences give
+ * pages back last page first, and the idle page that was given back first is evicted first.
  */
 export class PrefixIndex {
   readonly root: Node;
   readonly #windows: readonly Window[];
   readonly #pageSize: number;
   readonly #nodes: readonly Map<number, Node>[];
-  /** By group; insertion order is eviction order. */
+  /** The idle pages of each group; their insertion order is the eviction order. */
   readonly #idle: readonly Set<number>[];
 
   constructor(windows: readonly Window[], pageSize: number) {
@@ -48,17 +50,17 @@ export class PrefixIndex {
     return this.#nodes[group]?.has(page) ?? false;
   }
 
-  /** How many pages of a group `evict` can give back. */
+  /** The number of pages of a group that `evict` can give back. */
   idleCount(group: number): number {
     return this.#idle[group]?.size ?? 0;
   }
 
-  /** The idle pages of a group in the order in which they will be evicted. */
+  /** The idle pages of a group in eviction order. */
   idlePages(group: number): number[] {
     return [...(this.#idle[group] ?? [])];
   }
 
-  /** Every node that has a page, with the tokens from the root on; parents before children. */
+  /** Every node that has a page, with the tokens from the root to it; parents come before children. */
   nodes(): { path: number[]; node: Node }[] {
     const found: { path: number[]; node: Node }[] = [];
     const reached: { path: number[]; node: Node }[] = [{ path: [], node: this.root }];
@@ -75,7 +77,7 @@ export class PrefixIndex {
   lookup(tokens: readonly number[], limit: number): Node[] {
     const found: Node[] = [];
     let served = 0;
-    // By group, pages without a gap at the end of `found`.
+    // For each group, the number of pages without a gap at the end of `found`.
     const cached = this.#windows.map(() => 0);
     let node: Node | undefined = this.root;
     for (let end = this.#pageSize; found.length < limit; end += this.#pageSize) {
@@ -93,8 +95,8 @@ export class PrefixIndex {
   }
 
   /**
-   * Enters a full page, of each group that has one. A page that was there first stays; see the node's
-   * `pages`.
+   * Enters a full page for each group that has one. A page that was entered earlier stays; the node's `pages`
+   * show which ones the index has.
    */
   insert(parent: Node, tokens: readonly number[], pages: readonly (number | null)[]): Node {
     const key = keyOf(tokens);
@@ -111,30 +113,30 @@ export class PrefixIndex {
     return node;
   }
 
-  /** The tokens of one sequence more end here. */
+  /** Counts one more sequence whose tokens end at this node. */
   enter(node: Node): Node {
     node.ends += 1;
     return node;
   }
 
-  /** One sequence fewer. */
+  /** Counts one sequence fewer whose tokens end at this node. */
   leave(node: Node): void {
     node.ends -= 1;
     prune(node);
   }
 
-  /** The page has no holder any more: it may be evicted, after those parked before it. */
+  /** Records that the page has no holder any more: it may be evicted, after the pages parked before it. */
   park(group: number, page: number): void {
     this.#idle[group]?.add(page);
   }
 
-  /** The page is held again. */
+  /** Records that the page is held again. */
   revive(group: number, page: number): void {
     this.#idle[group]?.delete(page);
   }
 
   /**
-   * Forgets the page of a group that has been idle longest, and returns it. The caller has checked
+   * Removes the page of a group that has been idle longest, and returns it. The caller has checked
    * `idleCount`.
    */
   evict(group: number): number {
@@ -149,7 +151,7 @@ export class PrefixIndex {
   }
 }
 
-/** Drops a node that nothing needs any more, and its parents that only led to it. */
+/** Removes a node that nothing needs any more, and its parents that only led to it. */
 function prune(leaf: Node): void {
   let node = leaf;
   while (

@@ -2,8 +2,8 @@
  * How far back the layers of a group look: a row at position p attends to p − size + 1 … p, or to every
  * position before.
  *
- * A *column* is a place in a sequence's row of the page table: that of a position is position / pageSize,
- * rounded down.
+ * A *column* is a place in a sequence's row of the page table: position p is in column p / pageSize, rounded
+ * down.
  */
 export class Window {
   constructor(
@@ -11,25 +11,25 @@ export class Window {
     readonly pageSize: number,
   ) {}
 
-  /** The first column that a row at this position reads, or any row after it. */
+  /** The first column that a row at this position, or any row after it, reads. */
   firstColumn(position: number): number {
     return this.size === null ? 0 : Math.floor(Math.max(position - this.size + 1, 0) / this.pageSize);
   }
 
-  /** How many of the full columns of `length` tokens, whole pages of them, the next row reads. */
+  /** The number of the full columns of `length` tokens that the next row reads. */
   columnsBefore(length: number): number {
     return length / this.pageSize - this.firstColumn(length);
   }
 
-  /** The least length, but 0, at which a sequence can go on that has lost the columns before `first`. */
+  /** The least length above 0 at which a sequence that has lost the columns before `first` can continue. */
   leastLength(first: number): number {
     return this.size === null || first === 0 ? 0 : first * this.pageSize + this.size - 1;
   }
 
   /**
-   * Columns that `rows` consecutive rows of a sequence of at most `context` positions read and write,
-   * wherever they lie: size − 1 + rows positions, which lie in one column more than they fill where they
-   * begin in the middle.
+   * The most columns that `rows` consecutive rows of a sequence of at most `context` positions read and
+   * write, wherever they lie. The rows touch size − 1 + rows positions, which take one more column than they
+   * fill if they begin in the middle of a column.
    */
   mostColumns(rows: number, context: number): number {
     const whole = Math.ceil(context / this.pageSize);
@@ -39,8 +39,9 @@ export class Window {
   }
 
   /**
-   * Positions, at most `context`, that a sequence with `pages` pages can have if it advances by `rows` a
-   * step. Where the pages do not even hold a window, it is as if there were none: all positions must fit.
+   * The number of positions, at most `context`, that a sequence with `pages` pages can have if it advances by
+   * `rows` positions a step. Pages that do not even hold a window count as without a window: all positions
+   * must fit into them.
    */
   longest(pages: number, rows: number, context: number): number {
     return pages >= this.mostColumns(rows, context) ? context : pages * this.pageSize;
