@@ -166,6 +166,11 @@ class StoredMatrix:
     pieces: tuple[StoredRows, ...] = ()
 
     @property
+    def newer(self) -> bool:
+        """Whether readers of OLDEST cannot describe how the matrix is stored."""
+        return self.scales != PAIRS or bool(self.pieces)
+
+    @property
     def bytes(self) -> int:
         """Bytes of the matrix as it is stored."""
         rows = self.pieces or (StoredRows(self.n, self.bits, self.group_size, self.scales),)

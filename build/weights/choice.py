@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 
@@ -111,10 +112,19 @@ def _codes(param: Param, packed: Packed, scheme: Scheme, keeps: Collection[str],
             there = ", ".join(map(str, held.groups))
             return _Codes(None, f"{packed.kind(name)} has no finer codes in groups of {there}")
         found.append(made)
-    if held.pieces and len(set(found)) > 1 and all(each.fits(param.k) for each in found):
+    if held.pieces and len(set(found)) > 1 and _apart(param) and all(each.fits(param.k) for each in found):
         rows = tuple(zip(param.tensors.values(), found, strict=True))
         return _Codes(joint(found), keeps=frozenset(kept), rows=rows)
     return _Codes(joint(found), keeps=frozenset(kept))
+
+
+def _apart(param: Param) -> bool:
+    """Whether a parameter has the whole tensors one after the other, the rows of each in any order."""
+    rows = [
+        (tensor, sum(piece.rows for piece in pieces))
+        for tensor, pieces in groupby(param.pieces, lambda piece: piece.tensor)
+    ]
+    return rows == list(param.tensors.items())
 
 
 def _why_dense(param: Param, scheme: Scheme | None) -> str | None:

@@ -187,7 +187,8 @@ def _by_group(importance: F32, group: int) -> F32:
 
 
 def dequantize(tensor: QuantTensor, group: int) -> F32:
-    """Dequantize a matrix to float32 [n, k]: scale * q + bias."""
+    """Dequantize a matrix with float16 pairs to float32 [n, k]: scale * q + bias."""
+    assert tensor.units is None
     codes = tensor.codes
     n, k = codes.shape
     weight = codes.reshape(n, k // group, group).astype(np.float32)

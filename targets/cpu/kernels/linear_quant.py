@@ -94,7 +94,8 @@ class _Rounded:
         Rows of a tile are interleaved into one stream, whatever k is (rows 16 KiB apart would share a set of
         the L1 cache).
         """
-        k, made = job.matrix.k, []
+        k = job.matrix.k
+        made: list[tuple[tuple[int, ...], str]] = []
         for dot, corrected in zip(self.dots, self.corrected, strict=True):
             groups, rows = k // dot.matrix.group, dot.rows
             made.append(((job.m // rows, k // 2 * rows), "int32"))
