@@ -37,7 +37,7 @@ class Levels:
     units: F16
 
     def reshape(self, n: int) -> Levels:
-        """The same values as those of n rows."""
+        """Read values that were read by blocks as those of n rows."""
         scales, biases = self.scales.reshape(n, -1), self.biases.reshape(n, -1)
         return Levels(scales, biases, self.units.reshape(n, -1, 2))
 

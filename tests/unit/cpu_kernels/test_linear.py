@@ -134,7 +134,7 @@ def test_softcap_is_that_of_float32(jobs):
 
 @pytest.mark.parametrize(("bits", "group", "how"), STORED_AS)
 def test_packed_matrices_have_the_bytes_of_their_scheme(bits, group, how):
-    """But for half a line of a superblock with one float16 factor: at most 2 %."""
+    """A superblock with one float16 factor is padded by half a line, at most 2 %."""
     matrix = Matrix(32, 1024, bits, group, how)
     (part,) = KERNELS.parts(matrix)
     assert matrix.bytes <= part.bytes <= matrix.bytes * 1.02
