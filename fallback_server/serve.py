@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +32,7 @@ from nearfar.fallback_server.http.keys import KeyStore
 from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.fallback_server.http.logs import AuditLog, set_up
 from nearfar.fallback_server.http.opening import Opening
+from nearfar.fallback_server.http.prices import Price
 from nearfar.fallback_server.http.shared_counts import SharedCounts, open_store
 from nearfar.fallback_server.http.tracing import Tracer
 from nearfar.fallback_server.ray_engine.cluster import open_on_ray
@@ -71,6 +72,7 @@ class ServeOptions:
     limits: ServerLimits = field(default_factory=ServerLimits)
     strict_fields: bool = AppOptions.strict_fields
     store: bool = AppOptions.store
+    prices: Mapping[str, Price] = field(default_factory=dict)
     limits_store: str | None = field(default=None, repr=False)  # the address may contain a password
     engines: EngineOptions = field(default_factory=EngineOptions)
     ray: RayOptions | None = None
@@ -288,6 +290,7 @@ async def _run(
             counts,
             options.strict_fields,
             options.store,
+            options.prices,
         )
         app = create_app(engine, made)
         async with app.router.lifespan_context(app):

@@ -24,19 +24,21 @@ class Matrix:
     """A weight matrix [n, k] (n outputs, k inputs) as the kernels see it.
 
     `bits` is one of codes.BITS for codes in groups of `group` inputs, whose scales are stored as `scales`
-    says; 32 or 16 for dense float32/float16. `pieces`: matrices with some of the rows each, in order, where
-    the rows are not stored alike; `bits` and `group` are then those that could hold all of them.
+    says; 32 or 16 for dense float32/float16. `stack`: the matrix is so many matrices [n/stack, k], one below
+    the other. `pieces`: matrices with some of the rows each, in order, where the rows are not stored alike;
+    `bits` and `group` are then those that could hold all of them.
     """
 
     n: int
     k: int
     bits: int
     group: int = 0
+    stack: int = 1
     scales: Scales = PAIRS
     pieces: tuple[Matrix, ...] = ()
 
     @staticmethod
-    def stacked(pieces: Sequence[Matrix]) -> Matrix:
+    def of(pieces: Sequence[Matrix]) -> Matrix:
         """The matrix with the rows of several matrices of equal width; neighbours that are stored alike are
         one piece.
         """
@@ -49,7 +51,13 @@ class Matrix:
         if len(joined) == 1:
             return joined[0]
         n, bits = sum(each.n for each in joined), max(each.bits for each in joined)
-        return Matrix(n, joined[0].k, bits, min(each.group for each in joined), PAIRS, tuple(joined))
+        group = min(each.group for each in joined)
+        return Matrix(n, joined[0].k, bits, group, pieces=tuple(joined))
+
+    @property
+    def each(self) -> Matrix:
+        """One of the stacked matrices."""
+        return replace(self, n=self.n // self.stack, stack=1)
 
     @property
     def quantized(self) -> bool:
@@ -72,11 +80,12 @@ class Matrix:
     def label(self) -> str:
         """The matrix in kernels' names, such as `1536x576_q4g64`."""
         if self.pieces:
-            return f"{self.n}x{self.k}_" + "_".join(f"{piece.n}{piece._scheme}" for piece in self.pieces)
-        return f"{self.n}x{self.k}_{self._scheme}"
+            return f"{self.n}x{self.k}_" + "_".join(f"{piece.n}{piece.scheme}" for piece in self.pieces)
+        return f"{self.n}x{self.k}_{self.scheme}"
 
     @property
-    def _scheme(self) -> str:
+    def scheme(self) -> str:
+        """How the matrix is stored, in kernels' names."""
         return f"q{self.bits}g{self.group}{self.scales.label}" if self.quantized else f"f{self.bits}"
 
 

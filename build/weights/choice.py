@@ -43,7 +43,7 @@ class _Codes:
         """The matrix of a parameter that has a scheme."""
         assert self.scheme is not None, param.name
         rows = self.rows or ((param.n, self.scheme),)
-        return Matrix.stacked([Matrix(n, param.k, s.bits, s.group_size, s.scales) for n, s in rows])
+        return Matrix.of([Matrix(n, param.k, s.bits, s.group_size, param.stack, s.scales) for n, s in rows])
 
 
 def choose_matrices(
@@ -69,7 +69,9 @@ def choose_matrices(
             continue
         carries = packed is not None and bool(keeps)
         codes = _codes(param, packed, scheme, keeps, held) if packed and carries else _Codes(scheme)
-        reason = codes.reason or _why_dense(param, codes.scheme)
+        reason = (
+            codes.reason or (None if codes.keeps else _kept_float(param)) or _why_dense(param, codes.scheme)
+        )
         if reason is None and codes.scheme is not None:
             matrices[param.name] = codes.matrix(param)
             report.quantized.append(param.name)
@@ -77,7 +79,7 @@ def choose_matrices(
         else:
             names = [name for name in param.tensors if name in checkpoint.entries]
             wide = scheme.bits == 0 and any(checkpoint.entries[name].dtype == np.float32 for name in names)
-            matrices[param.name] = Matrix(param.n, param.k, 32 if wide else 16)
+            matrices[param.name] = Matrix(param.n, param.k, 32 if wide else 16, stack=param.stack)
             report.dense.append({"name": param.name, "reason": reason or ""})
         if packed and carries:
             becomes = "float16" if reason or codes.scheme is None else codes.scheme.label
@@ -119,12 +121,17 @@ def _codes(param: Param, packed: Packed, scheme: Scheme, keeps: Collection[str],
 
 
 def _apart(param: Param) -> bool:
-    """Whether a parameter has the whole tensors one after the other, the rows of each in any order."""
+    """Whether a parameter has whole tensors one after the other, the rows of each in any order."""
     rows = [
         (tensor, sum(piece.rows for piece in pieces))
         for tensor, pieces in groupby(param.pieces, lambda piece: piece.tensor)
     ]
-    return rows == list(param.tensors.items())
+    return param.stack == 1 and rows == list(param.tensors.items())
+
+
+def _kept_float(param: Param) -> str | None:
+    """The reason why a matrix is quantized only if the checkpoint has its codes; None where it may be."""
+    return "a router: rounded weights would choose other experts" if param.floats else None
 
 
 def _why_dense(param: Param, scheme: Scheme | None) -> str | None:

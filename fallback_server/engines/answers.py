@@ -43,6 +43,7 @@ class AnswerPieces:
         self.index = index
         self.generated = 0
         self.cached = 0
+        self.queued: float | None = None
         self._events = events
         self._codec = codec
         self._text = AnswerText(index, codec, stream, reader)
@@ -54,6 +55,7 @@ class AnswerPieces:
         try:
             async for event in self._events:
                 self.cached = self.cached or event.cached_tokens
+                self.queued = event.queued if self.queued is None else self.queued
                 if self._echo is not None:
                     yield self._echoed(event, self._echo)
                     if not self._echo.answer:
@@ -127,4 +129,6 @@ class LocalAnswers:
     def usage(self) -> TokenUsage:
         """Tokens so far; the prompt counts once, however many answers it has."""
         cached = max((choice.cached for choice in self.choices), default=0)
-        return TokenUsage(self.prompt_tokens, sum(choice.generated for choice in self.choices), cached)
+        generated = sum(choice.generated for choice in self.choices)
+        queued = min((each.queued for each in self.choices if each.queued is not None), default=None)
+        return TokenUsage(self.prompt_tokens, generated, cached, queued)

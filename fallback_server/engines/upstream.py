@@ -24,6 +24,7 @@ from nearfar.fallback_server.engines.base import (
     ModelInfo,
     Prepared,
     Prompt,
+    Scores,
     Unready,
 )
 from nearfar.fallback_server.engines.relay import Counts, Relay, Route, prompt_size, prompt_text, unavailable
@@ -156,6 +157,10 @@ class UpstreamEngine:
                 log.warning("upstream %s failed: %s", address.server.name, briefly(error))
                 failures.append(error)
         raise unavailable(EMBEDDINGS, failures)
+
+    async def score(self, prepared: Prepared) -> Scores:
+        """Raise RequestError: upstreams are asked for text only."""
+        raise RequestError("this server passes requests on: ask the server that computes the model")
 
     async def texts_of(self, tokens: Seq[Seq[int]]) -> list[str]:
         """Raise RequestError: the tokenizer is where the model is."""

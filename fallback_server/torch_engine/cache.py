@@ -59,6 +59,11 @@ class KVCache:
         self.keys = [empty(shape, shape.key_dim) for shape in layers]
         self.values = [empty(shape, shape.value_dim) for shape in layers]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all keys and values."""
+        return sum(tensor.nbytes for tensor in (*self.keys, *self.values))
+
     def write(self, layer: int, rows: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         """Store keys and values [N, kv_heads, dim] at token rows int64 [N] (page · page_size + offset)."""
         self.keys[layer].view(-1, *key.shape[1:]).index_copy_(0, rows, key)

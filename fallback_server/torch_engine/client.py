@@ -22,11 +22,14 @@ from nearfar.fallback_server.backend import (
     BackendInfo,
     BackendStats,
     EmbedRequest,
+    LabelScores,
     Sampling,
+    ScoreRequest,
     TokenEvent,
     TokenRequest,
 )
 from nearfar.fallback_server.grammars import GrammarService
+from nearfar.fallback_server.scoring import score_by_prompts
 from nearfar.fallback_server.token_stream import EventStream, Unread, check_new, check_room
 from nearfar.fallback_server.torch_engine.messages import (
     Beat,
@@ -67,6 +70,8 @@ class TokenStream(EventStream):
         self.compiled: str | None = None  # the same text for all requests of one grammar
         self.compiling: asyncio.Task[None] | None = None
         self.started = False  # the request has been part of a step
+        self.submitted = time.monotonic()
+        self.queued: float | None = None  # seconds until the request was part of a step
         self.emitted = False
         self.deaths = 0  # engine processes that died while they computed the request
         self.done = False
@@ -88,6 +93,8 @@ class TokenStream(EventStream):
     def put(self, event: TokenEvent | NearfarError) -> None:
         """Append an event for the reader; the last event closes the stream."""
         if not self.done:
+            if not self.emitted and isinstance(event, TokenEvent):
+                event = replace(event, queued=self.queued)
             self.emitted = True
             self.done = isinstance(event, NearfarError) or event.finish is not None
             super().put(event)
@@ -188,6 +195,10 @@ class TorchBackend:
             if job.future.cancelled():  # the caller no longer waits for the grammar
                 self._send(Cancel(request.id))
 
+    async def score(self, request: ScoreRequest) -> LabelScores:
+        """Return the log-probabilities of labels after a prompt. See Backend."""
+        return await score_by_prompts(self, request)
+
     def stats(self) -> BackendStats:
         """Return the figures of the last step; counts continue over restarts."""
         now = asdict(self._counters)
@@ -199,6 +210,7 @@ class TorchBackend:
             waiting=len(under_way) - min(started, now["running"]),
             cache_usage=now["cache_usage"],
             restarts=self._restarts,
+            memory=now["memory"],
             **counts,
         )
 
@@ -342,6 +354,8 @@ class TorchBackend:
                 for request_id in ids:
                     if job := self._streams.get(request_id) or self._embeds.get(request_id):
                         job.started = True
+                        if isinstance(job, TokenStream) and job.queued is None:
+                            job.queued = time.monotonic() - job.submitted
             case Stepped(events, counters):
                 self._counters = counters
                 self._last_step = time.monotonic()

@@ -90,7 +90,9 @@ class Unfit:
 
 @dataclass(frozen=True)
 class Counters:
-    """Counts since the worker's start, and current values (`running`, `waiting`, `cache_usage`)."""
+    """Counts since the worker's start, and current values (`running`, `waiting`, `cache_usage`, `memory` in
+    bytes).
+    """
 
     running: int = 0
     waiting: int = 0
@@ -101,6 +103,7 @@ class Counters:
     generated_tokens: int = 0
     prompt_tokens: int = 0
     steps: int = 0
+    memory: int = 0
 
 
 @dataclass(frozen=True)

@@ -82,6 +82,7 @@ class PagedModel:
         self.dtype = dtype
         self.decode = decode
         self.weights = sum(parameter.numel() for parameter in model.parameters())
+        self.nbytes = sum(parameter.nbytes for parameter in model.parameters())
         self._model = model
         self._keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 

@@ -6,6 +6,8 @@ Llama 2.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from nearfar.step.builder import StepBuilder
 from nearfar.step.config import ConfigReader
 from nearfar.step.decoder import (
@@ -13,11 +15,11 @@ from nearfar.step.decoder import (
     Decoder,
     Mlp,
     attention,
-    gated_mlp,
     order_of,
     read_activation,
     read_decoder,
 )  # fmt: skip
+from nearfar.step.experts import Block, block
 from nearfar.step.model import Model
 from nearfar.step.rope import read_rope
 
@@ -40,19 +42,21 @@ def pre_norm(
     s: StepBuilder,
     c: Decoder,
     architecture: str,
-    layers: list[Attention],
-    mlp: Mlp,
+    layers: Sequence[Attention],
+    blocks: Block | Sequence[Block],
     embed_scale: float = 1.0,
     logit_scale: float = 1.0,
 ) -> Model:
-    """A decoder whose layers normalize the input of their two blocks by RMS norms, with Llama's names."""
+    """A decoder whose layers normalize the input of their two blocks by RMS norms, with Llama's names.
+    `blocks`: the second block of each layer, or of every layer.
+    """
+    each = blocks if isinstance(blocks, Sequence) else [blocks] * c.layers
     x = s.embed("model.embed_tokens.weight", c.vocab, c.hidden, embed_scale)
     for i, attend in enumerate(layers):
         at = f"model.layers.{i}"
         x = s.add(x, attention(s, s.norm(x, f"{at}.input_layernorm.weight", c.eps), i, attend, c.hidden))
-        x = s.add(
-            x, gated_mlp(s, s.norm(x, f"{at}.post_attention_layernorm.weight", c.eps), i, mlp, c.hidden)
-        )
+        normed = s.norm(x, f"{at}.post_attention_layernorm.weight", c.eps)
+        x = s.add(x, block(s, normed, i, each[i], c.hidden))
     last = s.norm(x, "model.norm.weight", c.eps, scale=logit_scale)
     s.logits(last, "lm_head.weight", c.vocab, c.tied)
     return c.model(architecture, s.finish())

@@ -154,7 +154,7 @@ class Layout:
 
 def parts(matrix: Matrix) -> tuple[Part, ...]:
     """The packed arrays of a matrix: `blocks` if it is quantized, otherwise `dense`; those of its pieces,
-    `<part>.<piece>`, if it has any.
+    `<part>.<piece>`, if it has any. Each matrix of a stack begins with a block.
     """
     if matrix.pieces:
         return tuple(
@@ -162,7 +162,7 @@ def parts(matrix: Matrix) -> tuple[Part, ...]:
             for index, piece in enumerate(matrix.pieces)
             for part in parts(piece)
         )
-    nb, k = blocks(matrix.n), matrix.k
+    nb, k = matrix.stack * blocks(matrix.each.n), matrix.k
     if not matrix.quantized:
         return (Part("dense", (nb, k, ROWS), "float16" if matrix.bits == 16 else "float32"),)
     layout = Layout(matrix)
@@ -217,6 +217,9 @@ def pack(matrix: Matrix, tensor: QuantTensor | QuantPieces | Array) -> tuple[Arr
     if isinstance(tensor, QuantPieces):
         pairs = zip(matrix.pieces, tensor.pieces, strict=True)
         return tuple(array for piece, rows in pairs for array in pack(piece, rows))
+    if matrix.stack > 1:
+        high = blocks(matrix.each.n) * ROWS * matrix.stack
+        return pack(replace(matrix, n=high, stack=1), padded(matrix, tensor, high))
     if not isinstance(tensor, QuantTensor):
         dtype = np.float16 if matrix.bits == 16 else np.float32
         return (np.ascontiguousarray(_by_block(np.asarray(tensor, dtype), matrix.n)),)
@@ -277,6 +280,23 @@ def _halves(layout: Layout, values: Array) -> U32:
         padded[..., 0] = values
     by_block = np.ascontiguousarray(_by_block(padded, n))
     return by_block.reshape(*by_block.shape[:2], 2 * ROWS).view(np.uint32)
+
+
+def padded(matrix: Matrix, tensor: QuantTensor | Array, high: int) -> QuantTensor | Array:
+    """A stack of matrices, each padded by rows of zeros so that all have `high` rows."""
+    if high == matrix.n:
+        return tensor
+
+    def one(array: Array) -> Array:
+        made = np.zeros((matrix.stack, high // matrix.stack, *array.shape[1:]), array.dtype)
+        made[:, : matrix.each.n] = array.reshape(matrix.stack, matrix.each.n, *array.shape[1:])
+        return made.reshape(high, *array.shape[1:])
+
+    if not isinstance(tensor, QuantTensor):
+        return one(tensor)
+    words, scales, biases = (one(array) for array in (tensor.words, tensor.scales, tensor.biases))
+    units = None if tensor.units is None else one(tensor.units)
+    return QuantTensor(words, scales, biases, tensor.bits, units)  # type: ignore[arg-type]
 
 
 def bundles(step: Step, *, rounds: bool) -> Bundles:

@@ -62,6 +62,8 @@ def _text_config(reading: Reading) -> dict[str, Any]:
         del out["layer_types"]
     if kind in PATTERNS and types:
         out["sliding_window_pattern"] = PATTERNS[kind](types)
+    if kind == "qwen3_moe":  # transformers 5 writes another name than mlx-lm and published checkpoints have
+        out["num_experts"] = out.pop("num_local_experts", out.get("num_experts"))
     if kind == "gemma4_text" and "per_layer_config" in out:
         # the last layer has no window
         last = out["per_layer_config"].get(str(out["num_hidden_layers"] - 1), {})

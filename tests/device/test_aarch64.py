@@ -108,7 +108,11 @@ JOBS = (
     Linear(m=8, matrix=Matrix(96, 256, 4, 32), x_dtype="float32", out_dtype="float32"),
     Linear(m=5, matrix=Matrix(48, 256, 8, 64), x_dtype="float32", out_dtype="float32"),
     Linear(m=2, matrix=Matrix(48, 256, 3, 64), x_dtype="float32", out_dtype="float32"),
-    *(Linear(m, Matrix(24, 256, *scheme), "float32", "float32") for scheme in STORED_AS[::2] for m in (1, 8)),
+    *(
+        Linear(m, Matrix(24, 256, bits, group, scales=how), "float32", "float32")
+        for bits, group, how in STORED_AS[::2]
+        for m in (1, 8)
+    ),
 )
 
 

@@ -33,6 +33,11 @@ class Case:
     prompts: tuple[int, ...] = (9, 45)
     """Tokens in a prompt: below and beyond every window (and what a stretched rope was trained for)."""
 
+    @property
+    def experts(self) -> bool:
+        """Whether some of its layers have experts, which not every target has."""
+        return any("experts" in key for key in self.config)
+
     def __str__(self) -> str:
         return f"{self.model_type}-{self.name}"
 
@@ -166,6 +171,31 @@ HUNYUANS = [
     case("hunyuan_v1_dense", "alpha", rope_parameters=HUNYUAN, attention_bias=True, tie_word_embeddings=True),
 ]
 
+GPT_OSS_ROPE = {**YARN, "truncate": False, "rope_theta": 150000.0}
+LOCAL, GLOBAL = "sliding_attention", "full_attention"
+MOES = [
+    case("olmoe", "plain", head_dim=OWN, num_experts=6, num_experts_per_tok=2),
+    case("olmoe", "normalized", head_dim=OWN, hidden_size=64, intermediate_size=32, num_experts=12,
+         num_experts_per_tok=5, norm_topk_prob=True, attention_bias=True, tie_word_embeddings=True),
+    case("mixtral", "plain", head_dim=OWN, num_local_experts=4, num_experts_per_tok=2),
+    case("mixtral", "window", sliding_window=14, num_local_experts=5, num_experts_per_tok=1,
+         hidden_act="gelu"),
+    case("qwen3_moe", "plain", moe_intermediate_size=20, num_experts=9, num_experts_per_tok=3),
+    case("qwen3_moe", "mixed", moe_intermediate_size=44, num_experts=5, num_experts_per_tok=5, head_dim=24,
+         norm_topk_prob=True, mlp_only_layers=[1], decoder_sparse_step=1, attention_bias=True,
+         use_sliding_window=True, sliding_window=12, tie_word_embeddings=True),
+    case("qwen3_moe", "sparse", moe_intermediate_size=20, num_experts=7, num_experts_per_tok=2,
+         decoder_sparse_step=2, num_hidden_layers=4),
+    case("granitemoe", "plain", head_dim=OWN, hidden_size=64, intermediate_size=24, num_local_experts=5,
+         num_experts_per_tok=2, embedding_multiplier=12.0, attention_multiplier=0.11,
+         residual_multiplier=0.22, logits_scaling=8.0, tie_word_embeddings=True),
+    case("gpt_oss", "plain", num_local_experts=4, num_experts_per_tok=2, sliding_window=10, swiglu_limit=1.5,
+         rope_parameters=GPT_OSS_ROPE),
+    case("gpt_oss", "odd", num_local_experts=7, num_experts_per_tok=3, intermediate_size=37, head_dim=24,
+         attention_bias=False, sliding_window=24, swiglu_alpha=1.1, tie_word_embeddings=True,
+         layer_types=[GLOBAL, LOCAL, GLOBAL]),
+]  # fmt: skip
+
 PIXTRAL = {
     "model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
     "num_attention_heads": 1, "image_size": 28, "patch_size": 14,
@@ -187,7 +217,6 @@ YARN_BY_TYPE: dict[str, dict[str, Any]] = {
     },
     "sliding_attention": {"rope_type": "default", "rope_theta": 5e5},
 }  # fmt: skip
-LOCAL, GLOBAL = "sliding_attention", "full_attention"
 GEMMA4: dict[str, Any] = {
     "num_hidden_layers": 8, "num_kv_shared_layers": 3, "head_dim": 16, "global_head_dim": 32,
     "sliding_window": 9, "vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 12,
@@ -243,7 +272,7 @@ SEEING = [
 ]  # fmt: skip
 
 CASES: tuple[Case, ...] = (
-    *LLAMAS, *MISTRALS, *QWENS, *SMOLLMS, *PHIS, *GRANITES, *ERNIES, *HUNYUANS, *GEMMAS,
+    *LLAMAS, *MISTRALS, *QWENS, *SMOLLMS, *PHIS, *GRANITES, *ERNIES, *HUNYUANS, *GEMMAS, *MOES,
     *PARTS, *SEEING,
 )  # fmt: skip
 
@@ -310,7 +339,8 @@ def prompt(case: Case, count: int) -> list[int]:
 
 @cache
 def reference(case: Case, attention: str = "eager") -> Callable[[list[int]], np.ndarray]:
-    """transformers' own logits of every token of a prompt: float32 [tokens, vocab].
+    """transformers' own logits of every token of a prompt: float32 [tokens, vocab]. Experts are computed one
+    by one: torch's grouped products take even widths alone.
 
     `attention`: transformers' implementation; over 8,000 tokens "sdpa", which knows no sinks and softcaps,
     takes a fourth of the time.
@@ -319,7 +349,7 @@ def reference(case: Case, attention: str = "eager") -> Callable[[list[int]], np.
 
     model = (
         _auto(case)
-        .from_pretrained(checkpoint(case), dtype=torch.float32, attn_implementation=attention)
+        .from_pretrained(checkpoint(case), dtype=torch.float32, attn_implementation=attention, **eager(case))
         .eval()
     )
 
@@ -328,6 +358,11 @@ def reference(case: Case, attention: str = "eager") -> Callable[[list[int]], np.
             return np.asarray(model(torch.tensor([tokens])).logits[0].float().numpy())
 
     return logits
+
+
+def eager(case: Case) -> dict[str, str]:
+    """Options of transformers' from_pretrained for a case: experts one by one."""
+    return {"experts_implementation": "eager"} if case.experts else {}
 
 
 GROWTH = {"residual": ("layernorm.weight", 12000.0, 1.0), "gated": ("_proj.weight", 0.0, 200.0)}

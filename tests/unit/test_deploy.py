@@ -17,7 +17,9 @@ import typer.main
 
 from nearfar.cli.serve import serve
 from nearfar.fallback_server.backend import BackendStats
+from nearfar.fallback_server.engines.base import TokenUsage
 from nearfar.fallback_server.http.metrics import Metrics
+from nearfar.fallback_server.http.prices import Price
 from nearfar.fallback_server.serve import ServeOptions
 from tests.support.servers import RunningServer, tiny_engine
 
@@ -31,7 +33,8 @@ ACTION = re.compile(r"\{\{-?\s*(.*?)\s*-?\}\}", re.DOTALL)
 
 def exported() -> dict[str, set[str]]:
     """Names of all series that the server exports, with their labels."""
-    metrics = Metrics(lambda: ["m"], lambda: BackendStats(*([0] * 10)))
+    metrics = Metrics(lambda: ["m"], lambda: BackendStats(*([0] * 10), memory=1), {"m": Price(1, 1, 1)})
+    metrics.of("m").used("k", TokenUsage(1), {"queue": 1.0})
     metrics.of("m").finished("stop")
     metrics.of("m").outcome("ok")
     found: dict[str, set[str]] = {}

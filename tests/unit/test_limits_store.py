@@ -182,6 +182,22 @@ async def test_claims_at_the_same_time_get_no_more_than_there_is(store: RedisSer
         await front.close()
 
 
+async def test_a_budget_for_a_day_is_counted_together_and_ends_at_midnight(store: RedisServer) -> None:
+    fronts = [await open_store(store.url, OwnCounts(2)) for _ in range(2)]
+    account = Account("alice", "day", 100)
+    assert [await fronts[at % 2].claim(account, 30) for at in range(3)] == [0, 0, 0]
+    wait = await fronts[0].claim(account, 30)
+    left = 86_400 - time.time() % 86_400
+    assert abs(wait - left) < 60
+    fronts[1].take(account, -30)
+    await fronts[1].settled()
+    assert await fronts[0].claim(account, 30) == 0
+    (name,) = client(store).keys("*:day")
+    assert 0 < client(store).pttl(name) <= (left + 60) * 1000
+    for front in fronts:
+        await front.close()
+
+
 async def test_a_store_that_was_started_again_is_connected_to_again(
     store: RedisServer, caplog: pytest.LogCaptureFixture
 ) -> None:

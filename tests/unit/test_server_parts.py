@@ -26,9 +26,11 @@ from nearfar.fallback_server.backend import (
     BackendInfo,
     BackendStats,
     EmbedRequest,
+    LabelScores,
     Logprob,
     RunningProgram,
     Sampling,
+    ScoreRequest,
     TokenEvent,
     TokenRequest,
 )
@@ -90,6 +92,9 @@ class Scripted:
 
     async def embed(self, request: EmbedRequest) -> list[float]:
         return [float(len(request.tokens))]
+
+    async def score(self, request: ScoreRequest) -> LabelScores:
+        return [(-0.5,) * len(label) for label in request.labels]
 
     def stats(self) -> BackendStats:
         return BackendStats(0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0)
@@ -184,6 +189,7 @@ async def test_a_child_that_takes_too_long_is_killed_and_the_next_job_is_done(tm
             "messages": messages,
             "variables": variables,
             "continue_last": False,
+            "begin_answer": True,
             "most": 99,
         }
 
@@ -219,6 +225,7 @@ async def test_a_job_waits_for_the_child_that_starts_and_starts_no_other(tmp_pat
         "messages": [{"role": "user", "content": "ab"}],
         "variables": {},
         "continue_last": False,
+        "begin_answer": True,
         "most": 99,
     }
     try:

@@ -23,7 +23,7 @@ EXACT = sorted(set(BLOCKS) - {"IQ4_XS"})
 def job(kind: str, k: int) -> Embed:
     scheme = BLOCKS[kind].scheme(k)
     assert scheme is not None
-    return Embed(ROWS, Matrix(ROWS, k, scheme.bits, scheme.group_size, scheme.scales))
+    return Embed(ROWS, Matrix(ROWS, k, scheme.bits, scheme.group_size, scales=scheme.scales))
 
 
 def widths(kind: str) -> tuple[int, ...]:

@@ -71,13 +71,14 @@ CAP = linear(1, Matrix(4096, 8, 32), softcap=30.0)
 
 
 STORED = [
-    *(linear(m, Matrix(n, 512, bits, group, how), norm=1e-5, residual=True)
+    *(linear(m, Matrix(n, 512, bits, group, scales=how), norm=1e-5, residual=True)
       for bits, group, how in STORED_AS for n, m in ((35, 1), (48, 16))),
-    linear(1, Matrix(48, 96, 5, 32, SYMMETRIC)), linear(4, Matrix(16, 32, 8, 32, SYMMETRIC), bias=True),
-    linear(16, Matrix(64, 256, 4, 32, STORED_AS[5][2]), gate="silu", bias=True),
-    *(linear(m, Matrix.stacked([Matrix(40, 256, bits, group, how) for bits, group, how in STORED_AS[-2:]]),
+    linear(1, Matrix(48, 96, 5, 32, scales=SYMMETRIC)),
+    linear(4, Matrix(16, 32, 8, 32, scales=SYMMETRIC), bias=True),
+    linear(16, Matrix(64, 256, 4, 32, scales=STORED_AS[5][2]), gate="silu", bias=True),
+    *(linear(m, Matrix.of([Matrix(40, 256, bits, group, scales=how) for bits, group, how in STORED_AS[-2:]]),
              norm=1e-5, bias=True) for m in (1, 16)),
-    linear(1, Matrix.stacked([Matrix(24, 256, bits, group, how) for bits, group, how in STORED_AS[:2]]),
+    linear(1, Matrix.of([Matrix(24, 256, bits, group, scales=how) for bits, group, how in STORED_AS[:2]]),
            gate="silu", residual=True),
 ]  # fmt: skip
 
@@ -135,7 +136,7 @@ def test_softcap_is_that_of_float32(jobs):
 @pytest.mark.parametrize(("bits", "group", "how"), STORED_AS)
 def test_packed_matrices_have_the_bytes_of_their_scheme(bits, group, how):
     """A superblock with one float16 factor is padded by half a line, at most 2 %."""
-    matrix = Matrix(32, 1024, bits, group, how)
+    matrix = Matrix(32, 1024, bits, group, scales=how)
     (part,) = KERNELS.parts(matrix)
     assert matrix.bytes <= part.bytes <= matrix.bytes * 1.02
     if how.offsets or not how.superblock:

@@ -69,6 +69,12 @@ export const MAX_VARIABLES = 16;
 /** The most values of a variable that is a list. */
 export const MAX_LISTED = 256;
 
+/** The most labels of a decision. */
+export const MAX_LABELS = 256;
+
+/** The most characters of a label. */
+export const MAX_LABEL_CHARS = 1000;
+
 /** Kinds of GPUs that programs are shaped for; `software` is a software GPU. */
 export const DEVICE_CLASSES = ["software", "mobile", "integrated", "discrete"] as const;
 
