@@ -35,6 +35,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "mlx": {"quantization": {}},
         "codes": {"quantization_config": {}},
         "capped": {"attn_logit_softcapping": 50.0},
+        "unknown": {"model_type": "a_type_of_tomorrow"},
     }.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").touch()
@@ -57,6 +58,7 @@ def found(given: str, engine: str = "auto") -> str:
     ("given", "auto", "artifact", "torch"),
     [
         ("plain", "=", "built", "="),
+        ("unknown", "built", "built", "="),
         ("codes", "built", "built", "="),
         ("mlx", "built", "built", "="),
         ("capped", "built", "built", "="),  # the code that opens the file rejects this one

@@ -167,6 +167,13 @@ def build(
             "when it is loaded, and onnx has floats alone."
         ),
     ] = list(map(str, DEFAULTS.kv_bits)),  # noqa: B006, B008
+    adapter: Annotated[
+        str | None,
+        typer.Option(
+            help="A LoRA adapter that peft has saved, a folder or a hub id, which is merged into the model. "
+            "An adapter alone, in place of the model, is merged into the model that it names.",
+        ),
+    ] = DEFAULTS.adapter,
     embeddings: Annotated[
         bool,
         typer.Option(
@@ -209,7 +216,7 @@ def build(
             "out --export-function"
         )
     check_place(out)
-    first_look(checkpoint, context, embeddings)
+    first_look(checkpoint, context, embeddings, adapter)
     with importing("the compiler"):
         from nearfar.edge_runtime.artifact.budget import parse_size
     options = BuildOptions(
@@ -234,6 +241,7 @@ def build(
         fit=None if fit is None else parse_size(fit, "--fit"),
         kernel_cache=kernel_cache,
         kernel_figures=kernel_figures,
+        adapter=adapter,
     )
     console = Console(stderr=True)
     made = build_shown(options, console)

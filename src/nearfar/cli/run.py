@@ -12,7 +12,7 @@ import typer
 from nearfar.cli.as_json import JsonAnswer
 from nearfar.cli.drawing import while_read
 from nearfar.cli.groups import with_groups
-from nearfar.cli.models import Model, artifacts_of
+from nearfar.cli.models import Adapter, Model, artifacts_of
 from nearfar.cli.options import (
     LOADED,
     SAMPLED,
@@ -66,6 +66,7 @@ def run(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Render the answer's markdown in a terminal.")
     ] = False,
+    adapter: Adapter = None,
     loaded: Loaded = LOADED,
 ) -> None:
     """Answer one prompt. Only the answer goes to stdout, piece by piece: into a pipe exactly its text, on a
@@ -88,7 +89,7 @@ def run(
     # The prompt is known, and needs fewer kernels than an arbitrary one.
     options: LoadKeywords = {**loaded.keywords(), "ready": "decode"}
     check_asked(params, raw, options)
-    with load_engine(artifacts_of(model, loaded.device, chats=not raw), **options) as engine:
+    with load_engine(artifacts_of(model, loaded.device, chats=not raw, adapter=adapter), **options) as engine:
         if cache is not None:
             load_snapshot(engine, cache)
         timings = None
