@@ -71,14 +71,13 @@ def _named(base: Checkpoint, packed: Packed | None, lora: Lora) -> Merge:
             f"{lora.path}: the adapter changes {some(lost)}, which {base.name} does not have as tensors of "
             f"its own: it belongs to another model{f' ({lora.base})' if lora.base else ''}"
         )
+    quantized = set(packed.tensors) if packed is not None else set()
     for name, delta in deltas.items():
-        quantized = packed is not None and name in packed.tensors
-        if not quantized and delta.shape != base.entries[name].shape:
+        if name not in quantized and delta.shape != base.entries[name].shape:
             raise CheckpointError(
                 f"{lora.path}: the adapter's {name} is {list(delta.shape)}, and {base.name} has "
                 f"{list(base.entries[name].shape)}: it belongs to another model"
             )
-    quantized = set(packed.tensors) if packed is not None else set()
     head = names["lm_head.weight"]
     changed = [name for name, delta in deltas.items() if delta.turned] if head not in (*there, *whole) else []
     if lora.tied or not changed:

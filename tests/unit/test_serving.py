@@ -123,4 +123,4 @@ def test_who_waits_for_another_process_is_told(tmp_path: Path) -> None:
             time.sleep(0.01)
         order.append("first")
     thread.join()
-    assert (order, told) == (["first", "second"], ["another process makes tale: waiting for it"])
+    assert (order, told) == (["first", "second"], ["another process is making tale: waiting for it"])

@@ -27,6 +27,7 @@ class Mxfp4:
     """See nearfar.build.weights.packed.contract.Packed. Tensors are named without a part: X."""
 
     name = "mxfp4"
+    notes: tuple[str, ...] = ()
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint

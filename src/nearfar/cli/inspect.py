@@ -40,9 +40,9 @@ def inspect(
         bool,
         typer.Option(
             "--kernels",
-            help="Show the launches of all plans instead (webgpu, vulkan, cpu). GPU kernels have figures "
-            "where the build computed them (--kernel-figures): workgroups, threads, bytes of weights under "
-            "way at once (in flight), how often a launch reads each weight, and more.",
+            help="Show the launches of all plans instead (webgpu, vulkan, cpu). GPU kernels have figures if "
+            "the build computed them (--kernel-figures): workgroups, threads, bytes of weights in flight, "
+            "how often a launch reads each weight, and more.",
         ),
     ] = False,
     program: Annotated[

@@ -64,7 +64,9 @@ Kept = Annotated[
 ]
 Name = Annotated[
     str,
-    typer.Argument(help="Its name in the store (nearfar list).", show_default=False, autocompletion=there),
+    typer.Argument(
+        help="The name of the model in the store (nearfar list).", show_default=False, autocompletion=there
+    ),
 ]
 
 

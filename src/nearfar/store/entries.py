@@ -126,7 +126,7 @@ class Store:
         home = cache_folder()
         if root is None and (file := next((at for at in (home, home.parent) if at.is_file()), None)):
             raise StoreError(
-                f"{file} is a file, and the store of models lies below it: let {HOME} name a folder"
+                f"{file} is a file, and the store of models lies below it: set {HOME} to a folder"
             )
         self.root = home / "models" if root is None else root
 
@@ -260,7 +260,7 @@ class Store:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            tell(f"another process makes {wanted.name}: waiting for it")
+            tell(f"another process is making {wanted.name}: waiting for it")
             lock.acquire()
         try:
             yield
