@@ -55,11 +55,29 @@ class TokenRequest:
     min_tokens: int = 0
     logprobs: int | None = None  # how many alternatives to give; with 0 only the token's own
     prompt_logprobs: int | None = None
+    prompt_logprobs_from: int = 0  # the first token of the prompt whose log-probability is wanted
     grammar: Grammar | None = None
     priority: int = 0
     salt: str = ""
     late: float = 0.0
 
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """Labels whose log-probabilities after a prompt are wanted. The other fields mean the same as in a
+    TokenRequest.
+    """
+
+    id: str
+    tokens: tuple[int, ...]
+    labels: tuple[tuple[int, ...], ...]
+    priority: int = 0
+    salt: str = ""
+    late: float = 0.0
+
+
+LabelScores = list[tuple[float, ...]]
+"""For each label, the log-probability of each of its tokens."""
 
 Pooling = Literal["mean", "last", "model"]
 
@@ -90,7 +108,8 @@ class Logprob:
 class TokenEvent:
     """One sampled token; the last event of a request has `finish`.
 
-    The first event carries `prompt_logprobs`: one entry per prompt token, the first one None.
+    The first event carries `prompt_logprobs`: one entry per prompt token from `prompt_logprobs_from` on; that
+    of the very first token is None.
     """
 
     token: int | None
@@ -174,6 +193,12 @@ class Backend(Protocol):
     async def embed(self, request: EmbedRequest) -> Vector:
         """Return the vector of a sequence, as the model makes it. Cancelling the call ends the work on it.
         Raises the errors of `submit`.
+        """
+        ...
+
+    async def score(self, request: ScoreRequest) -> LabelScores:
+        """Return the log-probabilities of labels after a prompt; nothing is generated. Cancelling the call
+        ends the work on it. Raises the errors of `submit`.
         """
         ...
 

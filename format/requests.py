@@ -24,3 +24,7 @@ MAX_VARIABLES = 16
 """The most variables for the chat template."""
 MAX_LISTED = 256
 """The most values of a variable that is a list."""
+MAX_LABELS = 256
+"""The most labels of a decision."""
+MAX_LABEL_CHARS = 1000
+"""The most characters of a label."""

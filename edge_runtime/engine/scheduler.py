@@ -10,7 +10,8 @@ from itertools import islice
 
 from nearfar.edge_runtime.cache import Copy, SequenceTable, common_length
 from nearfar.edge_runtime.engine.prefill import LOOKED_AT, OVERTAKEN, is_short, kept_rows, share_rows
-from nearfar.edge_runtime.engine.requests import Request
+from nearfar.edge_runtime.engine.requests import Request, ScoredRow
+from nearfar.edge_runtime.engine.row_scores import scored_rows
 from nearfar.errors import ContextError
 
 MORE_ROOM = ", or give the cache more memory if the model allows it"
@@ -59,13 +60,14 @@ class Limits:
 class Chunk:
     """Consecutive rows of one request: `count` positions from `start`.
 
-    If `samples`, the last row's logits give its next token.
+    If `samples`, the last row's logits give its next token. The logits of `scored` rows are read.
     """
 
     request: Request
     start: int
     count: int
     samples: bool
+    scored: tuple[ScoredRow, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,11 @@ class Step:
     def sampled(self) -> list[Request]:
         """The requests that get a token, in the order of their logits rows."""
         return [chunk.request for chunk in self.chunks if chunk is not None and chunk.samples]
+
+    @property
+    def scored(self) -> list[tuple[Request, ScoredRow]]:
+        """The rows whose logits are read; their rows of logits come after those of sampled requests."""
+        return [(chunk.request, row) for chunk in self.chunks if chunk is not None for row in chunk.scored]
 
 
 class Scheduler:
@@ -145,6 +152,8 @@ class Scheduler:
         """
         for request in reversed(self.running):
             self._release(request)
+            if request.idle:
+                continue
             request.queued = request.pending = 0
             self.waiting.appendleft(request)
         self.running.clear()
@@ -173,9 +182,14 @@ class Scheduler:
             return None
         wanted, decoding = self._prefill_wanted(before), len(chunks)
         budget = self.limits.prefill_rows(len(chunks), sum(r.remaining for r in wanted)) if wanted else 0
+        # Each other request may need a row of logits in this step.
+        room = self.limits.max_logits - sum(not request.scored for request in self.running)
         for request, take in zip(wanted, share_rows([*map(self._computable, wanted)], budget), strict=True):
-            if take > 0:
-                chunks.append(Chunk(request, request.queued, take, take == request.remaining))
+            fits, scored = scored_rows(request.scored, request.queued, take, room)
+            room -= len(scored)
+            if fits > 0:
+                samples = fits == request.remaining and not request.scored
+                chunks.append(Chunk(request, request.queued, fits, samples, scored))
         if not any(chunks):
             if wanted and before is None:
                 # prompts that wait for each other's pages would wait for ever, so the last request gives its
@@ -251,12 +265,26 @@ class Scheduler:
         return True
 
     def _preempt(self, request: Request) -> None:
-        """Release a request's pages; it returns to the head of the queue and is computed again."""
+        """Release a request's pages; it returns to the head of the queue and is computed again.
+
+        If a request only holds its pages, that one releases them instead.
+        """
+        if self._drop_idle():
+            return
         self.preemptions += 1
         self.running.remove(request)
         self._release(request)
         request.queued = 0
         self.waiting.appendleft(request)
+
+    def _drop_idle(self) -> bool:
+        """Release the pages of a request that only holds them; False if there is none."""
+        idle = next((request for request in self.running if request.idle), None)
+        if idle is None:
+            return False
+        self.running.remove(idle)
+        self._release(idle)
+        return True
 
     def _release(self, request: Request) -> None:
         if request.sequence is not None:
@@ -278,14 +306,16 @@ class Scheduler:
         kept = kept_rows(self.limits.max_rows)
         without_room: list[Request] = []
         for request in list(islice(self.waiting, LOOKED_AT)):
-            if len(self.running) >= self.limits.max_logits:
+            if len(self.running) >= self.limits.max_logits and not self._drop_idle():
                 break
             full = rows >= self.limits.max_rows
             if full and not (is_short(request.remaining, wanted[0].remaining) and request.remaining <= kept):
                 continue
             if self._soon_cached(request):
                 continue
-            if request.no_room == self.table.freed or not self._admit(request):
+            if request.no_room == self.table.freed or not (
+                self._admit(request) or self._admit_for_idle(request)
+            ):
                 request.no_room = self.table.freed
                 without_room.append(request)
                 if request.overtaken >= OVERTAKEN:
@@ -324,7 +354,7 @@ class Scheduler:
             # The cheap check comes first: a comparison of tokens takes time in proportion to the prompt.
             if other.salt != request.salt or not self._leaves(other, len(other.tokens)):
                 continue
-            common = common_length(other.tokens, request.tokens)
+            common = min(common_length(other.tokens, request.tokens), request.reusable + 1)
             if self._leaves(other, common):
                 request.awaits = other, common
                 return True
@@ -340,7 +370,7 @@ class Scheduler:
 
         Groups with a window get pages only for the next rows: they never need pages for all of a long prompt.
         """
-        sequence = self.table.open(request.tokens, request.salt)
+        sequence = self.table.open(request.tokens[: request.reusable + 1], request.salt)
         if sequence is None:
             return False
         request.sequence = sequence
@@ -360,6 +390,13 @@ class Scheduler:
             request.cached_tokens = request.queued
         return True
 
+    def _admit_for_idle(self, request: Request) -> bool:
+        """Admit a request in place of requests that only hold their pages."""
+        while self._drop_idle():
+            if self._admit(request):
+                return True
+        return False
+
     def _borrow(self, request: Request) -> None:
         """Start from a running request with the same beginning, if it shares more tokens than the prefix
         index.
@@ -369,7 +406,7 @@ class Scheduler:
         for other in self.running:
             if other.sequence is not None and other.salt == request.salt:
                 common = common_length(other.sequence.tokens, request.tokens)
-                common = min(common, other.sequence.computed, len(request.tokens) - 1)
+                common = min(common, other.sequence.computed, request.reusable)
                 if common > shared and common >= self.table.least_length(other.sequence):
                     best, shared = other.sequence, common
         if best is None:

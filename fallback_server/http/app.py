@@ -14,6 +14,7 @@ from nearfar.fallback_server.http import admin, errors, probes
 from nearfar.fallback_server.http.apis import (
     chat_routes,
     completions_routes,
+    decisions_routes,
     embeddings_routes,
     messages_routes,
     models_routes,
@@ -118,6 +119,7 @@ def _apis(service: Service, options: AppOptions) -> Iterator[APIRouter]:
     chat_routes.add(v1, service)
     completions_routes.add(v1, service)
     embeddings_routes.add(v1, service)
+    decisions_routes.add(v1, service)
     responses_routes.add(v1, service, KeptResponses() if options.store else None)
     messages_routes.add(v1, service)
     tokens_routes.add(v1, service)

@@ -19,11 +19,11 @@ from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.errors import EngineError
 from nearfar.fallback_server.engines.base import (
     Answers,
-    Embeddings,
     Engine,
     EngineRequest,
     ModelInfo,
     Prepared,
+    Scores,
     TokenUsage,
 )
 from nearfar.fallback_server.http.answering import Shape
@@ -38,6 +38,7 @@ from nearfar.fallback_server.http.shapes import merged
 from nearfar.fallback_server.http.streams import EVENTS, ClientGoneError, EventStream, unless_gone
 from nearfar.fallback_server.http.tracing import Span, Tracer
 from nearfar.fallback_server.tenants import ANONYMOUS, Tenant
+from nearfar.remote.chunks import Passed
 
 GONE = 499
 """Status of a request whose client left; it appears only in logs."""
@@ -149,15 +150,17 @@ class Call:
         self._ticket = _ticket_of(request)
         self._answers: Answers | None = None
         self._prepared: Prepared | None = None
-        self._embedded: Embeddings | None = None
+        self._counted: int | None = None  # tokens of inputs that were embedded or scored
         self._first: asyncio.Future[Piece] | None = None
         self._rest: AsyncGenerator[Piece, None] | None = None
         self._said: dict[int, list[Piece]] = {}
         self._submitted = self._begun = self._last = 0.0  # times of the submission and of tokens
         self._status, self._outcome = GONE, "aborted"  # the status of a stream that does not come to its end
         self._ended = False
-        self._metrics: CallMetrics | None = None  # set once the model is known to be one of this server's
+        self._known_as = ""  # the id that an upstream gave the answer
+        self._metrics: CallMetrics | None = None  # once it is known that the model is one of ours
         operation = "chat" if wanted.chat else "text_completion" if wanted.pooling is None else "embeddings"
+        operation = "decisions" if wanted.questions else operation
         self._span: Span = service.tracer.span(operation, wanted.model, request.headers)
 
     async def respond(self, shape: Shape, stream: bool) -> Response:
@@ -173,6 +176,16 @@ class Call:
     ) -> Response:
         """Answer with vectors. `told` converts OpenAI's record to another API's."""
         return await self._run(lambda: self._at_once(self._vectors(shape, told)))
+
+    async def score(self, shape: Callable[[Scores], dict[str, Any]]) -> Response:
+        """Answer with what `shape` makes of the log-probabilities of labels."""
+
+        async def scored() -> Response:
+            found = await self.service.engine.score(await self._prepare())
+            self._counted = found.tokens
+            return await json_response(shape(found), sum(map(len, found.found)))
+
+        return await self._run(lambda: self._at_once(scored()))
 
     async def count(self, record: Callable[[Prepared], Awaitable[dict[str, object]]]) -> Response:
         """Answer with the prompt's tokens; `record` makes the answer. Nothing is computed, so this costs no
@@ -208,14 +221,19 @@ class Call:
 
     async def cancel(self) -> None:
         """End the call from outside; its client gets the answer so far."""
-        if self.wanted.pooling is not None:
+        if self.wanted.pooling is not None or self.wanted.questions:
             raise ApiError(
                 409,
-                "embeddings cannot be ended halfway; they are done within seconds",
+                "embeddings and decisions cannot be ended halfway; they are done within seconds",
                 None,
                 "not_cancellable",
             )
         await self.service.engine.cancel(self.wanted.id)
+
+    @property
+    def name(self) -> str:
+        """The id by which the client knows the answer."""
+        return self._known_as or self.wanted.id
 
     @property
     def metrics(self) -> CallMetrics:
@@ -227,8 +245,8 @@ class Call:
         """Tokens so far."""
         if self._answers is not None:
             return self._answers.usage
-        if self._embedded is not None:
-            return TokenUsage(self._embedded.tokens)
+        if self._counted is not None:
+            return TokenUsage(self._counted)
         return TokenUsage(self._prepared.prompt_tokens if self._prepared else 0)
 
     async def _at_once(self, answer: Coroutine[Any, Any, Response]) -> Response:
@@ -264,7 +282,8 @@ class Call:
     async def _vectors(
         self, shape: EmbeddingShape, told: Callable[[dict[str, Any]], dict[str, Any]]
     ) -> Response:
-        found = self._embedded = await self.service.engine.embed(await self._prepare())
+        found = await self.service.engine.embed(await self._prepare())
+        self._counted = found.tokens
         return await json_response(told(shape.whole(found)), sum(map(len, found.vectors)))
 
     async def _pieces(self) -> AsyncGenerator[Piece, None]:
@@ -320,6 +339,9 @@ class Call:
 
     def _watch(self, piece: Piece) -> None:
         metrics, now = self.metrics, time.monotonic()
+        if isinstance(piece, Passed) and piece.id and not self._known_as:
+            self._known_as = piece.id
+            self.service.live.setdefault(piece.id, self)
         if piece.tokens:
             if not self._last:
                 self._begun = now
@@ -338,7 +360,9 @@ class Call:
             return
         self._ended = True
         usage, service = self.usage, self.service
-        service.live.pop(self.wanted.id, None)
+        for name in (self.wanted.id, self._known_as):
+            if service.live.get(name) is self:
+                del service.live[name]
         self._ticket.leave(usage.completion)
         seconds = time.monotonic() - self.started
         self.metrics.outcome(outcome)
@@ -368,7 +392,7 @@ class Call:
                 phases["prefill"] = max(0.0, self._begun - self._submitted - usage.queued)
                 self.metrics.queued.observe(phases["queue"])
                 self.metrics.prefill.observe(phases["prefill"])
-        if self._metrics is not None and (usage.completion or self._embedded is not None):
+        if self._metrics is not None and (usage.completion or self._counted is not None):
             key = self.wanted.tenant.name if self.service.names_keys() else ""
             self._metrics.used(key, usage, phases)
 
@@ -394,7 +418,7 @@ class Call:
             prompt_tokens=usage.prompt,
             completion_tokens=usage.completion,
             seconds=round(seconds, 4),
-            prompt=(self.wanted.messages or self.wanted.prompts) if text else None,
+            prompt=self.wanted.texts if text else None,
             answer=["".join(piece.text for piece in pieces) for pieces in said] if text else None,
             reasoning=reasoning if any(reasoning) else None,
             tool_calls=calls if any(calls) else None,

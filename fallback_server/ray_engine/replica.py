@@ -13,6 +13,8 @@ from nearfar.fallback_server.backend import (
     Backend,
     BackendInfo,
     EmbedRequest,
+    LabelScores,
+    ScoreRequest,
     TokenEvent,
     TokenRequest,
 )
@@ -65,6 +67,13 @@ class EngineReplica:
         """Return the vector of a sequence, or an error as a record."""
         try:
             return await self._backend.embed(request)
+        except NearfarError as error:
+            return Refusal.of(error)
+
+    async def score(self, request: ScoreRequest) -> LabelScores | Refusal:
+        """Return the log-probabilities of labels, or why there are none."""
+        try:
+            return await self._backend.score(request)
         except NearfarError as error:
             return Refusal.of(error)
 

@@ -22,11 +22,14 @@ from nearfar.fallback_server.backend import (
     BackendInfo,
     BackendStats,
     EmbedRequest,
+    LabelScores,
     Sampling,
+    ScoreRequest,
     TokenEvent,
     TokenRequest,
 )
 from nearfar.fallback_server.grammars import GrammarService
+from nearfar.fallback_server.scoring import score_by_prompts
 from nearfar.fallback_server.token_stream import EventStream, Unread, check_new, check_room
 from nearfar.fallback_server.torch_engine.messages import (
     Beat,
@@ -191,6 +194,10 @@ class TorchBackend:
             del self._embeds[request.id]
             if job.future.cancelled():  # the caller no longer waits for the grammar
                 self._send(Cancel(request.id))
+
+    async def score(self, request: ScoreRequest) -> LabelScores:
+        """Return the log-probabilities of labels after a prompt. See Backend."""
+        return await score_by_prompts(self, request)
 
     def stats(self) -> BackendStats:
         """Return the figures of the last step; counts continue over restarts."""

@@ -236,6 +236,7 @@ class Engine:
             time.monotonic() + request.late,
             salt=request.salt,
             whole=request.prompt_logprobs is not None,
+            whole_from=max(request.prompt_logprobs_from - 1, 0),
         )
         state = sampling.prepare(
             request.sampling,
@@ -339,7 +340,8 @@ class Engine:
                 pooled.append((chunk, rows))
                 keep = rows[:0]
             else:
-                keep = rows if chunk.work.whole else rows[-1:] if chunk.samples else rows[:0]
+                skipped = max(chunk.work.whole_from - chunk.start, 0)
+                keep = rows[skipped:] if chunk.work.whole else rows[-1:] if chunk.samples else rows[:0]
             spans.append((len(wanted), len(wanted) + len(keep)))
             wanted += keep
             row += chunk.count
@@ -370,11 +372,11 @@ class Engine:
         self._emit_tokens([self._active[chunk.work.id] for chunk, _ in ending], logits)
 
     def _prompt_logprobs(self, chunk: Chunk, logits: torch.Tensor) -> None:
-        active = self._active[chunk.work.id]
-        if chunk.start == 0:
-            active.prompt_logprobs = [None]
+        active, first = self._active[chunk.work.id], chunk.work.whole_from
+        if chunk.start <= first:
+            active.prompt_logprobs = [] if active.request.prompt_logprobs_from else [None]
         targets = chunk.work.tokens[
-            chunk.start + 1 : min(chunk.start + chunk.count + 1, chunk.work.prompt_length)
+            max(chunk.start, first) + 1 : min(chunk.start + chunk.count + 1, chunk.work.prompt_length)
         ]
         active.prompt_logprobs += sampling.logprobs_of(
             logits[: len(targets)], targets, active.request.prompt_logprobs or 0

@@ -19,9 +19,11 @@ import psutil
 import pytest
 from pydantic import BaseModel
 
+from nearfar.fallback_server.http.apis.decisions import DecisionRequest
 from nearfar.fallback_server.http.apis.messages import MessageRequest
 from nearfar.fallback_server.http.apis.ollama import ChatBody, GenerateBody
 from nearfar.fallback_server.http.apis.responses import ResponseRequest
+from nearfar.fallback_server.http.apis.score import ScoreBody
 from nearfar.fallback_server.http.apis.tokens_routes import TokenizeRequest
 from nearfar.fallback_server.http.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
 from tests.support.hostile import MemoryWatch
@@ -37,6 +39,8 @@ MODELS: dict[str, type[BaseModel]] = {
     "/v1/embeddings": EmbeddingRequest,
     "/v1/responses": ResponseRequest,
     "/v1/messages": MessageRequest,
+    "/v1/decisions": DecisionRequest,
+    "/v1/score": ScoreBody,
     "/v1/tokenize": TokenizeRequest,
     "/api/chat": ChatBody,
     "/api/generate": GenerateBody,

@@ -26,9 +26,11 @@ from nearfar.fallback_server.backend import (
     BackendInfo,
     BackendStats,
     EmbedRequest,
+    LabelScores,
     Logprob,
     RunningProgram,
     Sampling,
+    ScoreRequest,
     TokenEvent,
     TokenRequest,
 )
@@ -90,6 +92,9 @@ class Scripted:
 
     async def embed(self, request: EmbedRequest) -> list[float]:
         return [float(len(request.tokens))]
+
+    async def score(self, request: ScoreRequest) -> LabelScores:
+        return [(-0.5,) * len(label) for label in request.labels]
 
     def stats(self) -> BackendStats:
         return BackendStats(0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0)

@@ -29,6 +29,7 @@ from nearfar.fallback_server.engines.base import (
     EngineRequest,
     ModelInfo,
     Prepared,
+    Scores,
     TokenUsage,
     Unready,
 )
@@ -95,6 +96,11 @@ class EchoEngine:
     async def embed(self, prepared: Prepared) -> Embeddings:
         inputs = prepared.request.prompts
         return Embeddings([np.array([0.5, len(item)], np.float32) for item in inputs], len(inputs))
+
+    async def score(self, prepared: Prepared) -> Scores:
+        questions = prepared.request.questions
+        labels = [[(at,) for at in range(len(each.labels))] for each in questions]
+        return Scores([[(-1.0,) for _ in each] for each in labels], labels, len(questions))
 
     async def texts_of(self, tokens: Sequence[Sequence[int]]) -> list[str]:
         return ["x" * len(each) for each in tokens]
