@@ -17,7 +17,7 @@ SPELLINGS = (("language_model.model.", "language_model.lm_head."), ("model.langu
 
 OTHER_PARTS = (
     "vision_tower.", "vision_model.", "multi_modal_projector.",
-    "audio_tower.", "embed_vision.", "embed_audio.",
+    "audio_tower.", "embed_vision.", "embed_audio.", "visual.", "mtp.",
 )  # fmt: skip
 """Prefixes of tensors of other parts than the text model, with or without "model." in front."""
 

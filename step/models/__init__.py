@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 ALIASES: Mapping[str, str] = {"ministral": "mistral"}
 """Model types that are computed like another type."""
 
-NESTED: Mapping[str, str] = {"mistral3": "mistral", "gemma3": "gemma3_text", "gemma4": "gemma4_text"}
+NESTED: Mapping[str, str] = {
+    "mistral3": "mistral", "gemma3": "gemma3_text", "gemma4": "gemma4_text", "qwen3_5": "qwen3_5_text",
+}  # fmt: skip
 """Model types whose text model is in `text_config`, each with the type of that text model if the config does
 not name it.
 
