@@ -11,6 +11,8 @@ from nearfar.format.kv import Float
 from nearfar.kernels.contract import Staged
 from nearfar.kernels.jobs import (
     Attend,
+    Conv,
+    Delta,
     Embed,
     Greedy,
     Job,
@@ -24,7 +26,7 @@ from nearfar.kernels.jobs import (
     Split,
 )
 from nearfar.targets.cpu import packing
-from nearfar.targets.cpu.kernels import attention, embed, greedy, linear, norm, paged, rope, sample
+from nearfar.targets.cpu.kernels import attention, conv, delta, embed, greedy, linear, norm, paged, rope, sample
 from nearfar.targets.cpu.units import Unit
 
 __all__ = ["CpuKernels"]
@@ -35,6 +37,8 @@ STAGES: dict[type[Job], Callable[[Any, Unit], Staged]] = {
     Linear: linear.linear,
     RopeAppend: rope.rope_append,
     Attend: attention.attention,
+    Conv: conv.conv,
+    Delta: delta.delta,
     Greedy: greedy.greedy,
     Sample: sample.sample,
     Logprobs: greedy.logprobs,

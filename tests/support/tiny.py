@@ -80,8 +80,11 @@ def manifest_dict(
     model = read_model(config).model
     step = model.step
     head_dim = step.caches[0].head_dim
-    groups = tuple(Group(window) for window in step.windows)
-    caches = tuple(KvCache(c.kv_heads, c.head_dim, step.group(index)) for index, c in enumerate(step.caches))
+    groups = tuple(Group(group.window, group.stride) for group in step.groups)
+    caches = tuple(
+        KvCache(c.kv_heads, c.head_dim, step.group(index), c.parts, c.depth)
+        for index, c in enumerate(step.caches)
+    )
     buffers = table.buffers(
         model.vocab_size, model.context_length, Cache(page_size, slots), groups, caches, {"rope": head_dim}
     )
