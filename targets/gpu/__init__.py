@@ -15,6 +15,8 @@ from nearfar.kernels.bundles import bundles
 from nearfar.kernels.contract import PRODUCTS, Precision, Products, Staged, Variant, kv_suffix
 from nearfar.kernels.jobs import (
     Attend,
+    Conv,
+    Delta,
     Embed,
     Greedy,
     Job,
@@ -74,6 +76,11 @@ class GpuKernels:
 
     def check(self, job: Job) -> None:
         """BuildError if no kernel takes the job: by its type, then by its shapes."""
+        if isinstance(job, REFUSED):
+            raise BuildError(
+                "the GPU targets have no kernel for layers with a short convolution or a recurrent state "
+                f"({job.label}). Build for cpu or wasm"
+            )
         if type(job) not in STAGES:
             raise BuildError(f"the GPU targets have no kernel for {job}")
         if isinstance(job, Linear | Embed):
@@ -113,6 +120,8 @@ STAGES: dict[type[Job], Callable[[Any, Any], Staged]] = {
     Logprobs: _alike(logprobs),
 }
 """The makers of each job's kernel. `_shaping` decides which part of a program's tuning they get."""
+REFUSED = (Conv, Delta)
+"""Jobs without a kernel; a build refuses models that need them."""
 SHAPED = (Linear, Project, Attend)
 """Jobs whose kernels differ between programs."""
 

@@ -121,6 +121,7 @@ ACTIVATIONS: Mapping[ops.Activation, Callable[[Graph, str], str]] = {
     "gelu_tanh": lambda graph, x: graph.node("Gelu", x, approximate="tanh"),
     "gelu_erf": lambda graph, x: graph.node("Gelu", x),
     "relu2": lambda graph, x: _squared(graph, graph.node("Relu", x)),
+    "sigmoid": lambda graph, x: graph.node("Sigmoid", x),
 }
 OPERATIONS: Mapping[type[ops.Op], Callable[[StepGraph, Any], str]] = {
     ops.Embed: embed,
@@ -139,6 +140,10 @@ OPERATIONS: Mapping[type[ops.Op], Callable[[StepGraph, Any], str]] = {
 REFUSED: Mapping[type[ops.Op], str] = {
     ops.Embedding: "is for models that give logits: build embeddings for another target, or leave "
     "--embeddings out",
+    ops.Conv: "has no short convolutions: ONNX Runtime's graph here keeps keys and values only. Build for cpu or "
+    "wasm",
+    ops.Delta: "has no recurrent states: ONNX Runtime's graph here keeps keys and values only. Build for cpu or "
+    "wasm",
 }
 """Operations that a graph cannot have, with the target's reason."""
 

@@ -12,19 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.architectures import CASES, Case
+from tests.support.architectures import ATTENDING, RECURRENT, Case
 from tests.support.parity import check_answers, opened
 from tests.support.turns import paired
 
 BACKENDS = ("cpu", "mlx-f32")
-ARCHITECTURES = dict.fromkeys(case.model_type for case in CASES)
+ARCHITECTURES = dict.fromkeys(case.model_type for case in ATTENDING)
 PLACES = [
     place
     for at, model_type in enumerate(ARCHITECTURES)
     for place in paired(
-        [case for case in CASES if case.model_type == model_type], BACKENDS[:: -1 if at % 2 else 1]
+        [case for case in ATTENDING if case.model_type == model_type], BACKENDS[:: -1 if at % 2 else 1]
     )
 ]
+PLACES += [(case, "cpu") for case in RECURRENT]
 
 
 @pytest.mark.parametrize(("case", "backend"), PLACES, ids=str)

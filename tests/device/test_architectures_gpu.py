@@ -19,17 +19,17 @@ from nearfar.format.adapters import DeviceClass
 from nearfar.kernels.buckets import Buckets
 from nearfar.kernels.contract import Precision
 from tests.support import gpu_jobs
-from tests.support.architectures import CASES, GROWTH, Massive, outlying
+from tests.support.architectures import ATTENDING, GROWTH, Massive, outlying
 from tests.support.backends import greedy, require
 from tests.support.parity import check_answers, last, only, opened
 from tests.support.turns import in_turns
 
 from .gpu_harness import PRECISIONS, TARGETS
 
-NAMED = {str(case): case for case in CASES}
+NAMED = {str(case): case for case in ATTENDING}
 READS = ("llama-plain", "gemma4_text-shared")
 """In their lists each kind of operation reads what it reads in any list: test_lists_of_steps."""
-OTHERS = [case for case in CASES if str(case) not in READS]
+OTHERS = [case for case in ATTENDING if str(case) not in READS]
 SHARES = 2
 """OTHERS are split into this many shares; a run takes one case of each share."""
 ROWS = pytest.mark.parametrize("rows", [1, 16])
@@ -79,7 +79,7 @@ def test_lists_of_steps() -> None:
     from tests.support import architecture_jobs
 
     known = frozenset[tuple[str, str]]().union(*(architecture_jobs.reads(NAMED[name]) for name in READS))
-    new = {str(case): sorted(architecture_jobs.reads(case) - known) for case in CASES}
+    new = {str(case): sorted(architecture_jobs.reads(case) - known) for case in ATTENDING}
     assert not {name: found for name, found in new.items() if found}
 
 
