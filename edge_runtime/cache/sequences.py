@@ -364,9 +364,8 @@ class SequenceTable:
         every = []
         for group, window in enumerate(self.windows):
             first = window.first_column(length)
-            every.append(
-                Held(first, [page for node in path[first:] if (page := node.pages[group]) is not None])
-            )
+            read = path[-1:] if window.stride else path[first:]
+            every.append(Held(first, [page for node in read if (page := node.pages[group]) is not None]))
         return self._add(
             slot, list(tokens[:length]), every, path[-1] if path else self.index.root(salt), salt
         )

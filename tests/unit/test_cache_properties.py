@@ -97,15 +97,19 @@ class CacheMachine(RuleBasedStateMachine):
             rows = max(held.end * window.column - sequence.computed, 1)
             assert len(held.pages) <= window.most_columns(rows, held.end * window.column)
 
-    @rule(prompt=tokens)
-    def open(self, prompt: list[int]) -> None:
+    @rule(prompt=tokens, step=st.integers(1, 14))
+    def open(self, prompt: list[int], step: int = 3) -> None:
+        """A prompt in steps, each of which ends at a border if it can; the last has been read, or not."""
         sequence = self.table.open(prompt)
         if sequence is None:
             assert len(self.table.sequences) == SLOTS
             return
         assert len(sequence.tokens) < max(len(prompt), 1)
         assert sequence.tokens == prompt[: len(sequence.tokens)]
-        self.extend(sequence, prompt[len(sequence.tokens) :])
+        while len(sequence.tokens) < len(prompt):
+            if not self.extend(sequence, prompt[len(sequence.tokens) :][:step]):
+                return
+            self.table.keep(sequence)
 
     @precondition(lambda self: self.table.sequences)
     @rule(number=pick, new=st.lists(st.integers(0, 2), max_size=5), extra=st.integers(0, 4))
