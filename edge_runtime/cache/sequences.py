@@ -191,7 +191,11 @@ class SequenceTable:
         return length
 
     def writable(self, sequence: Sequence) -> int:
-        """The length up to which every group has pages for the positions."""
+        """The length up to which every group has pages for the positions; with states, pages that nobody else
+        sees.
+        """
+        if any(self._shared_tail(sequence, group, sequence.written + 1) for group in self._states):
+            return sequence.written
         return min(held.end * w.column for held, w in zip(sequence.held, self.windows, strict=True))
 
     def append(self, sequence: Sequence, tokens: Iterable[int]) -> None:
@@ -214,12 +218,13 @@ class SequenceTable:
         return max(length - 1, 0) // self.page_size * self.page_size if self._states else 0
 
     def keep(self, sequence: Sequence) -> None:
-        """Keep the states behind the rows that the device was given, if these fill whole pages.
+        """Keep the states behind the rows that the device was given, if these fill whole pages and the last of
+        them has not been read.
 
         The pages enter the prefix index when the rows have been read. The next row gets copies of them.
         """
         length = sequence.written
-        if not length or length % self.page_size or length in sequence.kept:
+        if length <= sequence.computed or length % self.page_size or length in sequence.kept:
             return
         kept = [
             (group, sequence.held[group].pages[length // w.column - sequence.held[group].first])

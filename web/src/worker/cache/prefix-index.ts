@@ -22,6 +22,9 @@ export class Node {
 }
 
 /**
+ * A page of a state belongs to the node whose tokens it is the state behind: prefixes of its group begin at such
+ * nodes, the *borders*, alone.
+ *
  * A tree of full pages. A prefix is found where every group can serve it: a group without a window must have
  * all of its pages, one with a window those that the next row reads. So pages of a windowed group may leave
  * the index before those behind them do. In a group without a window a page never leaves before its children:
@@ -34,7 +37,7 @@ export class PrefixIndex {
   readonly #pageSize: number;
   readonly #nodes: readonly Map<number, Node>[];
   /** By group; insertion order is eviction order. */
-  readonly #idle: readonly Set<number>[];
+  readonly #idle: Set<number>[];
 
   constructor(windows: readonly Window[], pageSize: number) {
     this.#windows = windows;
@@ -131,6 +134,21 @@ export class PrefixIndex {
   /** The page is held again. */
   revive(group: number, page: number): void {
     this.#idle[group]?.delete(page);
+  }
+
+  /** An idle page will be evicted before all others of its group. */
+  demote(group: number, page: number): void {
+    const idle = this.#idle[group];
+    if (idle?.delete(page)) this.#idle[group] = new Set([page, ...idle]);
+  }
+
+  /** Forgets a page that a sequence holds: its content is about to change. */
+  withdraw(group: number, page: number): void {
+    const node = this.#nodes[group]?.get(page);
+    if (!node) return;
+    this.#nodes[group]?.delete(page);
+    node.pages[group] = null;
+    prune(node);
   }
 
   /**

@@ -12,6 +12,8 @@ export interface Read {
 /** Caches whose layers attend to as many positions (null: to all), and the pages that each of them has. */
 export interface GroupShape {
   readonly window: number | null;
+  /** Positions of a column of states; absent or null: a column is a page of positions. */
+  readonly stride?: number | null;
   readonly pages: number;
 }
 
