@@ -38,7 +38,8 @@ def check_chats(source: str) -> None:
     of a local GGUF file, say.
     """
     path = Path(source).expanduser()
-    from nearfar.build.weights.gguf.header import is_gguf, read_header  # imports NumPy
+    # late, because the module imports NumPy
+    from nearfar.build.weights.gguf.header import is_gguf, read_header
 
     if is_gguf(path):
         there = any(key.startswith("tokenizer.chat_template") for key in read_header(path).metadata)
@@ -121,7 +122,7 @@ def _check_adapter(source: str) -> None:
     try:
         if ADAPTER in names_of(source):
             check_no_adapter(snapshot(source, (ADAPTER,)), source)
-    except ModuleNotFoundError:  # reported where the client is needed
+    except ModuleNotFoundError:  # the missing client is reported where it is needed
         return
 
 

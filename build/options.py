@@ -14,7 +14,7 @@ from nearfar.kernels.buckets import Buckets
 
 PACKED = ("MLX", "AWQ", "GPTQ", "compressed-tensors", "fp8", "bitsandbytes", "GGUF", "MLC")
 """Formats of quantized checkpoints, in the order in which they are tried."""
-QUANT, GROUP_SIZE = "q4", 64  # where the command line says nothing and the checkpoint is not quantized
+QUANT, GROUP_SIZE = "q4", 64  # the scheme if the command line names none and the checkpoint is not quantized
 MULTIPLIED_AS = ("float", "cooperative")
 """The default products of prompts: those of them that a target and its device classes have."""
 

@@ -170,7 +170,7 @@ def _text(checkpoint: Checkpoint, model: Model) -> TextCodec:
     """
     try:
         tokenizer = tokenizer_of(checkpoint.tokenizer_json)
-    except Exception as error:  # the library raises plain Exception
+    except Exception as error:  # the library raises plain exceptions
         raise CheckpointError(
             f"{checkpoint.path / 'tokenizer.json'}: no tokenizer ({error}): download it again"
         ) from error

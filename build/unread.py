@@ -73,7 +73,7 @@ def foreign_code(config: ConfigReader, model_type: str) -> str | None:
 
 def _honoured(unread: Mapping[str, Any], model_type: str) -> dict[str, Any]:
     """The unread keys that transformers knows and whose values differ from its defaults."""
-    known = _defaults().get(model_type, {})  # a model file of this moment may have none yet
+    known = _defaults().get(model_type, {})  # a model file may have no default values yet
     return {key: value for key, value in unread.items() if key in known and value != known[key]}
 
 

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from nearfar.edge_runtime.artifact.reader import Artifact
     from nearfar.edge_runtime.engine.sampling_params import SamplingParams
     from nearfar.edge_runtime.openai.api import AsyncEngine
+    from nearfar.edge_runtime.openai.decisions import Decision
     from nearfar.edge_runtime.openai.stream import AsyncStream
     from nearfar.edge_runtime.openai.sync import Engine, Stream
     from nearfar.edge_runtime.progress import Progress
@@ -16,6 +17,7 @@ __all__ = [
     "Artifact",
     "AsyncEngine",
     "AsyncStream",
+    "Decision",
     "Engine",
     "Progress",
     "SamplingParams",
@@ -27,6 +29,7 @@ _HOMES = {
     "Artifact": "artifact.reader",
     "AsyncEngine": "openai.api",
     "AsyncStream": "openai.stream",
+    "Decision": "openai.decisions",
     "Engine": "openai.sync",
     "Progress": "progress",
     "SamplingParams": "engine.sampling_params",

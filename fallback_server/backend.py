@@ -23,7 +23,7 @@ class Sampling:
 
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = 0  # 0: off
+    top_k: int = 0  # 0 turns it off
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -50,15 +50,34 @@ class TokenRequest:
     max_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
     stop_token_ids: frozenset[int] = frozenset()  # end tokens; the event of such a token has finish "stop"
-    held_token_ids: frozenset[int] = frozenset()  # of those: they come only where the grammar allows no other
+    # the end tokens that come only if the grammar allows no other token
+    held_token_ids: frozenset[int] = frozenset()
     min_tokens: int = 0
-    logprobs: int | None = None  # how many alternatives (0: the token's own only)
+    logprobs: int | None = None  # how many alternatives to give; with 0 only the token's own
     prompt_logprobs: int | None = None
+    prompt_logprobs_from: int = 0  # the first token of the prompt whose log-probability is wanted
     grammar: Grammar | None = None
     priority: int = 0
     salt: str = ""
     late: float = 0.0
 
+
+@dataclass(frozen=True)
+class ScoreRequest:
+    """Labels whose log-probabilities after a prompt are wanted. The other fields mean the same as in a
+    TokenRequest.
+    """
+
+    id: str
+    tokens: tuple[int, ...]
+    labels: tuple[tuple[int, ...], ...]
+    priority: int = 0
+    salt: str = ""
+    late: float = 0.0
+
+
+LabelScores = list[tuple[float, ...]]
+"""For each label, the log-probability of each of its tokens."""
 
 Pooling = Literal["mean", "last", "model"]
 
@@ -89,7 +108,8 @@ class Logprob:
 class TokenEvent:
     """One sampled token; the last event of a request has `finish`.
 
-    The first event carries `prompt_logprobs`: one entry per prompt token, the first one None.
+    The first event carries `prompt_logprobs`: one entry per prompt token from `prompt_logprobs_from` on; that
+    of the very first token is None.
     """
 
     token: int | None
@@ -97,7 +117,8 @@ class TokenEvent:
     logprob: float | None = None
     top: tuple[Logprob, ...] = ()
     prompt_logprobs: tuple[tuple[Logprob, tuple[Logprob, ...]] | None, ...] | None = None
-    cached_tokens: int = 0  # prompt tokens found in the prefix cache (first event)
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache, told with the first event
+    queued: float | None = None  # seconds from the submission to the first step, told with the first event
 
 
 @dataclass(frozen=True)
@@ -109,8 +130,8 @@ class BackendInfo:
     context_length: int
     eos_token_ids: tuple[int, ...]
     max_running: int
-    cache_tokens: int  # tokens that the KV cache holds in all
-    sampling: SamplingDefaults = NOTHING  # what a request that does not say gets
+    cache_tokens: int  # the number of tokens that the KV cache holds
+    sampling: SamplingDefaults = NOTHING  # the parameters of a request that gives none
 
 
 @dataclass(frozen=True)
@@ -134,20 +155,22 @@ class RunningProgram:
 @dataclass(frozen=True)
 class BackendStats:
     """Figures of an engine. `running`, `waiting` and `cache_usage` (in [0, 1]) are current values; the others
-    count from the engine's start. `program` is set for an engine that runs an artifact.
+    count from the engine's start. `program` is set for an engine that runs an artifact. `memory`: bytes of
+    the device's memory in use, by weights, KV cache and workspaces; 0 where it is unknown.
     """
 
     running: int
     waiting: int
     cache_usage: float
-    prefix_hits: int  # tokens
-    prefix_queries: int  # tokens
+    prefix_hits: int  # in tokens
+    prefix_queries: int  # in tokens
     preemptions: int
     generated_tokens: int
     prompt_tokens: int
     steps: int
     restarts: int
     program: RunningProgram | None = None
+    memory: int = 0
 
 
 class Backend(Protocol):
@@ -170,6 +193,12 @@ class Backend(Protocol):
     async def embed(self, request: EmbedRequest) -> Vector:
         """Return the vector of a sequence, as the model makes it. Cancelling the call ends the work on it.
         Raises the errors of `submit`.
+        """
+        ...
+
+    async def score(self, request: ScoreRequest) -> LabelScores:
+        """Return the log-probabilities of labels after a prompt; nothing is generated. Cancelling the call
+        ends the work on it. Raises the errors of `submit`.
         """
         ...
 

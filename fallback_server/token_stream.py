@@ -47,7 +47,7 @@ class EventStream:
         self._all_unread = all_unread
         self._events: deque[TokenEvent | NearfarError | int] = deque()
         self._came: asyncio.Future[None] | None = None
-        self._ended = False  # the last event has been handed out, or nobody wants it
+        self._ended = False  # the last event has been handed out, or no reader wants it
         self._closed = False  # no more events are taken
 
     def __aiter__(self) -> AsyncIterator[TokenEvent]:

@@ -19,7 +19,7 @@ from nearfar.format.conversion import plain, record
 from nearfar.format.manifest import FORMAT, VERSION, Manifest
 from nearfar.format.seal import FIELD, is_sealed
 
-LARGEST = 1e300  # the largest number: JSON can write numbers that float64 cannot hold
+LARGEST = 1e300  # the largest allowed number, because JSON can write numbers that float64 cannot hold
 
 
 def document(manifest: Manifest) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def read_part(choice: Mapping[str, Any], *, chat: bool) -> Piece:
         _count(choice.get("index"), "index"),
         _finish(_text(choice.get("finish_reason"), "finish_reason")),
     )
-    ids = len(_list(choice.get("token_ids"), "token_ids"))  # vLLM tells them, if asked
+    ids = len(_list(choice.get("token_ids"), "token_ids"))  # vLLM gives token ids on request
     if not chat:
         text = _text(choice.get("text"), "text")
         parallel = _map(choice.get("logprobs"), "logprobs")

@@ -99,7 +99,7 @@ class RefusedError(RequestError):
 def error_of(where: str, status: int, text: str, headers: Mapping[str, str]) -> RemoteError | RefusedError:
     """Make the error for a status and its body, which may be anything."""
     told = _told(text)
-    if status in _BAD:  # clients see this: an error page of something in between is not for them
+    if status in _BAD:  # clients see this message: the error page of a proxy in between is not for them
         message = told.message or f"the server refuses the request (status {status})"
         return RefusedError(message, told.param, status, told.code)
     shown = f"{where}: status {status}: {told.message or shown_page(text)}"
@@ -145,7 +145,8 @@ def unreachable(where: str, error: Exception) -> str:
     """The message for a server that cannot be connected to."""
     if said := no_tls(error):
         return f"{where} {said}"
-    if type(error).__name__ == "UnsupportedProtocol":  # httpx's, which is not imported for this
+    # httpx's class, compared by name so that httpx is not imported for it
+    if type(error).__name__ == "UnsupportedProtocol":
         return f"{where.rstrip('/')} is no address of a server: give http://HOST:PORT or https://HOST"
     return f"{where} cannot be reached: {reason_of(error)}"
 
@@ -163,7 +164,8 @@ def reason_of(error: BaseException) -> str:
     """
     at: BaseException | None = error
     while at is not None:
-        if isinstance(at, OSError) and at.errno is not None:  # a gaierror's numbers are not errno's
+        # the numbers of a gaierror are not those of errno
+        if isinstance(at, OSError) and at.errno is not None:
             said = at.strerror if isinstance(at, socket.gaierror) else os.strerror(at.errno)
             return (said or "").lower() or type(at).__name__
         at = at.__cause__ or at.__context__
@@ -187,7 +189,8 @@ def _told(text: str) -> _Told:
         record = json.loads(text)
     except (ValueError, RecursionError):
         return _Told()
-    if isinstance(record, list) and len(record) == 1:  # Google's servers of OpenAI's shape
+    # Google's servers of OpenAI's interface wrap an error in a list
+    if isinstance(record, list) and len(record) == 1:
         record = record[0]
     error = record.get("error", record) if isinstance(record, dict) else None
     if isinstance(error, str):

@@ -149,7 +149,7 @@ class Server:
             ):
                 while (data := await clock.wait(anext(events, None))) is not None:
                     chunk = self._read(data, answers, chat=path == CHAT)
-                    if len(finished) == answers:  # all that can come now is the usage
+                    if len(finished) == answers:  # only the usage can still come
                         chunk = Chunk(usage=chunk.usage)
                     elif chunk.parts:
                         begun |= {part.index for part in chunk.parts}

@@ -142,7 +142,7 @@ class EngineDevice:
             raise SideError(f"the device gave no token for {limit:g} s", "stalled") from error
         except RequestError:
             raise
-        except Exception as error:  # whatever a device's library raises
+        except Exception as error:  # a device's library may raise any error
             raise SideError(f"the device failed: {error}", "lost") from error
         finally:
             if chunks is not None:

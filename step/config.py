@@ -10,7 +10,7 @@ from nearfar.errors import CheckpointError
 
 LARGEST = 2**31 - 1  # the largest size: offsets in kernels are 32 bits wide
 MAX_LAYERS = 4096
-MAX_CONTEXT = 1 << 24  # positions; a page table for this many takes 64 MiB
+MAX_CONTEXT = 1 << 24  # positions; a page table for this many positions takes 64 MiB
 EPSILON = (1e-12, 0.1)  # a norm's epsilon: smaller ones vanish in float32, larger ones outweigh the values
 LAYER_TYPES = ("full_attention", "sliding_attention")
 

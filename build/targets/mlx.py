@@ -59,7 +59,7 @@ class _Affine:
     codes' bytes at 4 bits.
     """
 
-    left: int  # rows still to come
+    left: int  # the number of rows still to come
     scales: list[npt.NDArray[np.float16]] = field(default_factory=list)
     biases: list[npt.NDArray[np.float16]] = field(default_factory=list)
 
@@ -146,7 +146,7 @@ class MlxTarget:
         documents = {"config.json": mlx_config(checkpoint.config, source.reading, source.matrices)}
         if (checkpoint.path / "generation_config.json").is_file():
             documents["generation_config.json"] = dict(checkpoint.generation_config)
-        if source.model.eos_token_ids:  # mlx-lm takes the tokens that end a text from either
+        if source.model.eos_token_ids:  # mlx-lm takes end tokens from either document
             for document in documents.values():
                 document["eos_token_id"] = list(source.model.eos_token_ids)
         ordered = {name: dict(sorted(document.items())) for name, document in documents.items()}

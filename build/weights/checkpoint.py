@@ -38,7 +38,7 @@ licence, and the modules of embedding models.
 LICENSE_NAMES = ("LICENSE", "LICENSE.txt", "LICENSE.md")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 READ_BYTES = 8 << 20
-HASH_BYTES = 256 << 10  # the block is read into again and again, so it stays in the core's cache
+HASH_BYTES = 256 << 10  # bytes of the read buffer, which is reused, so that it stays in the core's cache
 
 
 class DirectoryCheckpoint:

@@ -35,7 +35,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
     "U8": np.dtype("u1"),
     "BOOL": np.dtype("?"),
 }
-HEADER_LIMIT = 100_000_000  # as the safetensors library
+HEADER_LIMIT = 100_000_000  # bytes; the safetensors library has the same limit
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,8 @@ __all__ = [
     "to_float32",
 ]
 
-LEAST_IMPORTANCE = 1e-3  # share of a group's mean: inputs that a calibration text never moved still count
+# as a share of the group's mean: inputs that a calibration text never moved still count
+LEAST_IMPORTANCE = 1e-3
 METHOD = "alternating least squares from clipped ranges, float16 scale and bias inside the search"
 
 
@@ -152,7 +153,7 @@ def quantize_slice(
     """
     from nearfar.build.weights.quantize_kernel import (
         compiled_search,
-    )  # imports TVM, which opening and checking a checkpoint does without
+    )  # late, because the module imports TVM, which opening and checking a checkpoint does not need
 
     blocks, lanes, group = piece.groups.shape
     n, k = piece.rows.shape
@@ -215,7 +216,7 @@ def _check_range(
     """
     limit = LARGEST
     low, high, total = statistics
-    with np.errstate(over="ignore", invalid="ignore"):  # the sum has a NaN even where the minimum does not
+    with np.errstate(over="ignore", invalid="ignore"):  # the sum has a NaN even if the minimum has none
         good = np.isfinite(total) & (low >= -limit) & (high <= limit) & (high - low <= limit)
     if good.all():
         return

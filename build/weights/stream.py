@@ -40,10 +40,10 @@ from nearfar.step.params import Param
 
 KEPT = "as in the checkpoint"
 """The report's method in a build that carries codes over."""
-Piece = QuantTensor | Array  # rows of a matrix: quantized, or float16 or float32 where it stays dense
+Piece = QuantTensor | Array  # rows of a matrix, quantized, or in float16 or float32 if the matrix stays dense
 
 WORKERS = processors()
-AHEAD = 2 * WORKERS  # slices in flight
+AHEAD = 2 * WORKERS  # the number of slices in flight
 
 
 class WeightWriter(Protocol):

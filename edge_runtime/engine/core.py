@@ -21,7 +21,7 @@ from nearfar.edge_runtime.engine.device_thread import DeviceThread, InFlight, No
 from nearfar.edge_runtime.engine.generation import Generation, event_of
 from nearfar.edge_runtime.engine.kernel_wait import KernelWait
 from nearfar.edge_runtime.engine.reading import Reading
-from nearfar.edge_runtime.engine.requests import Constraint, FinishReason, Request, outside
+from nearfar.edge_runtime.engine.requests import Constraint, FinishReason, Request, TokenEvent, outside
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.engine.scheduler import Limits, Scheduler
 from nearfar.edge_runtime.engine.steps import Done, Run, StepBuilder
@@ -130,7 +130,7 @@ class EngineCore:
         `wanted`: "all" kernels, those of "decode" (after the first token), or "no" kernels. Raises compilers'
         and devices' errors. Large steps for which there is no memory are given up, as they would be later.
         """
-        while wanted != "no" and self._device.pipelined:  # other devices have compiled kernels
+        while wanted != "no" and self._device.pipelined:  # other devices compile their kernels at build time
             try:
                 await self._warm_up(wanted == "all")
                 return
@@ -142,7 +142,8 @@ class EngineCore:
     async def _warm_up(self, everything: bool) -> None:
         every = self._wanted_runs()
         runs = every if everything else of_decode(every)
-        self.compiling.expect(await self._device.missing(runs))  # begin all: no thread is idle
+        # begins to compile all, so that no compile thread is idle
+        self.compiling.expect(await self._device.missing(runs))
         for name, size in runs:
             while (name, size) not in self._compiled and (name != "step" or size <= self.largest_step):
                 await self._prepare(size if name == "step" else self.largest_step, [(name, size)])
@@ -177,7 +178,7 @@ class EngineCore:
         params.check_vocabulary(self.manifest.model.vocab_size)
         limit = self.scheduler.limit_tokens(tokens, params.max_tokens)
         seed = secrets.randbits(64) if params.seed is None else params.seed & (2**64 - 1)
-        return self._start(Request(tuple(tokens), params, limit, seed, constraint=constraint, salt=salt))
+        return self.start(Request(tuple(tokens), params, limit, seed, constraint=constraint, salt=salt))
 
     async def embed_all(self, texts: Seq[Seq[int]], salt: str = "") -> list[npt.NDArray[np.float32]]:
         """Compute the embeddings of texts, float32 [width] each: the last token's state as the model computes
@@ -191,14 +192,29 @@ class EngineCore:
     async def embed_checked(self, texts: Seq[Seq[int]], salt: str = "") -> list[npt.NDArray[np.float32]]:
         """Return the embeddings of texts that `check_embeds` has accepted, as `embed_all` does."""
         self.check_open()
-        # One token that is never sampled: the row that would give it is the embedding.
-        begun = [self._start(Request(tuple(tokens), EMBEDDED, 1, 0, salt=salt)) for tokens in texts]
+        # The request has one token that is never sampled: the row that would give the token gives the
+        # embedding.
+        begun = [self.start(Request(tuple(tokens), EMBEDDED, 1, 0, salt=salt)) for tokens in texts]
         try:
             events = [await anext(generation) for generation in begun]
         finally:
             for generation in begun:
                 await generation.aclose()
         return [np.asarray(event.embedding, np.float32) for event in events]
+
+    def check_scores(self, prompt: Seq[int], labels: Seq[Seq[int]]) -> None:
+        """Raise RequestError if labels after a prompt cannot be scored by this model or in this context."""
+        self.check_open()
+        if self.manifest.model.task == "embed":
+            raise RequestError(
+                f"{self.manifest.model.name} gives embeddings and no text: {EMBEDDINGS}", "model"
+            )
+        if not labels or not all(len(label) for label in labels):
+            raise RequestError("labels must be at least one, and none of them empty", "labels")
+        self._check_tokens(prompt)
+        for label in labels:
+            self._check_tokens(label)
+        self.scheduler.check_length([*prompt, *max(labels, key=len)])
 
     def check_embeds(self, texts: Seq[Seq[int]]) -> None:
         """Raise RequestError if texts cannot be embedded by this model or in this context."""
@@ -213,8 +229,8 @@ class EngineCore:
             self._check_tokens(tokens)
             self.scheduler.check_length(tokens)
 
-    def _start(self, request: Request) -> Generation:
-        """Queue a request."""
+    def start(self, request: Request) -> Generation:
+        """Queue a checked request."""
         generation = self._generations[request.number] = Generation(request, self.cancel)
         self.scheduler.add(request)
         self.wake()
@@ -301,7 +317,7 @@ class EngineCore:
                 self.scheduler.put_back(step)
                 if before is None:
                     await self._prepare(step.size, runs)
-                    continue  # plan again: requests may have come and gone meanwhile
+                    continue  # the step is planned again, because requests may have come and gone meanwhile
                 step = None
             self.compiling.end()
             work = self._builder.build(step) if step else None
@@ -396,11 +412,12 @@ class EngineCore:
     def _emit(self, done: Done) -> None:
         """Publish the results of a step and give each of its requests its token."""
         sampled = done.step.sampled
-        for request in sampled:
+        scored = [request for request, _ in done.step.scored]
+        for request in (*sampled, *scored):
             if request.number in done.refused and not request.done:
                 self._refuse(request, done.refused[request.number])
         self.scheduler.publish(done.step)
-        self._tell_reading(sampled)  # before the token is emitted
+        self._tell_reading(sampled)  # progress is told before the token is emitted
         for row, request in enumerate(sampled):
             if request.done:
                 continue
@@ -413,6 +430,20 @@ class EngineCore:
                 generation.put(event_of(request, token, reason, done.sampled, row))
             if reason or generation is None:
                 self.cancel(request)
+        for (request, place), scores in zip(done.step.scored, done.sampled.scores, strict=True):
+            request.scores[place.position] = scores
+        for request in dict.fromkeys(scored):
+            if not request.done and request.read >= len(request.tokens):
+                self._scored(request)
+
+    def _scored(self, request: Request) -> None:
+        """Give a request its scores. A held one keeps its pages until its caller cancels it."""
+        request.first = request.last = time.monotonic()
+        generation = self._generations.get(request.number)
+        if generation is not None:
+            generation.put(TokenEvent(0, None if request.held else "stop", scores=request.scores))
+        if generation is None or not request.held:
+            self.cancel(request)
 
     def _refuse(self, request: Request, error: Exception) -> None:
         """End one request with an error."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
@@ -37,6 +38,32 @@ class TopLogprob:
 
 
 @dataclass(frozen=True)
+class ScoredRow:
+    """A position whose logits are read for the log-probabilities of `tokens` as the next token.
+
+    `optional`: it is read only if its row is computed anyway and the step has a row of logits left for it.
+    """
+
+    position: int
+    tokens: tuple[int, ...]
+    optional: bool = False
+
+
+@dataclass(frozen=True)
+class RowScores:
+    """What the logits of one position say of the next token, in natural logarithms.
+
+    `logprobs`: of the tokens that were asked for, in their order. `entropy`: of all tokens. `best`, `second`:
+    log-probabilities of the two likeliest tokens.
+    """
+
+    logprobs: tuple[float, ...]
+    entropy: float
+    best: float
+    second: float
+
+
+@dataclass(frozen=True)
 class TokenEvent:
     """One sampled token. The last event of a request has a finish reason; after "stop" its token is the end
     token.
@@ -48,6 +75,8 @@ class TokenEvent:
     top_logprobs: tuple[TopLogprob, ...] = ()
     embedding: npt.NDArray[Any] | None = None
     """float32 [width], from a model that gives embeddings; the token then has no meaning."""
+    scores: Mapping[int, RowScores] | None = None
+    """The scores of a request with scored rows, by position; the token then has no meaning."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +134,10 @@ class Request:
     `tokens` are the prompt and the known part of the answer. `queued` positions have been given to the
     device; `pending` of them end in a sampled token that has not been read yet. Requests share prefixes if
     they have the same `salt`.
+
+    A request with `scored` rows samples nothing: it ends when all positions of its prompt have been read. A
+    `held` one keeps its slot and its pages after that, until it is cancelled or another request needs them,
+    so that later requests can start from all of its tokens.
     """
 
     prompt: tuple[int, ...]
@@ -133,6 +166,9 @@ class Request:
     cached_tokens: int = 0
     constraint: Constraint | None = None
     salt: str = ""
+    scored: tuple[ScoredRow, ...] = ()
+    held: bool = False
+    scores: dict[int, RowScores] = field(default_factory=dict)
     created: float = field(default_factory=time.monotonic)
     admitted: float = 0.0
     first: float = 0.0
@@ -158,8 +194,21 @@ class Request:
 
     @property
     def exhausted(self) -> bool:
-        """Whether the most allowed tokens have been sampled or queued."""
-        return self.generated >= self.limit
+        """Whether the most allowed tokens have been sampled or queued, or all rows to score."""
+        return self.remaining <= 0 if self.scored else self.generated >= self.limit
+
+    @property
+    def reusable(self) -> int:
+        """The most of its first tokens whose keys and values may come from the cache: the first row that is
+        needed must be computed.
+        """
+        needed = (row.position for row in self.scored if not row.optional)
+        return next(needed, len(self.tokens) - 1)
+
+    @property
+    def idle(self) -> bool:
+        """Whether it only holds its pages for others."""
+        return self.held and self.read >= len(self.tokens)
 
     def accept(self, token: int) -> None:
         """Record a sampled token that has been read."""

@@ -10,7 +10,8 @@ from itertools import islice
 
 from nearfar.edge_runtime.cache import Copy, SequenceTable, common_length
 from nearfar.edge_runtime.engine.prefill import LOOKED_AT, OVERTAKEN, is_short, kept_rows, share_rows
-from nearfar.edge_runtime.engine.requests import Request
+from nearfar.edge_runtime.engine.requests import Request, ScoredRow
+from nearfar.edge_runtime.engine.row_scores import scored_rows
 from nearfar.errors import ContextError
 
 MORE_ROOM = ", or give the cache more memory if the model allows it"
@@ -59,13 +60,14 @@ class Limits:
 class Chunk:
     """Consecutive rows of one request: `count` positions from `start`.
 
-    If `samples`, the last row's logits give its next token.
+    If `samples`, the last row's logits give its next token. The logits of `scored` rows are read.
     """
 
     request: Request
     start: int
     count: int
     samples: bool
+    scored: tuple[ScoredRow, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,11 @@ class Step:
     def sampled(self) -> list[Request]:
         """The requests that get a token, in the order of their logits rows."""
         return [chunk.request for chunk in self.chunks if chunk is not None and chunk.samples]
+
+    @property
+    def scored(self) -> list[tuple[Request, ScoredRow]]:
+        """The rows whose logits are read; their rows of logits come after those of sampled requests."""
+        return [(chunk.request, row) for chunk in self.chunks if chunk is not None for row in chunk.scored]
 
 
 class Scheduler:
@@ -145,6 +152,8 @@ class Scheduler:
         """
         for request in reversed(self.running):
             self._release(request)
+            if request.idle:
+                continue
             request.queued = request.pending = 0
             self.waiting.appendleft(request)
         self.running.clear()
@@ -173,12 +182,19 @@ class Scheduler:
             return None
         wanted, decoding = self._prefill_wanted(before), len(chunks)
         budget = self.limits.prefill_rows(len(chunks), sum(r.remaining for r in wanted)) if wanted else 0
+        # Each other request may need a row of logits in this step.
+        room = self.limits.max_logits - sum(not request.scored for request in self.running)
         for request, take in zip(wanted, share_rows([*map(self._computable, wanted)], budget), strict=True):
-            if take > 0:
-                chunks.append(Chunk(request, request.queued, take, take == request.remaining))
+            fits, scored = scored_rows(request.scored, request.queued, take, room)
+            room -= len(scored)
+            if fits > 0:
+                samples = fits == request.remaining and not request.scored
+                chunks.append(Chunk(request, request.queued, fits, samples, scored))
         if not any(chunks):
             if wanted and before is None:
-                self._preempt(self.running[-1])  # prompts wait for each other's pages: break the tie
+                # prompts that wait for each other's pages would wait for ever, so the last request gives its
+                # pages up
+                self._preempt(self.running[-1])
                 return self.schedule(None)
             return None
         if before and len(chunks) == decoding and _better_together(before, chunks):
@@ -229,7 +245,8 @@ class Scheduler:
         others = [r for r in self.running if r.remaining == 1 and r.generated > 0 and r not in ordered]
         rows: list[Chunk | None] = []
         for request in [*ordered, *others]:
-            unread = request in ordered and request.constraint is not None  # its mask depends on this token
+            # the request's mask depends on a token that has not been read
+            unread = request in ordered and request.constraint is not None
             if unread or request.done or request.sequence is None or request.exhausted:
                 if request in ordered:
                     rows.append(None)
@@ -256,12 +273,26 @@ class Scheduler:
         return True
 
     def _preempt(self, request: Request) -> None:
-        """Release a request's pages; it returns to the head of the queue and is computed again."""
+        """Release a request's pages; it returns to the head of the queue and is computed again.
+
+        If a request only holds its pages, that one releases them instead.
+        """
+        if self._drop_idle():
+            return
         self.preemptions += 1
         self.running.remove(request)
         self._release(request)
         request.queued = 0
         self.waiting.appendleft(request)
+
+    def _drop_idle(self) -> bool:
+        """Release the pages of a request that only holds them; False if there is none."""
+        idle = next((request for request in self.running if request.idle), None)
+        if idle is None:
+            return False
+        self.running.remove(idle)
+        self._release(idle)
+        return True
 
     def _release(self, request: Request) -> None:
         if request.sequence is not None:
@@ -277,19 +308,22 @@ class Scheduler:
             if r not in fed and (r.remaining > 1 or r.generated == 0) and not r.exhausted
         ]
         for request in wanted:
-            self._advance(request)  # first, so that newly admitted requests cannot take its pages
+            # before others are admitted, so that these cannot take the request's pages
+            self._advance(request)
         rows = sum(r.remaining for r in wanted)
         kept = kept_rows(self.limits.max_rows)
         without_room: list[Request] = []
         for request in list(islice(self.waiting, LOOKED_AT)):
-            if len(self.running) >= self.limits.max_logits:
+            if len(self.running) >= self.limits.max_logits and not self._drop_idle():
                 break
             full = rows >= self.limits.max_rows
             if full and not (is_short(request.remaining, wanted[0].remaining) and request.remaining <= kept):
                 continue
             if self._soon_cached(request):
                 continue
-            if request.no_room == self.table.freed or not self._admit(request):
+            if request.no_room == self.table.freed or not (
+                self._admit(request) or self._admit_for_idle(request)
+            ):
                 request.no_room = self.table.freed
                 without_room.append(request)
                 if request.overtaken >= OVERTAKEN:
@@ -332,7 +366,7 @@ class Scheduler:
             # The cheap check comes first: a comparison of tokens takes time in proportion to the prompt.
             if other.salt != request.salt or not self._leaves(other, len(other.tokens)):
                 continue
-            common = common_length(other.tokens, request.tokens)
+            common = min(common_length(other.tokens, request.tokens), request.reusable + 1)
             if self._leaves(other, common):
                 request.awaits = other, common
                 return True
@@ -352,7 +386,7 @@ class Scheduler:
 
         Groups with a window get pages only for the next rows: they never need pages for all of a long prompt.
         """
-        sequence = self.table.open(request.tokens, request.salt)
+        sequence = self.table.open(request.tokens[: request.reusable + 1], request.salt)
         if sequence is None:
             return False
         request.sequence = sequence
@@ -372,6 +406,13 @@ class Scheduler:
             request.cached_tokens = request.queued
         return True
 
+    def _admit_for_idle(self, request: Request) -> bool:
+        """Admit a request in place of requests that only hold their pages."""
+        while self._drop_idle():
+            if self._admit(request):
+                return True
+        return False
+
     def _borrow(self, request: Request) -> None:
         """Start from a running request with the same beginning, if it shares more tokens than the prefix
         index.
@@ -381,7 +422,7 @@ class Scheduler:
         for other in self.running:
             if other.sequence is not None and other.salt == request.salt:
                 common = common_length(other.sequence.tokens, request.tokens)
-                common = self.table.shareable(other.sequence, min(common, len(request.tokens) - 1))
+                common = self.table.shareable(other.sequence, min(common, request.reusable))
                 if common > shared:
                     best, shared = other.sequence, common
         if best is None:

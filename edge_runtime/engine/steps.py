@@ -4,6 +4,7 @@ rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -12,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.edge_runtime.cache import Copy, Held, Sequence, common_length
-from nearfar.edge_runtime.engine.requests import Constraint, Request
+from nearfar.edge_runtime.engine.requests import Constraint, Request, RowScores, ScoredRow
+from nearfar.edge_runtime.engine.row_scores import row_scores
 from nearfar.edge_runtime.engine.scheduler import Step
 from nearfar.errors import DeviceError, NearfarError, RequestError
 from nearfar.format.buffers import page_table
@@ -74,6 +76,8 @@ class StepWork:
     sampler_size: int = 0
     sampled: int = 0
     logprobs_size: int = 0
+    scored: tuple[ScoredRow, ...] = ()
+    """Rows whose logits are read, after those of sampled requests."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,8 @@ class Sampled:
     logprobs: Array | None = None
     top_ids: Array | None = None
     top_logprobs: Array | None = None
+    scores: tuple[RowScores, ...] = ()
+    """The scores of the rows that the step scores."""
     embeddings: Array | None = None
     """float32 [R, width], from a model that gives embeddings; tokens are then 0, or −1 if a value is not
     finite.
@@ -150,6 +156,7 @@ class StepBuilder:
         queued.
         """
         work = StepWork(step.size, step.copies, self._rows(step))
+        work.scored = tuple(row for _, row in step.scored)
         requests = step.sampled
         for chunk in step.chunks:
             if chunk is not None:
@@ -199,10 +206,12 @@ class StepBuilder:
         slots = np.zeros(step.size, np.int32)
         logit_rows = np.zeros(MAX_ROWS, np.int32)
         row = sampled = 0
+        scored: list[int] = []
         for chunk in step.chunks:
             if chunk is None:
                 row += 1
                 continue
+            scored += [row + each.position - chunk.start for each in chunk.scored]
             assert chunk.request.sequence is not None
             end = row + chunk.count
             known = chunk.request.tokens[chunk.start : chunk.start + chunk.count]
@@ -213,6 +222,7 @@ class StepBuilder:
                 logit_rows[sampled] = end - 1
                 sampled += 1
             row = end
+        logit_rows[sampled : sampled + len(scored)] = scored
         writes = [
             Write("positions", positions),
             *self._changed("slots", slots),
@@ -324,6 +334,11 @@ def launch(executor: Executor, work: StepWork) -> Launched:
     if work.embeds:
         rows = executor.fetch("embedding", max(work.sampled, 1))
         return Launched(lambda: _embedded(rows()), {})
+    logits = executor.fetch("logits", work.sampled + len(work.scored)) if work.scored else None
+
+    def scores() -> tuple[RowScores, ...]:
+        return row_scores(logits()[work.sampled :], work.scored) if logits else ()
+
     # Only the sampler reads masks: a device that runs asynchronously computes the logits meanwhile.
     refused: Refused = {}
     for mask in work.masks:
@@ -335,11 +350,11 @@ def launch(executor: Executor, work: StepWork) -> Launched:
     # Results are read even if nothing was sampled, so that at most two steps are in flight.
     tokens = executor.fetch("sampled", max(work.sampled, 1))
     if not work.logprobs_size:
-        return Launched(lambda: Sampled(tokens()), refused)
+        return Launched(lambda: Sampled(tokens(), scores=scores()), refused)
     executor.run("logprobs", work.logprobs_size)
     chosen = executor.fetch("logprob", work.sampled)
     ids, values = executor.fetch("top_ids", work.sampled), executor.fetch("top_logprobs", work.sampled)
-    return Launched(lambda: Sampled(tokens(), chosen(), ids(), values()), refused)
+    return Launched(lambda: Sampled(tokens(), chosen(), ids(), values(), scores()), refused)
 
 
 def _no_sampling() -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
@@ -358,6 +373,9 @@ def _embedded(rows: Array) -> Sampled:
 def finish(step: Step, launched: Launched, sampled: Sampled) -> Done:
     """The results of a step: constraints accept their tokens, and requests without a token are refused."""
     refused = dict(launched.refused)
+    for (request, _), scores in zip(step.scored, sampled.scores, strict=True):
+        if not math.isfinite(scores.entropy):
+            refused[request.number] = DeviceError(NOT_FINITE)
     for row, request in enumerate(step.sampled):
         if request.done or request.number in refused:
             continue

@@ -17,6 +17,7 @@ from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.openai.chat import Chat
 from nearfar.edge_runtime.openai.completions import Completions
 from nearfar.edge_runtime.openai.context import ContextPolicy, check_policy
+from nearfar.edge_runtime.openai.decisions import Asked, Decision, decide
 from nearfar.edge_runtime.openai.embeddings import Embeddings
 from nearfar.edge_runtime.openai.loaded import Loaded
 from nearfar.edge_runtime.progress import Tell, Teller
@@ -84,6 +85,27 @@ class AsyncEngine(Loaded):
     def generate(self, tokens: Seq[int], params: SamplingParams | None = None) -> Generation:
         """Generate token events from token ids."""
         return self.core.generate(tokens, params)
+
+    async def decide(
+        self,
+        prompt: Asked,
+        labels: Seq[str] | None = None,
+        *,
+        values: Seq[float] | None = None,
+        neutral: Asked | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Decision:
+        """Decide which of several labels, or which of several numbers (`values`), answers a prompt.
+
+        The probabilities are the model's, computed in one batch after the prompt; nothing is generated. The
+        prompt asks the question: it is a conversation, a text, or token ids. `neutral`: the same prompt
+        without content (for example with "N/A" for the text to judge); what the model prefers after it is
+        taken out of the probabilities. `chat_template_kwargs`: variables for the chat template. RequestError
+        for fewer than 2 or more than 256 labels, equal ones, and what does not fit the context.
+        """
+        return await decide(
+            self, prompt, labels, values=values, neutral=neutral, chat_template_kwargs=chat_template_kwargs
+        )
 
     async def save_cache(
         self,

@@ -10,6 +10,9 @@ from nearfar.edge_runtime.text.codec import TextCodec
 from nearfar.edge_runtime.tools.messages import prepared
 from nearfar.edge_runtime.tools.reading import reasoning_opened
 
+END = 64
+"""Characters of the end of a prompt that are kept, to see which tokens continue it."""
+
 
 class ChatEncoder:
     """Encodes conversations as tokens up to the place where the answer begins, or continues
@@ -30,6 +33,8 @@ class ChatEncoder:
         self._variables = variables or {}
         self.reasoning_open = False
         """Whether the last encoded prompt ends in the mark that begins reasoning."""
+        self.end = ""
+        """The last characters of the last encoded prompt."""
 
     def __call__(self, messages: Seq[Mapping[str, Any]]) -> list[int]:
         """The tokens of a conversation."""
@@ -39,4 +44,5 @@ class ChatEncoder:
         variables = {**self._variables, **variables}
         text = codec.render_chat(given, continue_last=self._continue, variables=variables)
         self.reasoning_open = reasoning_opened(codec.answers, text)
+        self.end = text[-END:]
         return codec.encode_raw(text)

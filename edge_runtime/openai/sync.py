@@ -16,6 +16,7 @@ from nearfar.edge_runtime.engine.requests import TokenEvent
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
 from nearfar.edge_runtime.openai.api import AsyncEngine
 from nearfar.edge_runtime.openai.context import ContextPolicy
+from nearfar.edge_runtime.openai.decisions import Asked, Decision
 from nearfar.edge_runtime.openai.parameters import ChatParams, CompletionParams
 from nearfar.edge_runtime.openai.records import (
     ChatCompletion,
@@ -113,7 +114,8 @@ class Stream(Generic[Item]):
     def close(self) -> None:
         """Stop the request."""
         close, self._close = self._close, None
-        if close is not None and (self._loop.forked or self._loop.stopped):  # the parent's, or ended
+        # the loop belongs to the parent process, or has ended
+        if close is not None and (self._loop.forked or self._loop.stopped):
             close.close()
         elif close is not None:
             self._loop.run(self._after_next(close))
@@ -190,6 +192,21 @@ class Engine:
             return Stream(self._loop, generation, generation.aclose())
 
         return self._loop.run(start())
+
+    def decide(
+        self,
+        prompt: Asked,
+        labels: Seq[str] | None = None,
+        *,
+        values: Seq[float] | None = None,
+        neutral: Asked | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Decision:
+        """See AsyncEngine.decide."""
+        deciding = self.asynchronous.decide(
+            prompt, labels, values=values, neutral=neutral, chat_template_kwargs=chat_template_kwargs
+        )
+        return self._loop.run(deciding)
 
     def save_cache(
         self,

@@ -15,6 +15,7 @@ from nearfar.edge_runtime.engine import requests as edge
 from nearfar.edge_runtime.engine.core import EngineCore
 from nearfar.edge_runtime.engine.generation import Generation
 from nearfar.edge_runtime.engine.sampling_params import SamplingParams
+from nearfar.edge_runtime.engine.scoring import score
 from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.edge_runtime.openai.parameters import unscored_prompt
 from nearfar.errors import EngineError, NearfarError, RequestError
@@ -22,9 +23,11 @@ from nearfar.fallback_server.backend import (
     BackendInfo,
     BackendStats,
     EmbedRequest,
+    LabelScores,
     Logprob,
     RunningProgram,
     Sampling,
+    ScoreRequest,
     TokenEvent,
     TokenRequest,
 )
@@ -50,7 +53,7 @@ class _Counts:
     generated: int = 0
     hits: int = 0
     embedded: int = 0
-    """Tokens of inputs to embed, which the figures of the prefix cache leave out."""
+    """Tokens of inputs to embed and to score, which the figures of the prefix cache leave out."""
 
 
 @dataclass(order=True)
@@ -87,7 +90,7 @@ class ArtifactBackend:
         self._numbers = itertools.count()
         self._streams = TaskStreams()
         self._running = 0
-        self._embedding = 0
+        self._aside = 0
         self._pages = table.available
         self._counts = _Counts()
         self._probe: asyncio.Task[bool] | None = None
@@ -115,7 +118,7 @@ class ArtifactBackend:
             )
         self.core.check_embeds([request.tokens])
         self._check_room()
-        self._embedding += 1
+        self._aside += 1
         try:
             await self._turn(request.late + request.priority * PRIORITY_SECONDS)
             try:
@@ -123,9 +126,25 @@ class ArtifactBackend:
             finally:
                 self._leave()
         finally:
-            self._embedding -= 1
+            self._aside -= 1
         self._counts.embedded += len(request.tokens)
         return vector
+
+    async def score(self, request: ScoreRequest) -> LabelScores:
+        """Return the log-probabilities of labels after a prompt. See Backend."""
+        self.core.check_scores(request.tokens, request.labels)
+        self._check_room()
+        self._aside += 1
+        try:
+            await self._turn(request.late + request.priority * PRIORITY_SECONDS)
+            try:
+                found = await score(self.core, request.tokens, request.labels, request.salt)
+            finally:
+                self._leave()
+        finally:
+            self._aside -= 1
+        self._counts.embedded += len(request.tokens) + sum(map(len, request.labels))
+        return found
 
     def stats(self) -> BackendStats:
         """Return the engine's current figures."""
@@ -142,6 +161,7 @@ class ArtifactBackend:
             steps=self.core.steps,
             restarts=0,
             program=self._program(),
+            memory=self.core.executor.memory_used(),
         )
 
     def _program(self) -> RunningProgram:
@@ -170,8 +190,8 @@ class ArtifactBackend:
 
     @property
     def _waiting(self) -> int:
-        """Sequences to complete or to embed that do not run yet."""
-        return len(self._streams) + self._embedding - self._running
+        """Sequences to complete, to embed or to score that do not run yet."""
+        return len(self._streams) + self._aside - self._running
 
     def _check_room(self) -> None:
         check_room(self._waiting, self._max_waiting)
@@ -196,22 +216,26 @@ class ArtifactBackend:
     async def _run(self, request: TokenRequest, params: SamplingParams, stream: TaskStream) -> None:
         """Run one request from its place in the queue to its last token."""
         try:
+            submitted = time.monotonic()
             constraint = await self._constraint(request)
             await self._turn(request.late + request.priority * PRIORITY_SECONDS)
             try:
+                queued = time.monotonic() - submitted
                 generation = self.core.generate(request.tokens, params, constraint, request.salt)
-                await self._generate(generation, request, stream)
+                await self._generate(generation, request, stream, queued)
             finally:
                 self._leave()
         except RequestError as error:
             stream.put(error)
         except NearfarError as error:
             stream.put(EngineError(str(error)))
-        except Exception as error:  # a bug of ours must not leave the reader waiting
+        except Exception as error:  # a bug in this code must not leave the reader waiting
             log.exception("request %s failed", request.id)
             stream.put(EngineError(f"the engine failed: {type(error).__name__}: {error}"))
 
-    async def _generate(self, generation: Generation, request: TokenRequest, stream: TaskStream) -> None:
+    async def _generate(
+        self, generation: Generation, request: TokenRequest, stream: TaskStream, queued: float
+    ) -> None:
         first = True
         try:
             async for event in generation:
@@ -219,7 +243,7 @@ class ArtifactBackend:
                 self._counts.prompt += len(request.tokens) if first else 0
                 self._counts.hits += cached
                 self._counts.generated += 1
-                made = _event(event, request, cached)
+                made = _event(event, request, cached, queued if first else None)
                 stream.put(made)
                 first = False
                 if made.finish is not None:
@@ -247,7 +271,7 @@ class ArtifactBackend:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():  # the place was given at the same moment
+            if turn.done() and not turn.cancelled():  # the turn was granted at the same moment
                 self._leave()
             raise
 
@@ -294,9 +318,9 @@ def _params(request: TokenRequest) -> SamplingParams:
     )
 
 
-def _event(event: edge.TokenEvent, request: TokenRequest, cached: int) -> TokenEvent:
+def _event(event: edge.TokenEvent, request: TokenRequest, cached: int, queued: float | None) -> TokenEvent:
     finish: Literal["stop", "length"] | None = (
         "stop" if event.token in request.stop_token_ids else event.finish_reason
     )
     top = tuple(Logprob(other.token, other.logprob) for other in event.top_logprobs)
-    return TokenEvent(event.token, finish, event.logprob, top, None, cached)
+    return TokenEvent(event.token, finish, event.logprob, top, None, cached, queued)

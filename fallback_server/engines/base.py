@@ -11,7 +11,7 @@ from nearfar.edge_runtime.grammars import Grammar
 from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.edge_runtime.tools.asking import AUTO, ToolChoice
-from nearfar.fallback_server.backend import BackendStats, Pooling
+from nearfar.fallback_server.backend import BackendStats, LabelScores, Pooling
 from nearfar.fallback_server.engines.hints import Hint
 from nearfar.fallback_server.tenants import ANONYMOUS, Tenant
 
@@ -19,14 +19,24 @@ Prompt = str | tuple[int, ...]
 
 
 @dataclass(frozen=True)
+class Question:
+    """A prompt, as messages or as text or tokens, and the labels whose probabilities after it are wanted."""
+
+    labels: tuple[Prompt, ...]
+    messages: tuple[Mapping[str, Any], ...] = ()
+    prompt: Prompt = ""
+
+
+@dataclass(frozen=True)
 class EngineRequest:
-    """One validated API call. It has either `messages` (chat) or `prompts` (completions, embeddings).
+    """One validated API call. It has `messages` (chat), `prompts` (completions, embeddings) or `questions`.
 
     `sampling`: the fields of Sampling that the caller gave; the model has defaults for the others.
     `max_tokens` None means until the context is full. `body` is the call as received, for engines that pass
     it on. `tenant`: whose request it is; its salt keeps its prefixes apart from others'. `pooling` is set for
-    a request for vectors (Engine.embed). `hints` say how much to think and to write, which a chat template
-    may follow.
+    a request for vectors (Engine.embed), `questions` for a request for log-probabilities (Engine.score).
+    `begin_answer`: the chat template begins the answer. `hints` say how much to think and to write, which a
+    chat template may follow.
     """
 
     id: str
@@ -48,9 +58,11 @@ class EngineRequest:
     priority: int = 0
     tenant: Tenant = ANONYMOUS
     pooling: Pooling | None = None
+    questions: tuple[Question, ...] = ()
     template: Mapping[str, Any] = field(default_factory=dict)
     hints: tuple[Hint, ...] = ()
     continue_last: bool = False
+    begin_answer: bool = True
     split_reasoning: bool = True
     body: Mapping[str, Any] = field(default_factory=dict)
 
@@ -60,6 +72,11 @@ class EngineRequest:
         return bool(self.messages)
 
     @property
+    def texts(self) -> Seq[Any]:
+        """What the request asks, for the audit log."""
+        return self.messages or self.prompts or [each.messages or each.prompt for each in self.questions]
+
+    @property
     def choices(self) -> int:
         """The number of answers that the request asks for."""
         return self.n * max(len(self.prompts), 1)
@@ -67,11 +84,14 @@ class EngineRequest:
 
 @dataclass(frozen=True)
 class TokenUsage:
-    """Tokens of a request so far; `cached` counts the prompt tokens found in the cache."""
+    """Tokens of a request so far; `cached` counts the prompt tokens found in the cache. `queued`: the seconds
+    that it waited for its first step; None while that is unknown, as it is of upstream servers.
+    """
 
     prompt: int
     completion: int = 0
     cached: int = 0
+    queued: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -79,7 +99,8 @@ class Prepared:
     """A request that an engine will take, with its prompts as tokens.
 
     `prompt_tokens` counts each prompt once. Engines without a tokenizer estimate it, leave `prompts` empty,
-    and give the first characters of the prompt as `beginning`.
+    and give the first characters of the prompt as `beginning`. `labels`, by prompt: tokens of the labels to
+    score after it; they count as tokens of the prompt.
     """
 
     request: EngineRequest
@@ -90,6 +111,7 @@ class Prepared:
     ignored: tuple[str, ...] = ()
     """Fields of the request without effect: hints that the chat template does not follow."""
     beginning: str = ""
+    labels: tuple[tuple[tuple[int, ...], ...], ...] = ()
 
 
 class Answers(Protocol):
@@ -127,6 +149,16 @@ class Embeddings:
     """
 
     vectors: Seq[Vector]
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The log-probabilities of the labels of each question, and the tokens of all prompts and labels."""
+
+    found: Seq[LabelScores]
+    labels: Seq[Seq[tuple[int, ...]]]
+    """The tokens of the labels."""
     tokens: int
 
 
@@ -169,6 +201,12 @@ class Engine(Protocol):
     async def embed(self, prepared: Prepared) -> Embeddings:
         """Return one vector for each prompt of a request with `pooling`. Cancelling the call ends the
         work.
+        """
+        ...
+
+    async def score(self, prepared: Prepared) -> Scores:
+        """Return the log-probabilities of the labels of a request with `questions`. Cancelling the call ends
+        the work. Raises RequestError where the model is not here.
         """
         ...
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from nearfar.edge_runtime.engine.requests import outside
+from nearfar.edge_runtime.engine.together import together
 from nearfar.edge_runtime.grammars.compiler import ends_of
 from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.edge_runtime.text.codec import TextCodec, TextStream
@@ -21,7 +22,9 @@ from nearfar.fallback_server.backend import (
     Backend,
     BackendStats,
     EmbedRequest,
+    LabelScores,
     Sampling,
+    ScoreRequest,
     TokenRequest,
 )
 from nearfar.fallback_server.engines.answers import AnswerPieces, Echo, LocalAnswers
@@ -32,9 +35,11 @@ from nearfar.fallback_server.engines.base import (
     ModelInfo,
     Prepared,
     Prompt,
+    Scores,
     Unready,
 )
 from nearfar.fallback_server.engines.hints import followed
+from nearfar.fallback_server.engines.questions import Questions, counted
 from nearfar.fallback_server.sandbox import ChildPool, ChildSpec
 from nearfar.fallback_server.tenants import Shares
 from nearfar.format.answers import AnswerFormat, Marks
@@ -90,15 +95,17 @@ class LocalEngine:
         self.backend = backend
         directory, bos = source.directory, source.bos
         self.codec = TextCodec.open_directory(directory, bos, source.answers)
-        self._form = _with_reasoning(options.reasoning, self.codec.answers)
-        if options.reasoning not in ("auto", "off"):  # its marks are text even where they are special tokens
-            self.codec = TextCodec.open_directory(directory, bos, self._form)
+        self.form = _with_reasoning(options.reasoning, self.codec.answers)
+        # marks of reasoning are text even if they are special tokens
+        if options.reasoning not in ("auto", "off"):
+            self.codec = TextCodec.open_directory(directory, bos, self.form)
         self._pooling = source.pooling
         self._names = tuple(names) or (backend.info.model,)
         self._live: dict[str, int] = {}
+        self._questions = Questions(self)
         self._shares = Shares()
         settings = {"directory": str(directory), "bos": bos, "answers": plain(self.codec.answers)}
-        self._text = ChildPool(
+        self.text = ChildPool(
             ChildSpec(
                 "nearfar.fallback_server.sandbox.text_child",
                 settings,
@@ -111,7 +118,7 @@ class LocalEngine:
 
     async def start(self) -> None:
         """Start the processes that a request needs, so that the first request does not wait for them."""
-        await self._text.warm()
+        await self.text.warm()
 
     def models(self) -> tuple[ModelInfo, ...]:
         """The model under each of its names."""
@@ -119,6 +126,8 @@ class LocalEngine:
 
     async def prepare(self, request: EngineRequest) -> Prepared:
         """Render, tokenize and check a request."""
+        if request.questions:
+            return await self._questions.prepare(request)
         prompts, tail, ignored = await self._prompts(request)
         context = self.backend.info.context_length
         longest = max(len(prompt) for prompt in prompts)
@@ -129,9 +138,9 @@ class LocalEngine:
             return Prepared(asked, prompts, total)
         if longest >= context:
             raise ContextError(longest, context, "messages" if request.chat else "prompt")
-        opened = reasoning_opened(self._form, tail)
+        opened = reasoning_opened(self.form, tail)
         grammar = (
-            answer_grammar(self._form, request.tools, request.tool_choice, request.grammar, opened)
+            answer_grammar(self.form, request.tools, request.tool_choice, request.grammar, opened)
             if request.chat
             else request.grammar
         )
@@ -177,14 +186,7 @@ class LocalEngine:
             for index, tokens in waiting:
                 vectors[index] = await self._embed(prepared.request, index, tokens)
 
-        at_once = min(len(prepared.prompts), self.backend.info.max_running)
-        tasks = [asyncio.create_task(work()) for _ in range(at_once)]
-        try:
-            await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await together(work, min(len(prepared.prompts), self.backend.info.max_running))
         return Embeddings([vectors[index] for index in sorted(vectors)], prepared.prompt_tokens)
 
     async def _embed(self, request: EngineRequest, index: int, tokens: tuple[int, ...]) -> Vector:
@@ -203,6 +205,37 @@ class LocalEngine:
             )
         finally:
             self._shares.leave(request.tenant, 1)
+
+    async def score(self, prepared: Prepared) -> Scores:
+        """Return the log-probabilities of the labels of each question. The first question is computed alone:
+        the others often begin with the same messages, and find them in the cache.
+        """
+        every = list(zip(prepared.prompts, prepared.labels, strict=True))
+        found = {0: await self._score(prepared.request, 0, *every[0])}
+        waiting = iter(list(enumerate(every))[1:])
+
+        async def work() -> None:
+            for index, (tokens, labels) in waiting:
+                found[index] = await self._score(prepared.request, index, tokens, labels)
+
+        await together(work, min(len(every) - 1, self.backend.info.max_running))
+        return Scores([found[at] for at in sorted(found)], prepared.labels, prepared.prompt_tokens)
+
+    async def _score(
+        self,
+        request: EngineRequest,
+        index: int,
+        tokens: tuple[int, ...],
+        labels: tuple[tuple[int, ...], ...],
+    ) -> LabelScores:
+        tenant = request.tenant
+        late = self._shares.late(tenant)
+        try:
+            return await self.backend.score(
+                ScoreRequest(f"{request.id}-{index}", tokens, labels, request.priority, tenant.salt, late)
+            )
+        finally:
+            self._shares.leave(tenant, 1)
 
     def _pooled_by(self, asked: Literal["mean", "last", "model"]) -> Literal["mean", "last", "model"]:
         """The requested pooling. For "model" it is the checkpoint's, or "model" where the checkpoint names
@@ -235,7 +268,7 @@ class LocalEngine:
     async def close(self, drain: float = 0.0) -> None:
         """Stop the backend and the helper processes."""
         await self.backend.close(drain)
-        await self._text.close()
+        await self.text.close()
 
     async def _prompts(
         self, request: EngineRequest
@@ -246,25 +279,26 @@ class LocalEngine:
         if not request.chat:
             param = "prompt" if request.pooling is None else "input"
             return tuple([await self._tokens(prompt, param) for prompt in request.prompts]), "", ()
-        job, ignored = self._chat_job(request)
-        answer = await self._text.run({**job, "most": self.backend.info.context_length})
+        job, ignored = self.chat_job(request)
+        answer = await self.text.run({**job, "most": self.backend.info.context_length})
         if not answer["tokens"]:
             raise RequestError("the chat template makes an empty prompt of these messages", "messages")
-        return (_counted(answer["tokens"]),), answer["tail"], ignored
+        return (counted(answer["tokens"]),), answer["tail"], ignored
 
-    def _chat_job(self, request: EngineRequest) -> tuple[dict[str, Any], tuple[str, ...]]:
+    def chat_job(self, request: EngineRequest) -> tuple[dict[str, Any], tuple[str, ...]]:
         """Return the job for a text process, and the hints that the chat template does not follow."""
         may = offered(request.tools, request.tool_choice)
         source = self.codec.template_source(bool(may))
         if source is None:
             raise RequestError("this model has no chat template; use /v1/completions", "messages")
-        hinted, left = followed(request.hints, source, self._form.reasoning is not None)
-        messages, given = prepared(request.messages, may, self._form, source)
+        hinted, left = followed(request.hints, source, self.form.reasoning is not None)
+        messages, given = prepared(request.messages, may, self.form, source)
         job = {
             "op": "chat",
             "messages": messages,
             "variables": {**hinted, **request.template, **given},
             "continue_last": request.continue_last,
+            "begin_answer": request.begin_answer,
         }
         return job, left
 
@@ -272,7 +306,7 @@ class LocalEngine:
         if isinstance(prompt, str):
             job = {"op": "encode", "text": prompt, "most": self.backend.info.context_length}
             try:
-                tokens = _counted((await self._text.run(job))["tokens"])
+                tokens = counted((await self.text.run(job))["tokens"])
             except RequestError as error:
                 raise RequestError(str(error), param) from error
             if not tokens:
@@ -281,7 +315,7 @@ class LocalEngine:
         vocab = self.backend.info.vocab_size
         if not prompt:
             raise RequestError(f"{param} is empty; give at least one token", param)
-        if len(prompt) <= self.backend.info.context_length:  # else that is what it is refused for
+        if len(prompt) <= self.backend.info.context_length:  # a longer prompt is rejected for its length
             wrong = outside(prompt, vocab)
             if wrong is not None:
                 raise RequestError(
@@ -309,7 +343,7 @@ class LocalEngine:
         eos: Seq[int] = () if request.ignore_eos else self.backend.info.eos_token_ids
         held: Seq[int] = ()
         if prepared.grammar is not None:
-            # The end of a grammar is a token, whatever the request says of end tokens.
+            # The end of a grammar is a token, whatever end tokens the request names.
             eos = ends_of(self.codec, self.backend.info.vocab_size, self.backend.info.eos_token_ids)
             held = eos if request.ignore_eos else ()
         return TokenRequest(
@@ -331,7 +365,7 @@ class LocalEngine:
         request = prepared.request
         reader = None
         if request.chat:
-            form = self._form if request.split_reasoning else replace(self._form, reasoning=None)
+            form = self.form if request.split_reasoning else replace(self.form, reasoning=None)
             only = request.tool_choice.required and bool(request.tools)
             reader = PartReader(
                 AnswerReader(
@@ -339,7 +373,7 @@ class LocalEngine:
                     offered(request.tools, request.tool_choice),
                     reasoning_open=prepared.reasoning_open,
                     calls_only=only,
-                    # A format that is wanted may look like a call.
+                    # Text in a requested format may look like a call.
                     loose=request.grammar is None and not only,
                 )
             )
@@ -353,13 +387,6 @@ class LocalEngine:
         given = request.prompts[index // request.n]
         text = given if isinstance(given, str) else self.codec.decode(prompt)
         return Echo(text, prompt, answer=request.max_tokens != 0)
-
-
-def _counted(tokens: list[int] | int) -> tuple[int, ...]:
-    """Convert the token list of a text process. For a prompt longer than the context it gives only the count;
-    zeros stand in for the tokens, since the request is rejected for its length.
-    """
-    return tuple(tokens) if isinstance(tokens, list) else (0,) * tokens
 
 
 def _with_reasoning(setting: str, form: AnswerFormat) -> AnswerFormat:

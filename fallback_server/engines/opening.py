@@ -120,7 +120,7 @@ async def _download(repository: str, telling: Teller) -> Path:
     try:
         _check(await asyncio.to_thread(snapshot, repository, LOOKED_AT, stop))
         return await asyncio.to_thread(_fetched, repository, stop)
-    finally:  # a server that is told to end does not wait for it
+    finally:  # a server that is asked to end does not wait for the opening
         stop.set()
 
 
@@ -174,8 +174,8 @@ async def _artifact(source: ArtifactSource, options: EngineOptions, tell: Tell |
     from nearfar.fallback_server.engines.artifact import ArtifactBackend
     from nearfar.fallback_server.grammars import GrammarService
 
-    # Started while the engine loads: the compiler and the vocabulary take longer than a small model's
-    # weights.
+    # The service is started while the engine loads: the compiler and the vocabulary take longer than a small
+    # model's weights.
     grammars = GrammarService(
         source.directory,
         source.model.vocab_size,

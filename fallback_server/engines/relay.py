@@ -82,8 +82,8 @@ class Relay:
         # Affinity decides whose cache knows the prompt: it depends on the tenant's salt and the prompt.
         self._affinity = f"{prepared.request.tenant.salt}{prepared.beginning}"
         self._usage = TokenUsage(prepared.prompt_tokens)
-        self._before = 0  # tokens of streams that were cut
-        self._seen = 0  # and with them, of the one under way
+        self._before = 0  # tokens of the streams that were cut
+        self._seen = 0  # tokens of the cut streams and of the present one
         self._text = ""
         self._began = self._reasoned = False
         self._chunks: AsyncGenerator[Chunk, None] | None = None
@@ -116,7 +116,7 @@ class Relay:
         for address in route.book.candidates(self._affinity, path, route.model, route.attempts):
             route.counts.continued += bool(self._seen)
             route.counts.retries += bool(failures) and not self._seen
-            answering = False  # this address, and not only one before it
+            answering = False  # whether this address answers, and not only one before it
             try:
                 async with aclosing(self._answers(address, path)) as pieces:
                     async for piece in pieces:
@@ -136,7 +136,7 @@ class Relay:
             if self._began and not self._can_continue():
                 break
             if self._seen >= (self._request.max_tokens or self._seen + 1):
-                yield Piece(0, finish="length")  # only its end was lost
+                yield Piece(0, finish="length")  # only the end of the answer was lost
                 return
             self._before = self._seen
         if self._began:
@@ -159,7 +159,7 @@ class Relay:
 
     async def _hang_up(self) -> None:
         self._stopped = True
-        with suppress(RuntimeError):  # it is just ending
+        with suppress(RuntimeError):  # the generator is just ending
             if self._waiting is not None:
                 self._waiting.reschedule(asyncio.get_running_loop().time())
             elif self._chunks is not None:

@@ -24,6 +24,7 @@ from nearfar.fallback_server.engines.base import (
     ModelInfo,
     Prepared,
     Prompt,
+    Scores,
     Unready,
 )
 from nearfar.fallback_server.engines.relay import Counts, Relay, Route, prompt_size, prompt_text, unavailable
@@ -157,6 +158,10 @@ class UpstreamEngine:
                 failures.append(error)
         raise unavailable(EMBEDDINGS, failures)
 
+    async def score(self, prepared: Prepared) -> Scores:
+        """Raise RequestError: upstreams are asked for text only."""
+        raise RequestError("this server passes requests on: ask the server that computes the model")
+
     async def texts_of(self, tokens: Seq[Seq[int]]) -> list[str]:
         """Raise RequestError: the tokenizer is where the model is."""
         raise RequestError("this server has no tokenizer: ask the server that computes the model")
@@ -181,7 +186,7 @@ class UpstreamEngine:
         """Whether a usable address worked lately, or lists a model now."""
         if self._seen_lately():
             return True
-        if self._checking is None or self._checking.done():  # however many ask
+        if self._checking is None or self._checking.done():  # one check serves all callers
             self._checking = asyncio.create_task(self._list())
         await asyncio.shield(self._checking)
         return self._seen_lately()

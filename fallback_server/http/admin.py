@@ -44,7 +44,7 @@ def router(service: Service, keys: KeyStore | None) -> APIRouter:
     @api.post("/keys/reload", response_model=None)
     async def reload_keys() -> dict[str, Any]:
         """Read the keys file now. An invalid file is rejected, and the present keys stay."""
-        assert keys is not None  # nobody comes here without
+        assert keys is not None  # without keys these routes do not exist
         keys.reload()
         return {"keys": len(keys.keys)}
 

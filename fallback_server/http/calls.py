@@ -19,11 +19,11 @@ from nearfar.edge_runtime.openai.pieces import Piece
 from nearfar.errors import EngineError
 from nearfar.fallback_server.engines.base import (
     Answers,
-    Embeddings,
     Engine,
     EngineRequest,
     ModelInfo,
     Prepared,
+    Scores,
     TokenUsage,
 )
 from nearfar.fallback_server.http.answering import Shape
@@ -54,6 +54,10 @@ class Service:
     audit: AuditLog | None = None
     draining: bool = False
     live: dict[str, Call] = field(default_factory=dict)
+    names_keys: Callable[[], bool] = lambda: True
+    """Whether metrics have the names of keys; otherwise all keys count as "". Metrics that everybody may read
+    name none.
+    """
 
     def turned_away(self, scope: Scope, error: ApiError) -> None:
         """Count and log a request that was rejected before its body was read."""
@@ -145,15 +149,16 @@ class Call:
         self._ticket = _ticket_of(request)
         self._answers: Answers | None = None
         self._prepared: Prepared | None = None
-        self._embedded: Embeddings | None = None
+        self._counted: int | None = None  # tokens of inputs that were embedded or scored
         self._first: asyncio.Future[Piece] | None = None
         self._rest: AsyncGenerator[Piece, None] | None = None
         self._said: dict[int, list[Piece]] = {}
-        self._last = 0.0
-        self._status, self._outcome = GONE, "aborted"  # of a stream, unless it comes to its end
+        self._submitted = self._begun = self._last = 0.0  # times of the submission and of tokens
+        self._status, self._outcome = GONE, "aborted"  # the status of a stream that does not come to its end
         self._ended = False
-        self._metrics: CallMetrics | None = None  # once it is known that the model is one of ours
+        self._metrics: CallMetrics | None = None  # set once the model is known to be one of this server's
         operation = "chat" if wanted.chat else "text_completion" if wanted.pooling is None else "embeddings"
+        operation = "decisions" if wanted.questions else operation
         self._span: Span = service.tracer.span(operation, wanted.model, request.headers)
 
     async def respond(self, shape: Shape, stream: bool) -> Response:
@@ -169,6 +174,16 @@ class Call:
     ) -> Response:
         """Answer with vectors. `told` converts OpenAI's record to another API's."""
         return await self._run(lambda: self._at_once(self._vectors(shape, told)))
+
+    async def score(self, shape: Callable[[Scores], dict[str, Any]]) -> Response:
+        """Answer with what `shape` makes of the log-probabilities of labels."""
+
+        async def scored() -> Response:
+            found = await self.service.engine.score(await self._prepare())
+            self._counted = found.tokens
+            return await json_response(shape(found), sum(map(len, found.found)))
+
+        return await self._run(lambda: self._at_once(scored()))
 
     async def count(self, record: Callable[[Prepared], Awaitable[dict[str, object]]]) -> Response:
         """Answer with the prompt's tokens; `record` makes the answer. Nothing is computed, so this costs no
@@ -204,10 +219,10 @@ class Call:
 
     async def cancel(self) -> None:
         """End the call from outside; its client gets the answer so far."""
-        if self.wanted.pooling is not None:
+        if self.wanted.pooling is not None or self.wanted.questions:
             raise ApiError(
                 409,
-                "embeddings cannot be ended halfway; they are done within seconds",
+                "embeddings and decisions cannot be ended halfway; they are done within seconds",
                 None,
                 "not_cancellable",
             )
@@ -223,8 +238,8 @@ class Call:
         """Tokens so far."""
         if self._answers is not None:
             return self._answers.usage
-        if self._embedded is not None:
-            return TokenUsage(self._embedded.tokens)
+        if self._counted is not None:
+            return TokenUsage(self._counted)
         return TokenUsage(self._prepared.prompt_tokens if self._prepared else 0)
 
     async def _at_once(self, answer: Coroutine[Any, Any, Response]) -> Response:
@@ -260,12 +275,15 @@ class Call:
     async def _vectors(
         self, shape: EmbeddingShape, told: Callable[[dict[str, Any]], dict[str, Any]]
     ) -> Response:
-        found = self._embedded = await self.service.engine.embed(await self._prepare())
+        found = await self.service.engine.embed(await self._prepare())
+        self._counted = found.tokens
         return await json_response(told(shape.whole(found)), sum(map(len, found.vectors)))
 
     async def _pieces(self) -> AsyncGenerator[Piece, None]:
         """Prepare and submit the request, and observe its pieces."""
-        answers = self._answers = await self.service.engine.submit(await self._prepare())
+        prepared = await self._prepare()
+        self._submitted = time.monotonic()
+        answers = self._answers = await self.service.engine.submit(prepared)
         async with aclosing(answers.pieces()) as pieces:
             async for piece in pieces:
                 self._watch(piece)
@@ -316,6 +334,7 @@ class Call:
         metrics, now = self.metrics, time.monotonic()
         if piece.tokens:
             if not self._last:
+                self._begun = now
                 metrics.first_token.observe(now - self.started)
                 self._span.add_event("first token")
             elif self.wanted.choices == 1:
@@ -338,6 +357,7 @@ class Call:
         if outcome == "ok":
             self.metrics.whole.observe(seconds)
             self.metrics.answer_length.observe(usage.completion)
+        self._measure(usage)
         self._trace(status, usage)
         if service.audit is not None:
             service.audit.write(self._entry(status, outcome, usage, seconds))
@@ -348,6 +368,21 @@ class Call:
             await self._rest.aclose()
         if self._answers is not None:
             await self._answers.aclose()
+
+    def _measure(self, usage: TokenUsage) -> None:
+        """Count what the request has used, however it ended."""
+        phases: dict[str, float] = {}
+        if self._begun:
+            phases["decode"] = self._last - self._begun
+            self.metrics.decode.observe(phases["decode"])
+            if usage.queued is not None:
+                phases["queue"] = usage.queued
+                phases["prefill"] = max(0.0, self._begun - self._submitted - usage.queued)
+                self.metrics.queued.observe(phases["queue"])
+                self.metrics.prefill.observe(phases["prefill"])
+        if self._metrics is not None and (usage.completion or self._counted is not None):
+            key = self.wanted.tenant.name if self.service.names_keys() else ""
+            self._metrics.used(key, usage, phases)
 
     def _trace(self, status: int, usage: TokenUsage) -> None:
         self._span.set_attribute("http.response.status_code", status)
@@ -371,7 +406,7 @@ class Call:
             prompt_tokens=usage.prompt,
             completion_tokens=usage.completion,
             seconds=round(seconds, 4),
-            prompt=(self.wanted.messages or self.wanted.prompts) if text else None,
+            prompt=self.wanted.texts if text else None,
             answer=["".join(piece.text for piece in pieces) for pieces in said] if text else None,
             reasoning=reasoning if any(reasoning) else None,
             tool_calls=calls if any(calls) else None,

@@ -68,7 +68,7 @@ class BoundedProtocol(H11Protocol):
         if not idle and self._headers is not None:
             self._headers.cancel()
             self._headers = None
-        elif idle:  # some of the next request's headers
+        elif idle:  # some bytes of the next request's headers have come
             self._await_headers()
 
     def pause_writing(self) -> None:

@@ -123,7 +123,8 @@ def install(app: FastAPI) -> None:
     async def plain(request: Request, error: Exception) -> Response:
         assert isinstance(error, StarletteException)
         text = str(error.detail)
-        if error.status_code == 404 and text == "Not Found":  # Starlette's, of a path that no route has
+        # Starlette raises this for a path that no route has
+        if error.status_code == 404 and text == "Not Found":
             text = _no_path(request.url.path)
         if error.status_code == 405:
             ways = (error.headers or {}).get("Allow", "another method")
@@ -166,7 +167,7 @@ def _no_object(content_type: str | None, body: object) -> Problem:
 
 PATHS = (
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings",
-    "/v1/models", "/v1/tokenize", "/v1/detokenize",
+    "/v1/decisions", "/v1/score", "/v1/models", "/v1/tokenize", "/v1/detokenize",
 )  # fmt: skip
 """Known paths, to suggest one for an unknown path. (The app knows its own only with its schema.)"""
 
@@ -201,7 +202,8 @@ def validation(errors: Sequence[Mapping[str, Any]], fields: Iterable[str] = ()) 
     place = [str(part) for at, part in enumerate(within) if not _is_type_name(part) and at not in of_role]
     place += [str(last)] if unknown or not _is_type_name(last) else []
     value = error.get("input")
-    if error["type"].startswith("union_tag_"):  # of the field that says which member of a union it is
+    # the error is about the field that says which member of a union a value is
+    if error["type"].startswith("union_tag_"):
         place.append(error["ctx"]["discriminator"].strip("'()"))
         value = error["ctx"].get("tag")
     where, message = ".".join(place), words_of_all(_alternatives(errors, error))

@@ -9,8 +9,10 @@ from pydantic_core import PydanticCustomError
 
 from nearfar.edge_runtime.tools.messages import TEXTS, texts_of
 from nearfar.fallback_server.http.fields import (
+    HINT,
     MAX_PARTS,
     MAX_SCHEMA_BYTES,
+    PASSED,
     SILENT,
     AnyJson,
     Bias,
@@ -34,6 +36,7 @@ from nearfar.format.requests import MAX_CHOICES, MAX_LISTED, MAX_STOPS, MAX_TOOL
 from nearfar.format.sizes import TOP_LOGPROBS
 
 MAX_MESSAGES = 2048
+FORM = "use response_format"
 TEXT_ALONE = "only parts of type 'text' are taken"
 
 
@@ -52,11 +55,11 @@ class Part(Strict):
     type: Annotated[str, Field(max_length=64)]
     text: str | None = None
     refusal: str | None = None
-    image_url: Any = None
-    video_url: Any = None
-    audio_url: Any = None
-    input_audio: Any = None
-    file: Any = None
+    image_url: Annotated[Any, PASSED] = None
+    video_url: Annotated[Any, PASSED] = None
+    audio_url: Annotated[Any, PASSED] = None
+    input_audio: Annotated[Any, PASSED] = None
+    file: Annotated[Any, PASSED] = None
     cache_control: Annotated[CacheControl | None, SILENT] = None
 
     @model_validator(mode="after")
@@ -90,7 +93,7 @@ class Call(Strict):
     id: str = Field(max_length=128)
     type: Literal["function"] = "function"
     function: Function
-    index: int | None = None
+    index: Annotated[int | None, SILENT] = None
 
 
 class Said(Strict):
@@ -217,7 +220,7 @@ class StreamOptions(Strict):
     place = "stream_options."
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
-    include_obfuscation: bool | None = None
+    include_obfuscation: Annotated[bool | None, SILENT] = None
 
 
 def _concerning(param: str, message: LiteralString) -> PydanticCustomError:
@@ -287,6 +290,12 @@ class Common(SamplingFields):
     allowed_token_ids: Annotated[Any, Only()] = None
     prompt_logprobs: Annotated[Any, Only()] = None
     truncate_prompt_tokens: Annotated[Any, Only()] = None
+    logprob_token_ids: Annotated[Any, Only()] = None
+    # The names of llama.cpp and SGLang for the form of an answer.
+    json_schema: Annotated[Any, Only(instead=FORM)] = None
+    grammar: Annotated[Any, Only(("",), instead=FORM)] = None
+    regex: Annotated[Any, Only(instead=FORM)] = None
+    ebnf: Annotated[Any, Only(instead=FORM)] = None
     logits_processors: Annotated[Any, Only(([],))] = None
 
     @field_validator("logit_bias")
@@ -333,7 +342,7 @@ class Thinking(Strict):
     """Whether a model thinks before it answers, in the fields of Anthropic's and DeepSeek's clients."""
 
     place = "thinking."
-    type: Literal["enabled", "adaptive", "disabled"]
+    type: Annotated[Literal["enabled", "adaptive", "disabled"], HINT]
     budget_tokens: Annotated[int | None, SILENT] = None
 
     @property
@@ -363,14 +372,15 @@ class ChatRequest(Common, SilentFields):
     add_generation_prompt: bool | None = None
     include_reasoning: bool | None = None
     chat_template_kwargs: TemplateVariables | None = None
-    reasoning_effort: str | None = Field(None, max_length=32)
-    verbosity: str | None = Field(None, max_length=32)
-    enable_thinking: bool | None = None
-    think: bool | Annotated[str, Field(max_length=32)] | None = None
-    thinking: bool | Thinking | None = None
+    reasoning_effort: Annotated[str | None, Field(max_length=32), HINT] = None
+    verbosity: Annotated[str | None, Field(max_length=32), HINT] = None
+    enable_thinking: Annotated[bool | None, HINT] = None
+    think: Annotated[bool | Annotated[str, Field(max_length=32)] | None, HINT] = None
+    thinking: Annotated[bool | Thinking | None, HINT] = None
     best_of: Annotated[Any, Only((1,))] = None
     add_special_tokens: Annotated[Any, Only((False,))] = None
     chat_template: Annotated[Any, Only()] = None
+    documents: Annotated[Any, Only(([],), instead="put their text into a message")] = None
     echo: Annotated[Any, Only((False,))] = None
     modalities: Annotated[Any, Only((["text"],))] = None
     audio: Annotated[Any, Only()] = None

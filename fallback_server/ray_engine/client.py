@@ -18,6 +18,8 @@ from nearfar.fallback_server.backend import (
     BackendInfo,
     BackendStats,
     EmbedRequest,
+    LabelScores,
+    ScoreRequest,
     TokenEvent,
     TokenRequest,
 )
@@ -90,21 +92,30 @@ class RayBackend:
 
     async def embed(self, request: EmbedRequest) -> Vector:
         """Return the vector of a sequence, computed by any replica."""
+        vector: Vector = await self._once("embed", request)
+        return vector
+
+    async def score(self, request: ScoreRequest) -> LabelScores:
+        """Return the log-probabilities of labels, computed by any replica."""
+        found: LabelScores = await self._once("score", request)
+        return found
+
+    async def _once(self, method: str, request: EmbedRequest | ScoreRequest) -> Any:
+        """Return the result of a replica's method; if a replica dies, another one is tried."""
         if self._closing:
             raise OverloadError("the server is shutting down", 5.0)
         check_room(len(self._streams) - self._counts.running, self._options.max_waiting)
         for attempt in range(self._options.attempts):
             await self._pause(attempt)
             try:
-                found = await self._handle.embed.remote(request)
+                found = await getattr(self._handle, method).remote(request)
             except (RayError, RayServeException) as error:
                 self._lost(error)
                 continue
             if isinstance(found, Refusal):
                 raise found.error()
-            vector: Vector = found
-            return vector
-        raise EngineError(f"{self._options.attempts} engines died while they embedded the input")
+            return found
+        raise EngineError(f"{self._options.attempts} engines died while they computed the input")
 
     def stats(self) -> BackendStats:
         """Return the figures as counted on this side, and what each replica reported with its last answer.
@@ -122,6 +133,7 @@ class RayBackend:
             prompt_tokens=counts.prompt,
             steps=sum(stats.steps for stats in said),
             restarts=counts.lost,
+            memory=sum(stats.memory for stats in said),
             program=next((stats.program for stats in said if stats.program is not None), None),
         )
 
@@ -158,7 +170,7 @@ class RayBackend:
             stream.put(error)
         except NearfarError as refusal:
             stream.put(refusal)
-        except Exception as failure:  # a bug of ours must not leave the reader waiting
+        except Exception as failure:  # a bug in this code must not leave the reader waiting
             log.exception("request %s failed", answer.request.id)
             stream.put(EngineError(f"the engine failed: {type(failure).__name__}: {failure}"))
 
@@ -191,7 +203,7 @@ class RayBackend:
         self._last_token = time.monotonic()
         self._note(record)
         for event in record.events:
-            if event.finish == "abort":  # we asked for none: the replica is shutting down
+            if event.finish == "abort":  # the server did not ask for the abort: the replica is shutting down
                 raise EngineError("the replica ended the answer")
             made = answer.take(event)
             if made is None:

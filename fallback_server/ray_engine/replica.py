@@ -13,6 +13,8 @@ from nearfar.fallback_server.backend import (
     Backend,
     BackendInfo,
     EmbedRequest,
+    LabelScores,
+    ScoreRequest,
     TokenEvent,
     TokenRequest,
 )
@@ -68,6 +70,13 @@ class EngineReplica:
         except NearfarError as error:
             return Refusal.of(error)
 
+    async def score(self, request: ScoreRequest) -> LabelScores | Refusal:
+        """Return the log-probabilities of labels, or why there are none."""
+        try:
+            return await self._backend.score(request)
+        except NearfarError as error:
+            return Refusal.of(error)
+
     async def alive(self) -> bool:
         """Whether the engine generates tokens."""
         return await self._backend.alive()
@@ -118,6 +127,6 @@ async def in_batches(events: AsyncIterator[TokenEvent]) -> AsyncGenerator[tuple[
         await asyncio.wait([task])
         close = getattr(
             events, "aclose", None
-        )  # generators and streams have it; the protocol asks for an iterator only
+        )  # generators and streams have `aclose`, but the protocol asks only for an iterator
         if close is not None:
             await close()

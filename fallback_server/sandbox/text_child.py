@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from nearfar.edge_runtime.text.codec import TextCodec
+from nearfar.edge_runtime.text.labels import label_tokens
 from nearfar.errors import RequestError
 from nearfar.fallback_server.sandbox.child import Handler, serve
 from nearfar.format.answers import AnswerFormat
@@ -25,16 +26,29 @@ def open_handler(settings: dict[str, Any]) -> Handler:
 
     def handle(job: dict[str, Any]) -> dict[str, Any]:
         if job["op"] == "encode":
-            return _answer(codec.encode(job["text"]), job)
+            text = job["text"]
+            return {**_answer(codec.encode(text), job), **_labels(codec, text, job)}
+        if job["op"] == "labels":
+            return _labels(codec, codec.decode(job["tokens"]), job)
         text = codec.render_chat(
-            job["messages"], continue_last=job["continue_last"], variables=job["variables"]
+            job["messages"],
+            continue_last=job["continue_last"],
+            begin_answer=job["begin_answer"],
+            variables=job["variables"],
         )
         try:
-            return {**_answer(codec.encode_raw(text), job), "tail": text[-TAIL:]}
+            made = {**_answer(codec.encode_raw(text), job), "tail": text[-TAIL:]}
         except RequestError as error:
             raise RequestError(str(error), "messages") from error
+        return {**made, **_labels(codec, text, job)}
 
     return handle
+
+
+def _labels(codec: TextCodec, text: str, job: dict[str, Any]) -> dict[str, Any]:
+    """Return the tokens of the job's labels, if it has any, as the continuation of a text."""
+    labels = job.get("labels")
+    return {} if labels is None else {"labels": label_tokens(codec, text[-TAIL:], labels)}
 
 
 def _answer(tokens: list[int], job: dict[str, Any]) -> dict[str, Any]:

@@ -39,6 +39,7 @@ def checked(request: TokenRequest, info: BackendInfo, options: TorchOptions) -> 
     _whole("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     if request.prompt_logprobs is not None:
         _whole("prompt_logprobs", request.prompt_logprobs, 0, MAX_TOP_LOGPROBS)
+        _whole("prompt_logprobs_from", request.prompt_logprobs_from, 0, len(request.tokens) - 1)
     if request.grammar is not None and len(request.grammar.text) > options.grammar_chars:
         raise RequestError(
             f"the grammar has {len(request.grammar.text)} characters: at most {options.grammar_chars} "

@@ -44,7 +44,8 @@ class Work:
     `cached` counts the prompt tokens that the prefix index had when the work was first admitted; None before.
     `overtaken` counts works that were admitted before this one since it found no room; `no_room` is the
     table's `freed` at that time. `whole`: every prompt row must be computed and its logits kept (prompt
-    logprobs), so the prefix index is not used. `pooled`: the prefix index is not used either, for a mean over
+    logprobs), from the row `whole_from` on; the prefix index is used
+    before that row only. `pooled`: the prefix index is not used either, for a mean over
     the hidden states of all rows. Only works with the same `salt` share prefixes.
     """
 
@@ -54,6 +55,7 @@ class Work:
     arrival: float = 0.0
     salt: str = ""
     whole: bool = False
+    whole_from: int = 0
     pooled: bool = False
     computed: int = 0
     cached: int | None = None
@@ -210,11 +212,13 @@ class Scheduler:
         """Give the work its longest cached prefix, and pages for its tokens. Returns whether there was
         room.
         """
-        sequence = self.table.open([] if work.whole or work.pooled else work.tokens, work.salt)
+        found = work.tokens[: work.whole_from + 1] if work.whole else work.tokens
+        sequence = self.table.open([] if work.pooled else found, work.salt)
         if sequence is None:
             return False
         work.sequence = sequence
-        # Keep one free page per running work: else this work would be preempted as soon as they need one.
+        # One free page is kept for each running work: otherwise this work would be preempted as soon as
+        # another needs one.
         if not self._reserve(work) or self.table.available < len(self.running):
             self._release(work)
             return False

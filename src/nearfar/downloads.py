@@ -95,7 +95,7 @@ class Receiver:
         have = part.stat().st_size if part.exists() else 0
         if have == size:
             return
-        if have > most:  # the beginning of another file
+        if have > most:  # the file is the beginning of another version
             part.unlink()
             have = 0
         with ask(have) as reply:
@@ -124,6 +124,6 @@ class Receiver:
 
 def may_pass(error: Exception) -> bool:
     """Whether another try may succeed after this error."""
-    response = getattr(error, "response", None)  # errors of httpx have it; the hub's client uses httpx
+    response = getattr(error, "response", None)  # httpx's errors have a response; the hub's client uses httpx
     status = error.status if isinstance(error, Refused) else getattr(response, "status_code", 500)
     return status >= 500 or status in PASSING

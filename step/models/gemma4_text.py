@@ -42,7 +42,7 @@ DEFAULTS: Mapping[str, Any] = {
     "rope_parameters": ROPES, "bos_token_id": 2, "eos_token_id": 1,
 }  # fmt: skip
 """Defaults for keys that config.json lacks."""
-PATTERN = 6  # every sixth layer attends to everything
+PATTERN = 6  # every sixth layer has no window
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def _refuse(read: ConfigReader) -> None:
         if read.flag(key):
             read.refuse(key, f"false: {what}")
     for key in ("num_experts", "top_k_experts", "moe_intermediate_size", "num_global_key_value_heads"):
-        read.given(key)  # without the two above, nothing reads them
+        read.given(key)  # without these two flags, no code reads the settings
     read.choice(
         "use_bidirectional_attention", ("vision",), "vision"
     )  # images are not supported, text is causal

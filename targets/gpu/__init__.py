@@ -131,7 +131,7 @@ def _shaping(job: Job, tuning: Tuning) -> Tuning | None:
     share the kernel.
     """
     if isinstance(job, Attend) or (isinstance(job, Linear) and tuning.device is SOFTWARE):
-        tuning = replace(tuning, half=False)  # the kernel uses the dtypes of its job
+        tuning = replace(tuning, half=False)  # The kernel uses the dtypes of its job.
     if isinstance(job, Linear):
         return replace(tuning, products=products(job, tuning))
     return replace(tuning, products="float") if isinstance(job, SHAPED) else None

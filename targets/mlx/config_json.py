@@ -34,7 +34,7 @@ def module_of(tensor: str) -> str:
 def mlx_config(config: Mapping[str, Any], reading: Reading, matrices: Mapping[str, Matrix]) -> dict[str, Any]:
     """The config.json of an artifact; `config` is the checkpoint's, from which `reading` was read."""
     model, text = reading.model, _text_config(reading)
-    if reading.config.within:  # a multimodal checkpoint, whose other parts are not in the files
+    if reading.config.within:  # the checkpoint is multimodal, and its other parts are not in the files
         around = {
             key: value for key, value in config.items() if not key.endswith("_config") and key not in DROPPED
         }
@@ -43,7 +43,7 @@ def mlx_config(config: Mapping[str, Any], reading: Reading, matrices: Mapping[st
     else:
         out = text
     if settings := quantization(model.step.params, matrices):
-        # the first is read by mlx-lm and mlx-swift-lm, the second by the model hub's pages
+        # mlx-lm and mlx-swift-lm read `quantization`, the model hub's pages `quantization_config`
         out["quantization"] = out["quantization_config"] = settings
     return dict(sorted(out.items()))
 
@@ -63,7 +63,8 @@ def _text_config(reading: Reading) -> dict[str, Any]:
     if kind in PATTERNS and types:
         out["sliding_window_pattern"] = PATTERNS[kind](types)
     if kind == "gemma4_text" and "per_layer_config" in out:
-        last = out["per_layer_config"].get(str(out["num_hidden_layers"] - 1), {})  # a layer without a window
+        # the last layer has no window
+        last = out["per_layer_config"].get(str(out["num_hidden_layers"] - 1), {})
         out["global_head_dim"] = last.get("head_dim", out["head_dim"])
     return dict(sorted(out.items()))
 
@@ -87,7 +88,8 @@ def quantization(params: Sequence[Param], matrices: Mapping[str, Matrix]) -> dic
 def _spell_rope(kind: str, out: dict[str, Any]) -> None:
     """Replace rope_parameters, if present, by rope_theta, rope_scaling and related keys."""
     given = out.pop("rope_parameters", None) or {}
-    whole = given.get("full_attention", given)  # a table for each type of layer, or one for all
+    # the settings have a table for each type of layer, or one for all
+    whole = given.get("full_attention", given)
     local = given.get("sliding_attention")
     if kind == "gemma3_text" and isinstance(local, Mapping) and "rope_theta" in local:
         out["rope_local_base_freq"] = local["rope_theta"]

@@ -59,7 +59,8 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def address(built: Built) -> Iterator[str]:
-    # WebAssembly: a software GPU takes 40 CPU seconds for shaders that say nothing about tools.
+    # WebAssembly is used, because a software GPU takes 40 CPU seconds for shaders that say nothing about
+    # tools.
     with serve(built("classics-7M", "q4"), target="wasm") as running:
         yield running
 
@@ -112,7 +113,7 @@ def test_a_tool_is_called_in_the_page_and_told_of(chromium: Any, address: str) -
     given = json.dumps(json.loads(call["function"]["arguments"]), separators=(",", ":"), ensure_ascii=False)
     assert shown == f"current_time({given})\n→ {told['content']}"
     assert page.faults() == []
-    # With the next question the model reads what it called; a reload and an export have it too.
+    # With the next question the model reads its calls; a reload and an export have them too.
     said(page, "Thank you")
     assert page.tab.evaluate("window.asked.at(-1).messages").count(told) == 1
     page.tab.locator("#settings > summary").click()
@@ -129,7 +130,8 @@ def test_a_call_stays_where_no_answer_follows(chromium: Any, address: str) -> No
     page = opened(new_page(chromium, address), 120)
     page.tab.locator("#tools").check()
     page.tab.evaluate(FORCE)
-    page.tab.evaluate("window.later = { max_tokens: 500 }")  # with the tools' own words, more than fits
+    # the answer and the tools' own words together exceed the context
+    page.tab.evaluate("window.later = { max_tokens: 500 }")
     page.tab.locator("#prompt").fill("What time is it?")
     page.tab.get_by_role("button", name="Send").click()
     assert page.wait("done", "error") == "error"

@@ -42,7 +42,8 @@ def cases() -> list[Case]:
 
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_floats_answer_as_transformers(case: Case, tmp_path: Path) -> None:
-    file = gguf_files.write(checkpoint(case), tmp_path / "a-model")  # told by what is in it
+    # the file has no suffix, and its content tells the format
+    file = gguf_files.write(checkpoint(case), tmp_path / "a-model")
     options = BuildOptions(
         str(file), tmp_path / "out", ("cpu",), quant="none", cpu_features=("native",), context=case.context,
         buckets=SMALL,
@@ -65,7 +66,8 @@ def test_quantized_matrices_keep_their_codes(kind: str, tmp_path: Path) -> None:
     matrices = [m for m in manifest["quantization"]["matrices"] if m["name"].startswith("layers.")]
     expected = "exact" if kind in EXACT else "codes exact, offsets rounded"
     assert {matrix["carried"] for matrix in matrices} == {expected}
-    if kind in gguf_files.MIXED:  # q, k and v are computed together, gate and up apart from what follows them
+    # q, k and v are computed together, gate and up apart from the operation behind them
+    if kind in gguf_files.MIXED:
         stored = {m["name"].removeprefix("layers.0."): (m["bits"], m["group_size"]) for m in matrices}
         assert stored == {"qkv": (6, 16), "o": (4, 32), "gate_up": (4, 32), "down": (6, 16)}
     if expected == "exact":

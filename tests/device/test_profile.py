@@ -99,7 +99,7 @@ def test_bytes_are_those_of_weights_cache_and_activations(out: Path, tmp_path: P
     attention = [name for name in grown if re.match(r"attention(?!.*_s1)", name)]
     assert attention
     for name, more in grown.items():
-        if name in attention:  # and the entries of the page table
+        if name in attention:  # the bytes of the page table's entries count, too
             assert 800 * token <= more <= 801 * token
         else:
             assert 0 <= more <= 4 * 800 / artifact.manifest.cache.page_size

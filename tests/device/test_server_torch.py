@@ -65,6 +65,23 @@ def test_prompt_logprobs(client: openai.OpenAI) -> None:
     assert scored[-len(generated) :] == pytest.approx(generated, abs=1e-3)
 
 
+def test_labels_have_the_log_probabilities_of_the_prompt_that_ends_in_them(
+    client: openai.OpenAI, server: RunningServer
+) -> None:
+    """Scored from the cached prompt: what the whole text says of its last tokens."""
+    labels = [" a time", " the", " upon a midnight"]
+    body = {"query": "Once upon " * 20, "items": [""], "labels": labels}
+    (row,) = httpx.post(f"{server.address}/v1/score", json=body, timeout=60).json()["scores"]
+    for label, found in zip(labels, row, strict=True):
+        whole = client.completions.create(
+            model=MODEL, prompt=body["query"] + label, echo=True, max_tokens=0, logprobs=0
+        ).choices[0]
+        assert whole.logprobs is not None
+        offsets, told = whole.logprobs.text_offset or [], whole.logprobs.token_logprobs or []
+        own = [value for at, value in zip(offsets, told, strict=True) if at >= len(body["query"])]
+        assert math.log(found) == pytest.approx(sum(own), abs=1e-3)
+
+
 @pytest.mark.parametrize("pooling", ["mean", "last"])
 def test_embeddings_are_vectors_that_tell_texts_apart(client: openai.OpenAI, pooling: str) -> None:
     extra = {"pooling": pooling}

@@ -86,7 +86,7 @@ def test_each_quality_answers_better_than_the_one_below(makes: Makes) -> None:
     fast, good, best = map(loss, found)
     assert best < good < fast
     sizes = {(out / "mlx" / "model.safetensors").stat().st_size // 1000 for out in found}
-    assert len(sizes) == 1  # of what is paid for it, nothing lies in the artifact
+    assert len(sizes) == 1  # the artifact has no trace of what the quality cost
     methods = [quantization(out)["method"] for out in found]
     assert "tokens" not in methods[0]
     assert "tokens of mine.txt (sha256 " in methods[1]

@@ -17,7 +17,7 @@ import numpy as np
 
 from tests.support import tiny
 
-VOCAB = 261  # of the byte tokenizer
+VOCAB = 261  # the size of the byte tokenizer's vocabulary
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,8 @@ def make(case: Case, root: Path) -> Path:
     torch.manual_seed(sum(map(ord, str(case))))
     model = _auto(case).from_config(config, dtype=torch.float32)
     with torch.no_grad():
-        saved = model.state_dict()  # with buffers, some of which are weights (Gemma 4's layer_scalar)
+        # the model's buffers are saved, too, because some are weights (Gemma 4's layer_scalar)
+        saved = model.state_dict()
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
             if name in saved:
                 randomize(name, tensor)
@@ -436,7 +437,9 @@ def outlying(path: Path, quantized: bool) -> Path:
         if "embed" in name:
             value[:, channels] = rng.uniform(1, 2, (len(value), 1)) * sizes
         elif "norm" in name:
-            value[:] = 20 if quantized else 200  # of what is left of all others beside the few
+            value[:] = (
+                20 if quantized else 200
+            )  # makes up for what the norm leaves of the other channels beside the few large ones
         elif "o_proj" in name or "down_proj" in name:
             value[channels] = 0
         elif quantized:

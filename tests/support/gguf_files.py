@@ -49,7 +49,7 @@ def random_rows(kind: str, n: int, k: int, seed: int = 0) -> Array:
         values = (rng.uniform(0.2, 1, len(blocks)) * rng.choice([-1, 1], len(blocks)) / 100).astype("<f2")
         blocks[:, at : at + 2] = values[:, None].view(np.uint8)
     if kind == "MXFP4":
-        blocks[:, 0] = 120  # an exponent of two: 2^-7
+        blocks[:, 0] = 120  # the exponent 120 of a scale is 2^-7
     return blocks.reshape(n, -1)
 
 

@@ -158,7 +158,7 @@ def _turned(job: RopeAppend, x: Array, facts: Array, a: Arrays) -> dict[str, Arr
     out |= {"k_cache": a["k_cache"].copy(), "v_cache": a["v_cache"].copy()}
     for row in np.flatnonzero(facts[:, 0] >= 0):
         page, offset = divmod(int(facts[row, 0]), job.page_size)
-        most = np.inf if job.kv_dtype == "float32" else 65504  # what is stored in float16 saturates
+        most = np.inf if job.kv_dtype == "float32" else 65504  # values that are stored in float16 saturate
         for name, value in (("k_cache", k[row]), ("v_cache", v[row])):
             out[name][page, :, offset] = np.clip(value, -most, most)
     return out

@@ -21,6 +21,7 @@ import tvm
 from tvm import tirx
 
 from nearfar.kernels.contract import Precision, Staged
+from nearfar.targets.gpu.kernels.common import select
 from nearfar.targets.vulkan import Module, modules
 from nearfar.targets.vulkan.codegen import FEATURES
 
@@ -54,9 +55,9 @@ class Device:
     """A device with the features that kernels may need, where it has them, and one queue."""
 
     def __init__(self) -> None:
-        os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Mesa complains on stderr without it
+        os.environ.setdefault("XDG_RUNTIME_DIR", "/tmp")  # Without this variable Mesa complains on stderr.
         with contextlib.suppress(ImportError):
-            # Before lavapipe's LLVM: see edge_runtime/executors/webgpu/device.py.
+            # Triton's LLVM is loaded before lavapipe's: see edge_runtime/executors/webgpu/device.py.
             import_module("triton._C.libtriton")
         app = vk.VkApplicationInfo(apiVersion=vk.VK_MAKE_VERSION(1, 2, 0))
         try:
@@ -84,7 +85,7 @@ class Device:
         storage = vk.VkPhysicalDeviceVulkan11Features(pNext=new)
         every = vk.VkPhysicalDeviceFeatures2(pNext=storage)
         vk.vkGetPhysicalDeviceFeatures2(self._gpu, every)
-        every.features.robustBufferAccess = 0  # slow, and hides what reads beyond a buffer
+        every.features.robustBufferAccess = 0  # robust access is slow, and hides reads beyond a buffer
         structs = (together, dot, new, storage, every.features)
         self.features = {name for struct in structs for name in FEATURES.values() if getattr(struct, name, 0)}
         queue = vk.VkDeviceQueueCreateInfo(
@@ -213,6 +214,16 @@ def run_module(module: Module, arrays: Sequence[np.ndarray]) -> list[np.ndarray]
     return out
 
 
+def launch(func: tirx.PrimFunc, *arrays: np.ndarray) -> np.ndarray:
+    """The last array after the kernel."""
+    return run_module(module_of(func), arrays)[-1]
+
+
+def finished(func: tirx.PrimFunc) -> tirx.PrimFunc:
+    """A kernel for our own lowering, which leaves barriers as they are written."""
+    return select(func, [str(param.name) for param in func.params], "kernel")
+
+
 def run(staged: Staged, _precision: Precision, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """The arrays after the launches of a job, whose modules must be valid. They say which features they
     need.
@@ -221,14 +232,14 @@ def run(staged: Staged, _precision: Precision, arrays: dict[str, np.ndarray]) ->
     for i, (shape, dtype) in enumerate(staged.scratch):
         held[f"scratch:{i}"] = np.zeros(shape, dtype)
     for stage in staged.stages:
-        after = run_module(_module(stage.func), [held[arg] for arg in stage.args])
+        after = run_module(module_of(stage.func), [held[arg] for arg in stage.args])
         held.update(zip(stage.args, after, strict=True))
     return held
 
 
 @lru_cache(maxsize=KEPT)
-def _module(func: tirx.PrimFunc) -> Module:
-    """The module of a kernel, which is valid."""
+def module_of(func: tirx.PrimFunc) -> Module:
+    """The SPIR-V module of a kernel. It is validated where spirv-val is installed."""
     (made,) = modules(tvm.IRModule({"kernel": func})).values()
     if shutil.which("spirv-val"):
         validate(made.code)

@@ -32,8 +32,8 @@ MISTRAL = ["consolidated.safetensors", "vision/model.safetensors"]
         ([*MISTRAL, SINGLE], [], [SINGLE]),
         ([*MISTRAL, *PARTS], PARTS, PARTS),
         ([*MISTRAL, *PARTS, SINGLE], PARTS, PARTS),
-        ([SINGLE], PARTS, [SINGLE]),  # the index is of another upload
-        ([SINGLE, PARTS[0]], PARTS, PARTS),  # a download that was cut: what is missing is told
+        ([SINGLE], PARTS, [SINGLE]),  # the index belongs to another upload
+        ([SINGLE, PARTS[0]], PARTS, PARTS),  # the download was cut: the error names what is missing
         ([SINGLE], [SINGLE], [SINGLE]),
         (["other.safetensors", "onnx/x.safetensors"], [], ["other.safetensors"]),
         (["README.md"], [], []),

@@ -96,11 +96,12 @@ def test_what_is_made_anew_is_as_near_as_its_codes_allow(kind: str, tmp_path: Pa
         least = nearest(floats[name], bits, group)
         apart = floats[name].reshape(n, k // group, group)
         step = np.ptp(apart, axis=2) / (2**bits - 1)
-        rounded = 2.0**-11 * np.abs(apart).max(2)  # scale and offset are float16
+        rounded = 2.0**-11 * np.abs(apart).max(2)  # the scale and the offset are rounded to float16
         assert (by_group <= group * (step / 2 + rounded) ** 2).all()
         assert by_group.sum() < least.sum()
         steps = source.packed.affine(name.removesuffix(".weight"), 0, n).scales
-        assert errors.mean() <= 0.26**2 * (steps.astype(np.float64) ** 2).mean() / 12  # its own rounding
+        # the error is that of the rounding itself
+        assert errors.mean() <= 0.26**2 * (steps.astype(np.float64) ** 2).mean() / 12
     assert set(source.report.carried.values()) == {"requantized"}
 
 

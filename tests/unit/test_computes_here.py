@@ -70,7 +70,7 @@ async def test_a_relay_at_the_same_port_of_another_machine_is_not(
                 patch.setenv("NEARFAR_HOME", str(tmp_path / "other"))
             return theirs(nonce, port)
 
-    monkeypatch.setattr("nearfar.fallback_server.http.app.proof", there)
+    monkeypatch.setattr("nearfar.fallback_server.http.apis.models_routes.proof", there)
     assert "another machine" in str(await why(relay.address))
     assert "another machine" in str(await why(server.address))
     relay.close()
@@ -79,7 +79,7 @@ async def test_a_relay_at_the_same_port_of_another_machine_is_not(
 async def test_an_older_server_and_one_without_a_key_are_not(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("nearfar.fallback_server.http.app.proof", lambda nonce, port: None)
+    monkeypatch.setattr("nearfar.fallback_server.http.apis.models_routes.proof", lambda nonce, port: None)
     assert "older nearfar" in str(await why(server.address))
 
 

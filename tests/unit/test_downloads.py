@@ -77,7 +77,7 @@ def test_what_is_longer_than_the_file_is_fetched_anew(receiver: Receiver, tmp_pa
     part = tmp_path / "part"
     part.write_bytes(WHOLE + WHOLE)
     assert receive(receiver, part, Reply(200, "", "", 10, iter([WHOLE]))) == [0]
-    part.write_bytes(WHOLE[:8])  # of a host whose file is shorter now, as only its answer tells
+    part.write_bytes(WHOLE[:8])  # the host's file is shorter now, which only its response tells
     short = Reply(200, "", "", 5, iter([WHOLE[:5]]))
     assert receive(receiver, part, Reply(416, "Range Not Satisfiable"), short, size=None) == [8, 0]
     assert part.read_bytes() == WHOLE[:5]

@@ -62,7 +62,8 @@ def shard_of(folder: Path) -> str:
 
 def test_all_files_come_and_are_checked(host: Hub, made: Path, tmp_path: Path) -> None:
     target = target_of(made)
-    for given in (address(host, target), address(host)):  # itself, and below what a build wrote
+    # the address of the artifact itself, and of the folder above it that a build wrote
+    for given in (address(host, target), address(host)):
         place = fetch(given, tmp_path / "in", (target,), told)
         assert place == tmp_path / "in" / target
         Artifact.open(place).verify()

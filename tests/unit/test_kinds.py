@@ -41,7 +41,7 @@ def test_an_encoder_is_refused_before_it_is_loaded(command: str, tmp_path: Path)
     model = checkpoint(tmp_path / "all-MiniLM-L6-v2")
     more = {"run": ["hello"], "build": ["-o", tmp_path / "out"]}.get(command, ["--port", 0])
     words = command.split()
-    barred = dict.fromkeys(("transformers", "tvm"))  # None in sys.modules: cannot be imported
+    barred = dict.fromkeys(("transformers", "tvm"))  # a module that is None in sys.modules cannot be imported
     with mock.patch.dict(sys.modules, barred), mock.patch("nearfar.cli.serve.run") as served:
         done = nearfar(words[0], model, *words[1:], *more, NEARFAR_HOME=str(tmp_path / "home"))
     said = " ".join(done.stderr.split())
@@ -201,6 +201,7 @@ def test_the_types_are_those_that_transformers_knows() -> None:
     with_decoder = set(auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES)
     masked = set(auto.MODEL_FOR_MASKED_LM_MAPPING_NAMES) - with_decoder
     assert masked - ENCODERS == set()
-    assert (with_decoder & causal) - ENCODER_DECODERS == {"moss_transcribe_diarize"}  # it hears
+    # this model type hears sound
+    assert (with_decoder & causal) - ENCODER_DECODERS == {"moss_transcribe_diarize"}
     assert not (ENCODERS | ENCODER_DECODERS) & set(architectures())
     assert causal >= TEXT_ALONE

@@ -241,7 +241,7 @@ def test_vectors_are_read_and_written_beside_the_event_loop(fronts: Any) -> None
     ],
 )
 def test_what_is_no_vectors(body: bytes) -> None:
-    with pytest.raises(ValueError, match=r"."):  # of which ShapeError is one
+    with pytest.raises(ValueError, match=r"."):  # ShapeError is a ValueError
         read(body, 1)
 
 

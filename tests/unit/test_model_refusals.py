@@ -49,6 +49,6 @@ def test_refused_by_name(name: str, change: dict[str, Any], said: str) -> None:
     case = next(case for case in CASES if str(case) == name)
     config = {**case.config, "model_type": case.model_type}
     reading = read_model(config)
-    check_unread(reading.config, reading.model_type)  # as it is, nothing is wrong with it
+    check_unread(reading.config, reading.model_type)  # the unchanged config is accepted
     with pytest.raises(CheckpointError, match=said):
         read_model({**config, **change})

@@ -167,7 +167,7 @@ def test_an_artifact_of_links_is_served_as_its_manifest_lists_it(snapshot: Path,
             assert (response.status, body) == (200, (snapshot / name).read_bytes()), name
         for name in ("unlisted.txt", "../../../secret.txt", "%2e%2e/%2e%2e/%2e%2e/secret.txt", "blobs/0"):
             assert ask(server, "GET", f"/artifact/{name}")[0].status == 404, name
-        # What a link leads to is settled at the start.
+        # The target of a link is resolved when the server starts.
         (snapshot / "k.wgsl").unlink()
         (snapshot / "k.wgsl").symlink_to(snapshot.parents[2] / "secret.txt")
         (snapshot / "new.txt").symlink_to(snapshot.parents[2] / "secret.txt")

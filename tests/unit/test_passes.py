@@ -10,6 +10,7 @@ from tvm import relax
 from tvm.script import tirx as T
 
 from nearfar.build.program import operators
+from nearfar.build.program.passes import NamedPass, run_flow
 from nearfar.build.program.passes.fuse import FuseGate, FuseNorm, FuseResidual
 from nearfar.build.program.passes.lower import KernelTable, LowerOperators
 from nearfar.build.program.passes.project import FuseProjection
@@ -427,3 +428,14 @@ def test_jobs_of_one_name_get_kernels_of_their_own() -> None:
         assert [stage.func.script() for stage in staged.stages] != [
             stage.func.script() for stage in others.stages
         ]
+
+
+def test_ctrl_c_inside_a_pass_stays_ctrl_c() -> None:
+    """TVM's C++ code lies between a pass of ours and the caller, and turns unknown exceptions into errors."""
+
+    def interrupted(mod: tvm.IRModule, context: tvm.transform.PassContext) -> tvm.IRModule:
+        raise KeyboardInterrupt
+
+    stop = tvm.transform.module_pass(interrupted, opt_level=0)
+    with pytest.raises(KeyboardInterrupt):
+        run_flow(tvm.IRModule(), [NamedPass("stop", "it is interrupted", stop)], tvm.target.Target("llvm"))

@@ -29,6 +29,7 @@ from nearfar.fallback_server.engines.base import (
     EngineRequest,
     ModelInfo,
     Prepared,
+    Scores,
     TokenUsage,
     Unready,
 )
@@ -95,6 +96,11 @@ class EchoEngine:
     async def embed(self, prepared: Prepared) -> Embeddings:
         inputs = prepared.request.prompts
         return Embeddings([np.array([0.5, len(item)], np.float32) for item in inputs], len(inputs))
+
+    async def score(self, prepared: Prepared) -> Scores:
+        questions = prepared.request.questions
+        labels = [[(at,) for at in range(len(each.labels))] for each in questions]
+        return Scores([[(-1.0,) for _ in each] for each in labels], labels, len(questions))
 
     async def texts_of(self, tokens: Sequence[Sequence[int]]) -> list[str]:
         return ["x" * len(each) for each in tokens]
@@ -170,7 +176,8 @@ def test_embeddings(http: TestClient) -> None:
     wide = http.post("/v1/embeddings", json={"model": MODEL, "input": "a", "dimensions": 3})
     assert (wide.status_code, wide.json()["error"]["param"]) == (400, "dimensions")
     cut = http.post("/v1/embeddings", json={"model": MODEL, "input": ["a"] * 1000, "dimensions": 1})
-    assert [one["embedding"] for one in cut.json()["data"]] == [[1.0]] * 1000  # LangChain sends so many
+    # LangChain sends up to 1,000 texts in a request
+    assert [one["embedding"] for one in cut.json()["data"]] == [[1.0]] * 1000
 
 
 def test_the_place_of_a_mistake_is_named(http: TestClient) -> None:

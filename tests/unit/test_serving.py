@@ -59,7 +59,7 @@ def found(given: str, engine: str = "auto") -> str:
         ("plain", "=", "built", "="),
         ("codes", "built", "built", "="),
         ("mlx", "built", "built", "="),
-        ("capped", "built", "built", "="),  # refused by who opens it
+        ("capped", "built", "built", "="),  # the code that opens the file rejects this one
         ("someone/gemma-2", "built", "built", "="),
         ("mlc", "built", "built", None),
         ("file.gguf", "built", "built", None),
@@ -105,19 +105,20 @@ def test_on_windows_the_torch_engine_is_refused_before_a_download(monkeypatch: p
 def test_who_waits_for_another_process_is_told(tmp_path: Path) -> None:
     store, wanted = Store(tmp_path / "store"), Wanted("tale", "someone/tale")
     told: list[str] = []
-    waited: list[bool] = []
+    order: list[str] = []
 
     def second() -> None:
-        with store.locked(wanted, told.append) as other:
-            waited.append(other)
+        with store.locked(wanted, told.append):
+            order.append("second")
 
     thread = threading.Thread(target=second)
-    with store.locked(wanted, told.append) as other:
-        assert (other, told) == (False, [])
+    with store.locked(wanted, told.append):
+        assert told == []
         thread.start()
         end = time.monotonic() + 60
         while not told:
             assert time.monotonic() < end
             time.sleep(0.01)
+        order.append("first")
     thread.join()
-    assert (waited, told) == ([True], ["another process makes tale: waiting for it"])
+    assert (order, told) == (["first", "second"], ["another process makes tale: waiting for it"])

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import shutil
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import Mock
@@ -41,6 +42,7 @@ def ask(
     runner: Runner,
     built: list[tuple[str, ...]],
     classes: list[tuple[str, ...]] | None = None,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> Path:
     def build(options: BuildOptions) -> None:
         built.append(options.targets)
@@ -52,9 +54,7 @@ def ask(
             manifest = {"target": target, "programs": programs}
             (options.out / target / "manifest.json").write_text(json.dumps(manifest))
 
-    return artifacts_at(
-        str(checkpoint), runner, build, lambda _: None, lambda _: nullcontext(lambda *_: None)
-    )
+    return artifacts_at(str(checkpoint), runner, build, tell, lambda _: nullcontext(lambda *_: None))
 
 
 def test_a_browser_gets_what_it_may_need_beside_what_is_there(
@@ -73,6 +73,23 @@ def test_a_device_gets_its_best_alone(built: list[tuple[str, ...]], tmp_path: Pa
     ask(tmp_path / "model", here, built)
     ask(tmp_path / "model", here, built)
     assert built == [("vulkan",)]
+
+
+def test_what_another_process_makes_just_before_the_lock_is_kept(
+    built: list[tuple[str, ...]], tmp_path: Path
+) -> None:
+    """The other process may run the model by now: it must not lose its files."""
+    model, here = tmp_path / "model", Runner(("cpu",), lambda: Best("cpu"))
+    others: list[tuple[Path, int]] = []
+
+    def tell(line: str) -> None:
+        assert line.startswith("Building model")
+        place = ask(model, here, built)
+        others.append((place, (place / "cpu" / "manifest.json").stat().st_ino))
+
+    place = ask(model, here, built, tell=tell)
+    assert [(place, (place / "cpu" / "manifest.json").stat().st_ino)] == others
+    assert built == [("cpu",)]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +168,8 @@ def test_what_a_dead_build_left_is_seen_removed_and_swept(tmp_path: Path) -> Non
             (place / ".cpu.partial-1").mkdir()
             (place / ".cpu.partial-1" / "weights").write_bytes(bytes(2000))
     (store.root / ".songs.making").touch()
-    (store.root / "earlier-12345678" / ".mlx.partial-1").mkdir(parents=True)  # of a version without a record
+    # an entry of a version without records
+    (store.root / "earlier-12345678" / ".mlx.partial-1").mkdir(parents=True)
     (store.root / ".poems-1.gone-1").mkdir()
     assert store.entries() == []
     done = nearfar("list", NEARFAR_HOME=str(home))
@@ -172,7 +190,7 @@ def test_what_a_dead_build_left_is_seen_removed_and_swept(tmp_path: Path) -> Non
         ]
     assert nearfar("rm", "songs", "earlier-12345678", NEARFAR_HOME=str(home)).returncode == 0
     assert sorted(path.name for path in store.root.glob("*")) == [Wanted("tales", "owner/tales").folder]
-    assert [path.name for path in store.root.glob(".*")] == []  # no lock, nothing removed
+    assert [path.name for path in store.root.glob(".*")] == []  # there is no lock, and nothing was removed
 
 
 def test_a_removed_model_is_gone_at_once_and_its_bytes_with_the_next_command(

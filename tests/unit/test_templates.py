@@ -139,7 +139,7 @@ def test_a_template_has_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
         ),
         ("{{ messages[::-1][0].role }} {{ 'a-b'.split('-')[-1] }} {{ x is defined }}", "assistant b False"),
         ("{{ 3000000000 | string | length }}", "10"),
-        (  # SmolLM 3 and LFM 2.5 mark so what the model wrote
+        (  # SmolLM 3 and LFM 2.5 mark in this way what the model wrote
             "{% for m in messages %}{{ m.role }}{%- generation -%} {{ m.content }}{{ loop.index }}\n"
             "{% endgeneration %}|{% endfor %}",
             "usera1\n|assistantb2\n|",

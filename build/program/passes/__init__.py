@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tvm
+import tvm_ffi
 from tvm import relax
 from tvm.s_tir import dlight
 
@@ -15,6 +16,10 @@ from nearfar.build.program.passes.lower import LowerOperators
 from nearfar.build.program.passes.project import Bundled, FuseProjection
 from nearfar.build.program.passes.split import CombineInMatmul
 from nearfar.kernels.contract import Kernels
+
+# TVM turns an exception that it does not know into a RuntimeError on the way through its C++ code. Ctrl-C
+# inside a pass, a kernel's schedule or a code generator of ours has to stay a KeyboardInterrupt.
+tvm_ffi.register_error("KeyboardInterrupt", KeyboardInterrupt)
 
 
 @dataclass(frozen=True)

@@ -124,7 +124,7 @@ def _rope(facts: Facts) -> Config:
 def _scaling(facts: Facts) -> Config | None:
     read, context = facts.read, facts.config["max_position_embeddings"]
     kind = read.choice("rope.scaling.type", ROPE_KINDS, "linear")
-    read.given("rope.scaling.finetuned")  # has no effect on the computation
+    read.given("rope.scaling.finetuned")  # this key has no effect on the computation
     factor = read.number("rope.scaling.factor", read.number("rope.scale_linear", 1.0, *FACTOR), *FACTOR)
     original = read.size("rope.scaling.original_context_length", context, MAX_CONTEXT)
     names = ("rope_factors_short.weight", "rope_factors_long.weight")
@@ -139,7 +139,7 @@ def _scaling(facts: Facts) -> Config | None:
     if (factors := facts.factors("rope_freqs.weight")) is not None:
         if kind == "yarn" or (kind == "linear" and factor != 1):
             read.refuse("rope.scaling.type", "none, beside a tensor rope_freqs.weight")
-        # Llama 3's frequencies as divisors, written as longrope without its other settings.
+        # Llama 3's frequencies come as divisors, which is longrope without its other settings.
         both = {"short_factor": factors, "long_factor": factors, "attention_factor": 1.0, "factor": 1.0}
         return {"rope_type": "longrope", **both, "original_max_position_embeddings": context}
     if read.given("rope.scaling.attn_factor") and read.number("rope.scaling.attn_factor", 1.0, *FACTOR) != 1:
@@ -211,7 +211,7 @@ def _gemma3(facts: Facts) -> None:
     _gemma(facts, 62)
     read, config = facts.read, facts.config
     config["model_type"] = "gemma3_text"
-    read.number("rope.freq_base", None, *THETA)  # no default is right
+    read.number("rope.freq_base", None, *THETA)  # no default value would be right
     config["rope_local_base_freq"] = read.number("rope.freq_base_swa", 10000.0, *THETA)
     if read.given("attention.sliding_window_pattern"):
         pattern = "attention.sliding_window_pattern"

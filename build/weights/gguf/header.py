@@ -206,7 +206,7 @@ class _Reader:
         """Read one metadata value of a type."""
         if kind in NUMBERS:
             found = self._number(NUMBERS[kind], key)
-            # A float32 as its shortest decimal, as config.json has it.
+            # A float32 becomes its shortest decimal, as in config.json.
             return float(str(np.float32(found))) if kind == FLOAT32 else found
         if kind == BOOL:
             return bool(self._bools(1, key)[0])

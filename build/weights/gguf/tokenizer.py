@@ -21,7 +21,7 @@ from nearfar.edge_runtime.text.files import TEMPLATE, TOOL_TEMPLATE, ChatTemplat
 from nearfar.errors import CheckpointError
 
 PREFIX = "tokenizer.ggml."
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5  # 6: a byte
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5  # type 6 is a byte
 SPECIAL_IDS = {
     "bos_token": "bos_token_id", "eos_token": "eos_token_id", "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
@@ -77,7 +77,7 @@ class Vocabulary:
     def token(self, key: str) -> int | None:
         """A checked token id; None where the file has none."""
         found = self.get(key, int)
-        if found is None or found == 0xFFFFFFFF:  # how a signed -1 is stored
+        if found is None or found == 0xFFFFFFFF:  # 0xFFFFFFFF is a stored -1
             return None
         if not 0 <= found < len(self.tokens):
             raise self.error(f"{PREFIX}{key} is {found:,}, there are {len(self.tokens):,} tokens")
@@ -190,7 +190,8 @@ def _sentencepiece(words: Vocabulary) -> dict[str, Any]:
     ids = {token: index for index, token in reversed(list(enumerate(texts)))}
     normal = words.of_kind(NORMAL)
     if words.architecture.startswith("gemma"):
-        best = dict.fromkeys(normal, 0.0)  # their ids are in the order of merges, their scores are not
+        # the ids of these tokens are in the order of merges, but their scores are not
+        best = dict.fromkeys(normal, 0.0)
     else:
         best = {token: -float(scores[token]) for token in normal}
     unknown = words.token("unknown_token_id")

@@ -155,7 +155,7 @@ class LoadedWeights:
                 self._matrices[param.name] = joined = join([Matrix.of(parts, param.k) for parts in made])
                 mx.eval(
                     joined.arrays
-                )  # one by one, so that no more than one is there twice, joined and apart
+                )  # the matrices are joined one by one, so that at most one exists both joined and apart
             else:
                 stacked = mx.concatenate([parts["weight"].astype(mx.float32) for parts in made])
                 self._vectors[param.name] = param.offset + param.scale * stacked

@@ -111,7 +111,7 @@ class LazyGroup(typer.core.TyperGroup):
                 raise
             return self._unavailable(name, error)
         function: Callable[..., Any] | typer.Typer = getattr(module, name)
-        if isinstance(function, typer.Typer):  # a group of commands
+        if isinstance(function, typer.Typer):  # the command is a group of commands
             for registered in function.registered_commands:
                 registered.cls = command_class()
             return typer.main.get_command(function)

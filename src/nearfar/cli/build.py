@@ -229,7 +229,7 @@ def build(
         products=None if products is None else _names(products),
         kv_bits=_bits(kv_bits),
         embeddings=embeddings,
-        quality=cast(Quality, quality),  # checked where the checkpoint is known
+        quality=cast(Quality, quality),  # the value is checked where the checkpoint is known
         calibrate=calibrate,
         bits=bits,
         fit=None if fit is None else parse_size(fit, "--fit"),

@@ -201,6 +201,7 @@ def _settings(environment: Mapping[str, str] = os.environ) -> Iterator[Finding]:
 def known_settings() -> set[str]:
     """The environment variables that nearfar's source files read."""
     root = Path(nearfar.__file__).resolve().parent
-    folders = [root, *(folder.resolve() for folder in root.iterdir() if folder.is_dir())]  # some are links
+    # some folders are links
+    folders = [root, *(folder.resolve() for folder in root.iterdir() if folder.is_dir())]
     texts = (file.read_text(encoding="utf-8") for folder in folders for file in folder.rglob("*.py"))
     return {name for text in texts for name in re.findall(r'"(NEARFAR_[A-Z0-9_]+)"', text)}

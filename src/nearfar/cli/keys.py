@@ -18,6 +18,9 @@ def keys(
     tokens_per_minute: Annotated[
         int | None, typer.Option(help="Tokens a minute, prompts and answers.")
     ] = None,
+    tokens_per_day: Annotated[
+        int | None, typer.Option(help="Tokens a day (UTC), prompts and answers.")
+    ] = None,
     concurrent: Annotated[int | None, typer.Option(help="Requests at once.")] = None,
     cache_group: Annotated[
         str | None, typer.Option(help="Keys of a group share what is cached of their prompts.")
@@ -43,6 +46,7 @@ def keys(
             admin,
             cache_group,
             priority,
+            tokens_per_day,
         ),
     )
     typer.echo(secret)

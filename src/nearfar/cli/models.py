@@ -74,7 +74,7 @@ def kept(given: str) -> Path:
     if (entry := store.find(given)) is not None:
         return entry.folder
     if path.exists():
-        return path  # opening it reports what it is instead
+        return path  # opening the file reports what it is instead
     if (told := no_path(given)) is not None:
         raise StoreError(told)
     return store.require(given).folder

@@ -23,7 +23,7 @@ def rm(
     unfinished = store.unfinished()
     found = [
         store.find(name) or store.find(name, unfinished) or store.require(name) for name in names
-    ]  # one unknown name, and nothing is removed
+    ]  # with one unknown name, nothing is removed
     for entry in found:
         if store.is_held(entry):
             raise StoreError(f"another process makes {entry.wanted.name} now: wait for it, or end it")

@@ -20,6 +20,7 @@ from nearfar.fallback_server.engines.local import TextOptions
 from nearfar.fallback_server.engines.opening import KINDS, EngineOptions, check_program
 from nearfar.fallback_server.engines.upstream import KEY_VARIABLE, UpstreamOptions
 from nearfar.fallback_server.http.limits import ServerLimits
+from nearfar.fallback_server.http.prices import parse_prices
 from nearfar.fallback_server.ray_engine.options import RayOptions, parse_replicas
 from nearfar.fallback_server.serve import ServeOptions, check_access
 from nearfar.fallback_server.serve import serve as run
@@ -201,6 +202,15 @@ def serve(
             "Keep the newest responses of /v1/responses in memory, to be followed by previous_response_id.",
         ),
     ] = DEFAULTS.store,
+    price: Annotated[
+        list[str] | None,
+        _option(
+            "Logs",
+            "--price",
+            "MODEL=PROMPT,ANSWER[,CACHED]: prices of a million tokens, for the metrics; '*': of any model; "
+            "may be repeated.",
+        ),
+    ] = None,
     log_format: Annotated[str, _option("Logs", "--log-format", "text or json.")] = DEFAULTS.log_format,
     log_level: Annotated[
         str, _option("Logs", "--log-level", "debug, info, warning, error.")
@@ -286,6 +296,7 @@ def serve(
         limits_store=limits_store,
         strict_fields=strict_fields,
         store=store,
+        prices=parse_prices(price or ()),
         engines=engines,
         ray=on_ray if ray else None,
     )

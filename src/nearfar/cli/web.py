@@ -126,7 +126,7 @@ def web(
     Where a folder holds artifacts for webgpu and for wasm, the browser takes webgpu if it has a GPU.
     """
     if cloud is not None:
-        origin_of(cloud)  # raises for an invalid address
+        origin_of(cloud)  # raises an error for an invalid address
     console = Console(stderr=True)
     browser = elsewhere(*TARGETS)  # many browsers have no GPU to offer
     ways = (building(console), telling(console), bytes_bar)

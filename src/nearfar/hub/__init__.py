@@ -28,7 +28,7 @@ HUB_ID = re.compile(r"(?P<repository>\w[\w.-]*/[\w.-]+)(:(?P<wanted>[\w./ -]+))?
 """A hub id: `owner/name`, or for a repository of GGUF files `owner/name:Q4_K_M`."""
 
 
-# The client reads this when it is imported. We report failures ourselves.
+# The client reads this variable when it is imported. nearfar reports failures itself.
 os.environ.setdefault("HF_HUB_VERBOSITY", "critical")
 OWN = 1 << 18
 """Files of at least this many bytes are downloaded by nearfar.hub.transfer, smaller ones by the hub's client.
@@ -89,7 +89,7 @@ def names_of(repository: str, stop: threading.Event | None = None) -> list[str]:
             if (reason := unreachable()) is not None:
                 raise ConnectionError(reason)
             return interruptible(lambda: HfApi().list_repo_files(repository), stop)
-    except (HTTPError, OSError) as error:  # the hub client's own errors are both
+    except (HTTPError, OSError) as error:  # the hub client raises its own errors and the system's
         try:
             kept = [repo.refs.get("main") for repo in scan_cache_dir().repos if repo.repo_id == repository]
         except CacheNotFound:
@@ -127,7 +127,7 @@ def text_of(repository: str, name: str) -> bytes | None:
             LocalEntryNotFoundError,
             RepositoryNotFoundError,
         )
-    except ModuleNotFoundError:  # reported where more of the client is needed
+    except ModuleNotFoundError:  # the missing module is reported where more of the client is needed
         return None
     try:
         with _asking():
@@ -136,13 +136,13 @@ def text_of(repository: str, name: str) -> bytes | None:
                 lambda: hf_hub_download(repository, name, tqdm_class=silent, local_files_only=alone)
             )
         return Path(found).read_bytes()
-    except LocalEntryNotFoundError as error:  # no network, or none that reaches the hub
+    except LocalEntryNotFoundError as error:  # there is no network, or none that reaches the hub
         if cached(repository):
             return None
         raise failed(repository, error) from error
     except EntryNotFoundError:
         return None
-    except RepositoryNotFoundError as error:  # also raised without access rights
+    except RepositoryNotFoundError as error:  # the hub also raises this error without access rights
         raise failed(repository, error) from error
     except (ValueError, OSError):
         return None
@@ -150,7 +150,8 @@ def text_of(repository: str, name: str) -> bytes | None:
 
 def check_there(repository: str) -> None:
     """Raise CheckpointError where the hub cannot be reached and its cache has no file of the repository."""
-    with contextlib.suppress(ModuleNotFoundError):  # reported where more of the client is needed
+    # the missing module is reported where more of the client is needed
+    with contextlib.suppress(ModuleNotFoundError):
         with _asking():
             reason = unreachable()
         if reason is not None and not cached(repository):

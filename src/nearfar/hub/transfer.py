@@ -110,7 +110,7 @@ class Transfer:
             if known.size not in (None, part.stat().st_size):
                 raise ConnectionError(f"{file.filename} should have {known.size:,} bytes")
             if resumed and SHA256.fullmatch(blob.name) and _sha256(part) != blob.name:
-                part.unlink()  # its beginning belonged to another file
+                part.unlink()  # the beginning belonged to another file
                 raise ConnectionError(f"{file.filename} is not what the hub says it is")
             part.replace(blob)
 

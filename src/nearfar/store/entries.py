@@ -247,21 +247,20 @@ class Store:
             self._unlock(lock)
 
     @contextmanager
-    def locked(self, wanted: Wanted, tell: Callable[[str], None]) -> Iterator[bool]:
-        """Lock `wanted` against other processes; gives whether another process held the lock first. `tell`
-        gets a line before the wait for it.
+    def locked(self, wanted: Wanted, tell: Callable[[str], None]) -> Iterator[None]:
+        """Lock `wanted` against other processes. `tell` gets a line before a wait for another process.
+
+        What was read of the entry before the lock is out of date: another process may have made the entry.
         """
         self.root.mkdir(parents=True, exist_ok=True)
         lock = self._lock(wanted.folder)
-        waited = False
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            waited = True
             tell(f"another process makes {wanted.name}: waiting for it")
             lock.acquire()
         try:
-            yield waited
+            yield
         finally:
             self._unlock(lock)
 
@@ -280,7 +279,8 @@ class Store:
     def _read(self, file: Path) -> Entry | None:
         try:
             record = strict_json.loads(file.read_text(encoding="utf-8"))
-            later = record.get("quality", FIRST), record.get("requantize")  # new fields: may be missing
+            # newer fields, which older records lack
+            later = record.get("quality", FIRST), record.get("requantize")
             wanted = Wanted(record["name"], record["source"], record["quant"], *later)
             return Entry(file.parent, wanted, record["mark"])
         except (OSError, ValueError, LookupError, TypeError):

@@ -157,7 +157,7 @@ def _no_json(text: bytes) -> str | None:
 
 def _is_listing(text: bytes) -> bool:
     """Whether a server (nearfar web) lists a folder's targets in place of a missing manifest."""
-    if LISTING.encode() not in text:  # a quick test, as manifests are long
+    if LISTING.encode() not in text:  # a quick test comes first, because manifests are long
         return False
     try:
         read = strict_json.loads(text)
@@ -197,7 +197,7 @@ class _Download:
         file.parent.mkdir(parents=True, exist_ok=True)
         goes_on = part.exists()
         problem = self._checked(expected, file, part)
-        if problem and goes_on:  # the local beginning was of another version of the file
+        if problem and goes_on:  # the local beginning belonged to another version of the file
             file.unlink()
             problem = self._checked(expected, file, part)
         if problem:

@@ -83,7 +83,7 @@ def elsewhere(*targets: str) -> Runner:
 
 def _of_machine(kind: str, which: str | None) -> Best:
     """The target of a device of this machine, for programs of its class and of the neighbouring one."""
-    with suppress(DeviceError, ModuleNotFoundError):  # reported when the device is opened
+    with suppress(DeviceError, ModuleNotFoundError):  # a failure is reported when the device is opened
         if (adapter := device(kind).probe(which).adapter) is not None:
             return Best(kind, suited(class_of(adapter)))
     return Best(kind)
@@ -97,7 +97,7 @@ def artifacts_at(given: str, runner: Runner, build: Build, tell: Tell, bar: Bar)
     if path.is_dir() and (holds_artifacts(path) or not holds_checkpoint(path)):
         if not holds_artifacts(path) and any(path.iterdir()) and (what := folder_is(path)):
             raise StoreError(f"{path} is {what}")
-        find_artifacts(path)  # reports what is missing
+        find_artifacts(path)  # find_artifacts reports what is missing
         return path
     store = Store()
     entry = made(store, wanted_of(given, store), runner, build, tell, bar)
@@ -110,7 +110,7 @@ def made(store: Store, wanted: Wanted, runner: Runner, build: Build, tell: Tell,
     changed; downloaded where its source is a URL.
     """
     fetched = is_url(wanted.source)
-    if fetched:  # somebody else built these artifacts: one of them will do
+    if fetched:  # another process built these artifacts; any of them will do
         runner = replace(runner, every=False)
     found = _fresh(store, wanted)
     if found is not None and runner.runs(found):
@@ -122,8 +122,10 @@ def made(store: Store, wanted: Wanted, runner: Runner, build: Build, tell: Tell,
         if runner.chats:
             check_chats(wanted.source)
         tell(f"Building {wanted.name} (one time) …")
-    with store.locked(wanted, tell) as waited:
-        found = _fresh(store, wanted) if waited else found
+    with store.locked(wanted, tell):
+        # Another process may have made the entry since the last look, also if this one did not wait for the
+        # lock.
+        found = _fresh(store, wanted)
         if found is None or not runner.runs(found):
             if found is None and (stale := store.of(wanted)) is not None:
                 store.remove(stale)

@@ -75,7 +75,8 @@ def wanted_of(given: str, store: Store, asked: Asked = Asked()) -> Wanted:
         raise StoreError(told)
     if HUB_ID.fullmatch(given):
         return asked.of(asked.called(given.rpartition("/")[2], ":"), given)
-    if there is not None and there.wanted.source != given:  # the same model with another quantization
+    # the entry has the same model with another quantization
+    if there is not None and there.wanted.source != given:
         if asked.bits == (None, None):
             asked = replace(asked, quant=there.wanted.quant, requantize=there.wanted.requantize)
         return wanted_of(there.wanted.source, store, asked)
@@ -88,7 +89,7 @@ def _meant(given: str, store: Store) -> str:
     """Suggestions for an unknown name, as the end of a sentence."""
     names = [*(entry.wanted.name for entry in store.entries()), *KNOWN]
     family = [name for name in names if name.partition(":")[0].lower() == given.lower()]
-    if len(family) > 1:  # all sizes of the family
+    if len(family) > 1:  # the name stands for all sizes of the family
         return f": did you mean {', '.join(family[:-1])} or {family[-1]}?"
     if meant := suggested(given.lower(), names):
         return meant
@@ -116,9 +117,9 @@ def mark_of(source: str) -> str | None:
     path = Path(source)
     if not path.exists():
         return None
-    if path.is_dir():  # including the modules of embedding models
+    if path.is_dir():  # the files include the modules of embedding models
         files = sorted(file for file in (*path.iterdir(), *path.glob("*/config.json")) if file.is_file())
-    else:  # including the other parts of a split GGUF file
+    else:  # the files include the other parts of a split GGUF file
         parts = PART.fullmatch(path.name)
         files = sorted(path.parent.glob(f"{escape(parts[1])}-*-of-{parts[2]}")) if parts else [path]
     stats = [(file.relative_to(path.parent).as_posix(), file.stat()) for file in files]

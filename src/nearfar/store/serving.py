@@ -96,7 +96,7 @@ def _for_transformers(path: Path, codes: bool = False) -> bool:
         return False
     config = config_in(path)
     if config is None:
-        return True  # opening it reports what is wrong
+        return True  # opening the folder reports what is wrong
     quantized = any(config.get(key) for key in QUANTIZED)
     return (codes or not (quantized or torch_refuses(config))) and _torch_is_there()
 

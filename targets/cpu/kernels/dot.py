@@ -20,7 +20,7 @@ from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.units import Dot, Unit
 
 Expr = Any
-Words = list[list[Expr]]  # the words of a turn, for each plane
+Words = list[list[Expr]]  # the words of a loop turn, for each plane
 LARGEST = 127 * 256 + 127
 SUMS: dict[Dot, int] = {
     "pmaddwd": 1, "dot_i16x8": 1, "smlal": 2, "vpdpbusd": 2, "sdot": 2, "usmmla": 2,

@@ -15,13 +15,16 @@ export interface Found {
 }
 
 export interface FindOptions extends DownloadOptions {
-  /** The manifest of an artifact that was kept for when there is no network; null where none was. */
+  /** The manifest of an artifact that was kept for use without a network; null if none was kept. */
   readonly kept?: (base: URL) => Promise<string | null>;
-  /** Hashes of manifests that will do, as in HTML; any where it is left out. */
+  /**
+   * Hashes of the manifests that are accepted, in the form of HTML's integrity attribute; by default any
+   * manifest is.
+   */
   readonly integrity?: string | undefined;
 }
 
-/** A folder of several, whose server tells which: nobody asks for those that it lacks. */
+/** The server lists the artifacts of the folder, and a wanted one is not among them. */
 class ListedError extends MissingError {
   constructor(
     url: URL,
@@ -31,14 +34,14 @@ class ListedError extends MissingError {
   }
 }
 
-/** What can be loaded: an artifact for each backend that there is one for. */
+/** The artifacts that can be loaded, by backend. */
 export type Artifacts = ReadonlyMap<BackendName, Found>;
 
 const MANIFEST = "manifest.json";
 
 /**
- * The artifact at `base`; or, where `base` is the OUT folder of a build, those for browsers in it. `pinned`:
- * nobody asks for the others.
+ * Finds the artifact at `base`; or, if `base` is the OUT folder of a build, the artifacts for browsers in it.
+ * `pinned` restricts the search to one backend's artifact.
  */
 export async function findArtifacts(
   base: URL,
@@ -58,7 +61,7 @@ export async function findArtifacts(
     const look = (): Promise<unknown> =>
       open(new URL(`${name}/`, base), options).catch((error: unknown) => error);
     let there = await look();
-    // The server was reached before: this is no lack of it, but a request that went wrong.
+    // The server was reached before, so one request went wrong, and the network is not missing.
     if (there instanceof UnreachableError && one instanceof MissingError) {
       there = await look();
       if (there instanceof UnreachableError) throw there;
@@ -72,7 +75,10 @@ export async function findArtifacts(
   return found;
 }
 
-/** Without a network no server can say what it lacks; what was kept for that case answers all the same. */
+/**
+ * Whether an artifact was not found. An unreachable server counts too, because another artifact of the folder
+ * may be kept for use without a network.
+ */
 function isAbsent(error: unknown): error is Error {
   return error instanceof MissingError || error instanceof UnreachableError;
 }
@@ -82,25 +88,28 @@ async function open(base: URL, options: FindOptions): Promise<Found> {
   return { base, manifest: await openManifest(text), text };
 }
 
-/** From the server, so that a new build is noticed at once; what was kept where there is no network. */
+/**
+ * Loads the manifest from the server, so that a new build is noticed at once; without a network, takes the
+ * kept one.
+ */
 async function manifestText(base: URL, { kept, integrity, ...options }: FindOptions): Promise<string> {
   const url = new URL(MANIFEST, base);
   const expected = integrity === undefined ? null : digestsIn(integrity);
   const isExpected = async (text: string): Promise<boolean> =>
     expected === null || expected.includes(await sha256Hex(new TextEncoder().encode(text)));
-  // What is expected need not be asked for.
+  // A kept manifest with an expected hash needs no request.
   const early = expected && ((await kept?.(base)) ?? null);
   if (early && (await isExpected(early))) return early;
   let text: string;
   try {
-    // Not from the HTTP cache: an old manifest would not match new shards.
+    // The HTTP cache is not used, because an old manifest would not match new shards.
     text = await fetchText(url, null, { ...options, cache: "no-cache" });
   } catch (error) {
     const copy = error instanceof UnreachableError && !expected ? await kept?.(base) : null;
     if (!copy) throw error;
     return copy;
   }
-  // Servers of apps with one page answer every address with that page.
+  // Servers of single-page apps answer every address with the app's page.
   if (text.trimStart().startsWith("<"))
     throw new MissingError(
       `${url.href} answers HTTP 200 with HTML, not a manifest: the server sends its page for files that it ` +
@@ -116,9 +125,9 @@ async function manifestText(base: URL, { kept, integrity, ...options }: FindOpti
   );
 }
 
-/** The targets, where a server lists those of a folder in the place of a manifest; else null. */
+/** The targets of a folder, if a server lists them in place of a manifest; null for a manifest. */
 function targetsIn(text: string): readonly string[] | null {
-  // Manifests are long: only one that has the word is read twice.
+  // Manifests are long, so only a text with the listing's key is parsed here.
   if (!text.includes(`"${LISTING}"`)) return null;
   const root = parseJson<{ format: string; targets: string[] }>(text, MANIFEST);
   return root.at("format").value === LISTING ? root.at("targets").list((name) => name.string()) : null;

@@ -2,11 +2,11 @@ import { BUFFERS, OF_LOGITS } from "../format/constants.js";
 import type { BufferEntry, CacheInfo, Dim, Manifest } from "./manifest.js";
 
 /**
- * The buffers of an artifact: the format's table, filled in with what the manifest says of the model and its
- * caches.
+ * The buffers of an artifact: the format's table, with the sizes of the model and its caches from the
+ * manifest.
  */
 
-/** What the words in a shape stand for. */
+/** The numbers for the words in a shape. */
 type Words = Readonly<Record<string, Dim>>;
 
 /** The facts of a manifest that decide the buffers. */
@@ -26,7 +26,7 @@ export function buffersOf(manifest: BufferFacts): BufferEntry[] {
     vocab: model.vocabSize,
     vocab_words: Math.ceil(model.vocabSize / 32),
     page_size: cache.pageSize,
-    // The step that the width follows from is not read here; plans write whole rows.
+    // The width of a step is not known here; plans write whole rows.
     embedding: embeddingOf(manifest),
   };
   const leftOut: readonly string[] = model.task === "embed" ? OF_LOGITS : ["embedding"];
@@ -38,14 +38,14 @@ export function buffersOf(manifest: BufferFacts): BufferEntry[] {
   );
 }
 
-/** Values of the embeddings that a model gives; 0: it gives logits. */
+/** The number of values of an embedding; 0 for a model that gives logits. */
 export function embeddingOf({ model, buffers }: Pick<BufferFacts, "model" | "buffers">): number {
   if (model.task !== "embed") return 0;
   const width = buffers?.find(({ name }) => name === "embedding")?.shape[1];
   return typeof width === "number" ? width : 0;
 }
 
-/** The buffers that a line of the table stands for, with what their shape depends on. */
+/** The buffers for which a line of the table stands, each with the numbers that its shape depends on. */
 function instances(line: string, { groups, caches, ropes, weights }: BufferFacts): [string, Words][] {
   if (line.includes("<g>")) return groups.map((_, group) => [line.replace("<g>", `${group}`), {}]);
   if (line.includes("<c>"))

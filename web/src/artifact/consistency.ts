@@ -10,9 +10,7 @@ import {
   type Program,
 } from "./manifest.js";
 
-/**
- * Whether what a manifest says adds up: facts that no type can tell, checked before anything is allocated.
- */
+/** Checks that the facts of a manifest are consistent, beyond their types, before anything is allocated. */
 
 export function checkManifest(manifest: Manifest): void {
   if (manifest.programs.length === 0)
@@ -35,7 +33,7 @@ function functionsOf({ task }: ModelInfo): readonly FunctionName[] {
   return task === "embed" ? ["step"] : FUNCTIONS;
 }
 
-/** Programs may share a file, and then they say the same of it. */
+/** Programs may share a file, and must then state the same size and digest for it. */
 function checkFiles({ programs }: Manifest): void {
   const hashes = new Map<string, string>();
   for (const { name, kernels } of programs)
@@ -80,7 +78,10 @@ function checkCaches({ groups, caches, cache }: Manifest): void {
   }
 }
 
-/** Every function needs a bucket, and every bucket a size of its own with so many rows at most. */
+/**
+ * Every function needs a bucket, the sizes of its buckets ascend, and a bucket has at most as many rows of
+ * results as the buffers hold.
+ */
 function checkBuckets({ name: program, functions }: Program, name: FunctionName): void {
   const buckets = functions[name];
   if (buckets.length === 0)
@@ -97,7 +98,7 @@ function checkBuckets({ name: program, functions }: Program, name: FunctionName)
   });
 }
 
-/** The shards must hold exactly the stream that the tensors lie in. */
+/** The shards must hold exactly the stream of the tensors. */
 function checkWeights({ weights }: Manifest): void {
   const { shards, shardBytes, bytes, tensors } = weights;
   shards.forEach((shard, i) => {
@@ -112,7 +113,7 @@ function checkWeights({ weights }: Manifest): void {
     throw new ArtifactError(`The weight shards hold ${held} bytes, manifest.json states ${bytes}.`);
   for (const tensor of tensors) {
     const end = tensor.offset + tensor.bytes;
-    if (tensor.offset % 4 !== 0 || end > bytes)
+    if (tensor.offset % 256 !== 0 || end > bytes)
       throw new ArtifactError(
         `The tensor ${tensor.name} [${tensor.offset}, ${end}) lies outside the ${bytes} bytes of weights.`,
       );
@@ -152,7 +153,7 @@ function checkRopes({ ropes, caches, weights }: Manifest): void {
   }
 }
 
-/** A buffer that this runtime does not know it could not fill, one of another shape it would fill wrongly. */
+/** A runtime cannot fill a buffer that it does not know, and would fill one of another shape wrongly. */
 function checkBuffers(manifest: Manifest): void {
   const listed = new Map(manifest.buffers.map((buffer) => [buffer.name, buffer]));
   if (listed.size < manifest.buffers.length) throw new ArtifactError("manifest.json lists a buffer twice.");

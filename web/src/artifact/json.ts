@@ -1,13 +1,13 @@
 import { ArtifactError } from "../protocol/errors.js";
 
-/** What the items of a list, or the values of a record, are said to be. */
+/** The type of a list's items. */
 type Item<T> = NonNullable<T> extends readonly (infer I)[] ? I : never;
 type Entry<T> = NonNullable<T> extends Readonly<Record<string, infer V>> ? V : never;
 
 /**
- * A JSON value together with where it stands, so that a wrong one is reported by its path. `T` is what the
- * format says stands there: it tells which keys there are to ask for, and nothing about the value, which each
- * method checks.
+ * A JSON value with its path, so that an error names the path of a wrong value. `T` is the type that the
+ * format states: it restricts the keys that can be read, but does not vouch for the value, which each method
+ * checks.
  */
 export class Field<T> {
   constructor(
@@ -31,7 +31,7 @@ export class Field<T> {
     return new Field(this.object()[key], `${this.path}.${key}`);
   }
 
-  /** Null where the value is null or missing. */
+  /** Null if the value is null or missing. */
   optional(): Field<NonNullable<T>> | null {
     return this.value === undefined || this.value === null ? null : new Field(this.value, this.path);
   }
@@ -89,7 +89,7 @@ export class Field<T> {
   }
 }
 
-/** A value as JSON, cut short. */
+/** A value as JSON, shortened. */
 export function show(value: unknown): string {
   try {
     return JSON.stringify(value)?.slice(0, 60) ?? "nothing";

@@ -1,16 +1,16 @@
 import type * as format from "../format/constants.js";
 import type { BackendName, DeviceClass } from "../protocol/backends.js";
 
-/** The manifest of an artifact, as docs/artifact.md lays it down (what a browser's runtime needs of it). */
+/** The manifest of an artifact as docs/artifact.md defines it (the parts that a browser's runtime needs). */
 
 export type Dtype = keyof typeof format.DTYPE_BYTES;
-/** What activations and the cache may be stored in. */
+/** The dtypes in which activations and the cache may be stored. */
 export const FLOATS = ["float16", "float32"] as const;
 export const KV_DTYPES = [...FLOATS, "int8", "int4"] as const;
 
 /**
- * An extent: a number, or what the runtime chooses at load: the pages of a group, the positions it has room
- * for.
+ * An extent: a number, or a word for a number that the runtime chooses at load, which is the pages of a group
+ * or the context length.
  */
 export type Dim = number | "context" | `pages.${number}`;
 
@@ -23,11 +23,13 @@ export interface ModelInfo {
   readonly contextLength: number;
   readonly bosTokenId: number | null;
   readonly eosTokenIds: readonly number[];
-  /** Whether a step ends in logits or in embeddings. */
+  /** Whether a step ends in logits ("generate") or in embeddings ("embed"). */
   readonly task: "generate" | "embed";
 }
 
-/** Caches whose layers look equally far back: to so many positions, or null: to all. */
+/**
+ * Caches whose layers look equally far back: over as many positions as the window, or, for null, over all.
+ */
 export interface GroupInfo {
   readonly window: number | null;
   /** Positions of a column of states; null: a column is a page of positions. */
@@ -44,19 +46,19 @@ export interface CacheInfo {
 }
 
 export interface RopeInfo {
-  /** The tensor of the frequencies. */
+  /** The name of the tensor with the frequencies. */
   readonly invFreq: string;
   readonly scale: number;
-  /** LongRoPE: the tensor that engines take whose context is at most `context`. */
+  /** For LongRoPE, the tensor of engines whose context is at most `context`. */
   readonly short: { readonly invFreq: string; readonly context: number } | null;
 }
 
-/** The tensor of the frequencies of an engine with a context of so many tokens. */
+/** The name of the tensor with the frequencies for an engine with a context of `context` tokens. */
 export function frequenciesOf({ invFreq, short }: RopeInfo, context: number): string {
   return short && context <= short.context ? short.invFreq : invFreq;
 }
 
-/** The tensors of the frequencies of all engines. */
+/** The names of all tensors with frequencies. */
 export function allFrequencies({ invFreq, short }: RopeInfo): readonly string[] {
   return short ? [invFreq, short.invFreq] : [invFreq];
 }
@@ -67,7 +69,7 @@ export interface FileEntry {
   readonly sha256: string;
 }
 
-/** Small files in one: of a program, or, for null, of the tokenizer. */
+/** A bundle file: several small files of a program in one, or, with `program` null, of the tokenizer. */
 export interface PackEntry extends FileEntry {
   readonly program: string | null;
 }
@@ -76,7 +78,7 @@ export interface TensorEntry {
   readonly name: string;
   readonly dtype: Dtype;
   readonly shape: readonly number[];
-  /** In the stream of all shards. */
+  /** The offset in the stream of all shards. */
   readonly offset: number;
   readonly bytes: number;
 }
@@ -94,13 +96,13 @@ export interface KernelEntry {
   readonly sha256: string;
 }
 
-/** What a kernel of a library takes as an argument. */
+/** An argument of a kernel in a library. */
 export interface Param {
   readonly dtype: Dtype;
   readonly shape: readonly Dim[];
 }
 
-/** A file without a stated size. */
+/** A library file; the manifest does not state its size. */
 export type LibraryEntry = Omit<FileEntry, "bytes">;
 
 export interface FunctionEntry {
@@ -116,14 +118,14 @@ export interface Program {
   readonly kvDtype: (typeof KV_DTYPES)[number];
   readonly requires: { readonly features: readonly string[]; readonly limits: ReadonlyMap<string, number> };
   readonly workspace: readonly number[];
-  /** Shaders (webgpu). */
+  /** The shaders (webgpu). */
   readonly kernels: ReadonlyMap<string, KernelEntry>;
-  /** The functions of the library, with what each takes (wasm). */
+  /** The functions of the library with their arguments (wasm). */
   readonly routines: ReadonlyMap<string, readonly Param[]>;
   readonly library: LibraryEntry | null;
-  /** Ascending by size. */
+  /** For each function, its sizes in ascending order. */
   readonly functions: Readonly<Record<FunctionName, readonly FunctionEntry[]>>;
-  /** The kind of GPU that its kernels are shaped for; null where the build did not say. */
+  /** The device class for which its kernels were made; null if the build did not state it. */
   readonly deviceClass: DeviceClass | null;
 }
 
@@ -133,7 +135,7 @@ export interface Manifest {
   readonly cache: { readonly pageSize: number; readonly slots: number };
   readonly groups: readonly GroupInfo[];
   readonly caches: readonly CacheInfo[];
-  /** By name. */
+  /** The rotations, by name. */
   readonly ropes: ReadonlyMap<string, RopeInfo>;
   readonly weights: {
     readonly bytes: number;
@@ -147,26 +149,28 @@ export interface Manifest {
   readonly packs: readonly PackEntry[];
   readonly quantization: string;
   readonly license: string | null;
-  /** How the model marks the parts of its answers, read where it is used; null where the build did not say. */
+  /**
+   * How the model marks the parts of its answers; checked where it is used. Null if the build did not state
+   * it.
+   */
   readonly answers: format.AnswerFormatRecord | null;
-  /** How the model wants its tokens drawn, checked like a request's own options: for requests that do not say. */
+  /**
+   * The model's own sampling parameters, for requests that give none; checked like the options of a request.
+   */
   readonly sampling: format.SamplingDefaultsRecord;
 }
 
-/** A manifest as its build wrote it: its digest, which covers all files, tells it from all others. */
+/** A manifest with its own digest, which covers the digests of all files and so identifies the build. */
 export interface SealedManifest extends Manifest {
   readonly digest: string;
 }
 
-/** What a program computes in, as people name it. */
+/** The precision of a program, as messages name it. */
 export function precisionOf({ activations }: Program): "f16" | "f32" {
   return activations === "float16" ? "f16" : "f32";
 }
 
-/**
- * The files that a manifest vouches for and that a load may ask for, by SHA-256: what lies in packs comes with
- * them.
- */
+/** The SHA-256 digests of the files that a load may request; files in bundle files come with these. */
 export function filesOf({ weights, tokenizerFiles, programs, packs }: Manifest): string[] {
   const entries: { readonly sha256: string }[] = [...weights.shards, ...packs];
   const packed = new Set(packs.map(({ program }) => program));

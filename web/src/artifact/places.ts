@@ -1,18 +1,19 @@
 import { RequestError } from "../protocol/errors.js";
 
-/** Where the models of `hf:` addresses are. */
+/** The server of models with `hf:` addresses. */
 export const HUB = "https://huggingface.co/";
 
 /**
- * The address of a model's folder, with its last slash: of one that a URL can be made of, relative to the page;
- * or of "hf:OWNER/NAME[@REVISION][/FOLDER]", a model of the Hugging Face Hub, by default of its branch main.
- * `hub`: another server with the Hub's addresses, such as a mirror. Whatever takes a model's address means this.
+ * The address of a model's folder, with a slash at the end. `model` is a URL, relative to the page if it is
+ * not absolute, or "hf:OWNER/NAME[@REVISION][/FOLDER]", a model of the Hugging Face Hub (on its branch main
+ * by default). `hub` is another server with the Hub's addresses, such as a mirror. All functions that take a
+ * model's address accept these forms.
  */
 export function modelUrl(model: string | URL, hub: string | URL = HUB): URL {
   return addressOf(model, globalThis.location?.href, hub);
 }
 
-/** The address of a model; `model` may be an address relative to `from`. */
+/** The address of a model; `model` may be relative to `from`. */
 export function addressOf(model: string | URL, from: string | URL | undefined, hub: string | URL = HUB): URL {
   if (!(model instanceof URL) && (typeof model !== "string" || model === ""))
     throw new RequestError(

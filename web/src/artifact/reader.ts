@@ -1,4 +1,4 @@
-/** Reads manifest.json, and checks that it is as its build wrote it. */
+/** Reads manifest.json and checks that it is unchanged since its build. */
 
 import * as format from "../format/constants.js";
 import { BACKENDS, type BackendName } from "../protocol/backends.js";
@@ -29,13 +29,13 @@ import {
 
 const DTYPES = Object.keys(format.DTYPE_BYTES) as Dtype[];
 
-/** The manifest of an artifact as its build wrote it: `parseManifest`, and its own digest. */
+/** Parses a manifest with `parseManifest` and checks its own digest. */
 export async function openManifest(text: string): Promise<SealedManifest> {
   const manifest = parseManifest(text);
   const stated = parseJson<Record<typeof format.DIGEST, string>>(text, "manifest.json")
     .at(format.DIGEST)
     .sha256();
-  // The digest of the file with the digest's own digits replaced by zeros.
+  // The digest is computed over the file with its own digits replaced by zeros.
   const [before = "", after, ...more] = text.split(stated);
   const bytes = new TextEncoder().encode(`${before}${"0".repeat(64)}${after}`);
   if (more.length > 0 || (await sha256Hex(bytes)) !== stated)

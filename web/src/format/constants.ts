@@ -48,6 +48,12 @@ export const MAX_CHOICES = 128;
 /** The most tools of a request, and the most calls of a message. */
 export const MAX_TOOLS = 128;
 
+/**
+ * The most bytes of all tools of a request as JSON. Their schemas, which grammars compile, have a bound of
+ * their own.
+ */
+export const MAX_TOOLS_BYTES = 1048576;
+
 /** The most texts of a request for embeddings: OpenAI's limit. LangChain sends 1,000. */
 export const MAX_INPUTS = 2048;
 
@@ -59,6 +65,12 @@ export const MAX_VARIABLES = 16;
 
 /** The most values of a variable that is a list. */
 export const MAX_LISTED = 256;
+
+/** The most labels of a decision. */
+export const MAX_LABELS = 256;
+
+/** The most characters of a label. */
+export const MAX_LABEL_CHARS = 1000;
 
 /** Kinds of GPUs that programs are shaped for; `software` is a software GPU. */
 export const DEVICE_CLASSES = ["software", "mobile", "integrated", "discrete"] as const;

@@ -1,6 +1,6 @@
 /**
- * A narrowed JSON schema as a grammar in EBNF. The library could read schemas itself; its version for browsers
- * lets characters into strings that no string may have, and leaves bounds of numbers and blanks open.
+ * Writes a narrowed JSON schema as a grammar in EBNF. The library can read schemas itself, but its version
+ * for browsers allows control characters in strings, and ignores bounds of numbers and of white space.
  */
 
 import { FORMATS } from "./formats.js";
@@ -9,10 +9,10 @@ import { classRule, complement, patternRule } from "./patterns.js";
 import type { Narrowed } from "./schema.js";
 import { isObject, type Schema } from "./values.js";
 
-/** Rules of one grammar: counts within counts make many. */
+/** The most rules of one grammar, because nested counts need many rules. */
 const MOST_RULES = 5_000;
 const CHARACTER = classRule([[0, 0x10ffff]]);
-/** Blanks between the parts of JSON are bounded: small models would go on with them for ever. */
+/** White space between the parts of JSON is bounded, because small models would write it for ever. */
 const JSON_RULES = `
 b ::= [ \\n\\r\\t]{0,16}
 value ::= object | array | string | number | "true" | "false" | "null"
@@ -26,7 +26,7 @@ integer ::= "-"? ("0" | [1-9] [0-9]*)
 number ::= integer ("." [0-9]+)? ([eE] [+-]? [0-9]+)?
 `;
 
-/** Any JSON object. */
+/** A grammar of any JSON object. */
 export const JSON_OBJECT = `root ::= object\n${JSON_RULES}`;
 
 /** The grammar of the values that a schema allows; its first rule is `root`. */
@@ -37,10 +37,10 @@ export function ebnfOf({ schema, places }: Narrowed): string {
   return `root ::= ${root}\n${rules.lines.join("\n")}\n${JSON_RULES}`;
 }
 
-/** An expression; null: nothing matches. */
+/** An EBNF expression; null if no text matches. */
 type Expression = string | null;
 
-/** How often something comes. */
+/** How often an item may come. */
 interface Count {
   readonly least: number;
   readonly most: number | null;
@@ -61,7 +61,7 @@ class Rules {
     return either([schema.type].flat().map((kind) => this.#ofType(kind, schema)));
   }
 
-  /** A rule for what a reference leads to, which may lead back to it. */
+  /** The rule of a reference's target. The target may contain a reference to itself. */
   #ref(target: string): Expression {
     const known = this.#names.get(target);
     if (known) return known;
@@ -108,14 +108,14 @@ class Rules {
     const before = Array.isArray(prefixItems) ? prefixItems.map((one) => this.#rule(this.value(one))) : [];
     if (items !== undefined && typeof items !== "boolean" && !isObject(items))
       throw new Error("items must be a schema; write the items of a tuple as prefixItems");
-    // A tuple whose further items are not described has none.
+    // A tuple without a schema for further items has no further items.
     const others = items ?? before.length === 0;
     const one = others === false ? null : this.#rule(isObject(others) ? this.value(others) : "value");
     const count = { least: Number(minItems), most: maxItems === null ? null : Number(maxItems) };
     return inside("[", this.#tuple(before, one, count), "]");
   }
 
-  /** The items of a list that may end after each of them. */
+  /** The items of a list, which may end after any item beyond the least number. */
   #tuple(before: readonly Expression[], one: Expression, { least, most }: Count): Expression {
     let made: Expression = repeated(one, before.length > 0, {
       least: Math.max(least - before.length, 0),
@@ -152,7 +152,7 @@ class Rules {
     return this.#rule(sequence(name && `(${name})`, 'b ":" b', group(this.value(schema))));
   }
 
-  /** A property beside those of `names`; null: there are none. */
+  /** A property with another name than `names`; null if the schema allows no such property. */
   #others(schema: Schema, names: readonly string[]): Expression {
     const { additionalProperties, patternProperties, propertyNames } = schema;
     const values = isObject(additionalProperties) ? additionalProperties : {};
@@ -168,7 +168,7 @@ class Rules {
     return additionalProperties === undefined ? null : this.#pair(quoted(this.#except(names)), values);
   }
 
-  /** Strings only, whatever else the schema allows. */
+  /** The strings that the schema of a property name allows, whatever other values it allows. */
   #nameOf(schema: Schema): Expression {
     if (typeof schema.$ref === "string") return this.#nameOf(this.places.get(schema.$ref) ?? {});
     if (Array.isArray(schema.anyOf)) return either(schema.anyOf.map((one) => this.#nameOf(one)));
@@ -179,7 +179,7 @@ class Rules {
     return schema.type === undefined || [schema.type].flat().includes("string") ? stringOf(schema) : null;
   }
 
-  /** Texts of strings but these, which are described: a name that comes twice would say two things. */
+  /** Names other than `names`, which the schema describes, because a name must not come twice. */
   #except(names: readonly string[]): Expression {
     const firsts = [
       ...new Set(
@@ -197,7 +197,10 @@ class Rules {
     return this.#rule(either([`${other} ${CHARACTER}*`, ...longer, names.includes("") ? null : '""']));
   }
 
-  /** Properties in their order, from the last on: what may follow each, after so many. */
+  /**
+   * The properties in their order. It works from the last property to the first: `after[had]` is what may
+   * follow `had` properties.
+   */
   #members(
     own: readonly { readonly pair: Expression; readonly needed: boolean }[],
     others: Expression,
@@ -222,7 +225,7 @@ class Rules {
 
 const COMMA = 'b "," b';
 
-/** Things with commas between, and one before where something came before. */
+/** Repeats `one` with commas between. With `begun`, a comma comes before the first one too. */
 function repeated(one: Expression, begun: boolean, { least, most }: Count): Expression {
   if (most !== null && most < least) return null;
   if (one === null || most === 0) return least > 0 ? null : '""';
@@ -232,7 +235,7 @@ function repeated(one: Expression, begun: boolean, { least, most }: Count): Expr
   return least > 0 ? some : `(${some})?`;
 }
 
-/** Between brackets, with blanks once where there is nothing. */
+/** An expression between brackets, with optional white space at both ends. */
 function inside(open: string, what: Expression, close: string): Expression {
   return what === null ? null : `"${open}" b (${what}) b "${close}"`;
 }
@@ -259,7 +262,7 @@ function quoted(inner: Expression): Expression {
   return inner === null ? null : `"\\"" (${inner}) "\\""`;
 }
 
-/** A text as it is. */
+/** An EBNF literal of the text. */
 function literal(text: string): string {
   const codes = Array.from(text, (char) => {
     const code = char.codePointAt(0) ?? 0;
@@ -275,7 +278,7 @@ function group(expression: Expression): Expression {
   return expression === null ? null : `(${expression})`;
 }
 
-/** One after another; what is empty is left out. */
+/** The parts one after another; empty parts are omitted. */
 function sequence(...parts: readonly Expression[]): Expression {
   if (parts.includes(null)) return null;
   const some = parts.filter((part) => part !== "");

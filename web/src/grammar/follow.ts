@@ -2,16 +2,18 @@
 
 import type { FromGrammars, ToGrammars } from "./words.js";
 
-/** Answers messages in their order; `load` loads the code for that. */
+/** Answers messages in order; `tell` receives the answers. */
 export type Follow = (tell: (word: FromGrammars) => void) => (word: ToGrammars) => void;
 
-/** A class that answers a message, or has no answer to it: `Follower`. */
+/**
+ * A class with a method that answers a message, or returns null for a message without an answer: `Follower`.
+ */
 type Answering = new () => { answer(word: ToGrammars): Promise<FromGrammars | null> };
 
 export function followWith(load: () => Promise<{ readonly Follower: Answering }>): Follow {
   return (tell) => {
     const follower = load().then(({ Follower }) => new Follower());
-    // The first message gets the error.
+    // An error of loading is told in the answer to the first message.
     follower.catch(() => undefined);
     let turn = Promise.resolve();
     return (word) => {

@@ -1,4 +1,4 @@
-/** The formats of strings that are followed, as patterns; others are annotations. */
+/** The string formats that are enforced, as patterns; other formats are annotations. */
 
 const DATE = "[0-9]{4}-(0[1-9]|1[0-2])-(0[1-9]|[12][0-9]|3[01])";
 const TIME = "([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\\.[0-9]{1,9})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])";
@@ -6,7 +6,7 @@ const LABEL = "[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?";
 const BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])";
 const HEX = "[0-9A-Fa-f]";
 
-/** RFC 3339, 5321, 1123, 2673, 4291, 9562, 3986; IPv6 without "::". */
+/** Sources: RFC 3339, 5321, 1123, 2673, 4291, 9562, 3986; IPv6 without "::". */
 export const FORMATS: Readonly<Record<string, string>> = {
   "date-time": `${DATE}T${TIME}`,
   time: TIME,

@@ -4,8 +4,8 @@ import type { FromGrammars, GrammarPort } from "./words.js";
 export type { Follow };
 
 /**
- * Follows grammars in this thread, for where no worker is possible: the thread waits meanwhile, and nothing
- * ends a grammar that takes too long.
+ * Follows grammars in this thread where no worker is possible. The thread is blocked meanwhile, and a grammar
+ * that takes too long cannot be ended.
  */
 export function inThread(loading: Promise<Follow>): GrammarPort {
   let tell: (word: FromGrammars) => void = () => undefined;

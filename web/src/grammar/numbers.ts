@@ -1,10 +1,10 @@
-/** Numbers between bounds, as expressions of EBNF over the digits that JSON writes. */
+/** Writes numbers between bounds as EBNF expressions over the digits that JSON writes. */
 
-/** Digits that a number may have after its point. */
+/** The most digits after the point. */
 const MOST_DIGITS = 16;
 const FRACTION = `("." [0-9]{1,${MOST_DIGITS}})?`;
 
-/** A bound: digits before and after the point, and whether the number itself is meant. */
+/** A bound: its digits before and after the point, and whether the bound itself is allowed. */
 interface Bound {
   readonly whole: string;
   readonly part: string;
@@ -16,7 +16,10 @@ export interface Bounds {
   readonly high: { readonly value: number; readonly included: boolean } | null;
 }
 
-/** Whole numbers (`whole`), or decimals without an exponent; null: there is none. */
+/**
+ * The numbers between two bounds: integers (`whole`), or decimals without an exponent; null if there are
+ * none.
+ */
 export function between({ low, high }: Bounds, whole: boolean): string | null {
   const positive =
     high !== null && (high.value < 0 || (high.value === 0 && !high.included))
@@ -33,7 +36,7 @@ export function between({ low, high }: Bounds, whole: boolean): string | null {
 const ZERO: Bound = { whole: "0", part: "", included: true };
 const MORE_THAN_ZERO: Bound = { ...ZERO, included: false };
 
-/** The bound of the number without its sign. */
+/** The bound's number without its sign. */
 function boundOf({ value, included }: { readonly value: number; readonly included: boolean }): Bound {
   const [mantissa = "0", exponent = "0"] = Math.abs(value).toString().split("e");
   const [before = "0", after = ""] = mantissa.split(".");
@@ -45,7 +48,7 @@ function boundOf({ value, included }: { readonly value: number; readonly include
   return { whole: whole.replace(/^0+(?=\d)/, ""), part: part.replace(/0+$/, ""), included };
 }
 
-/** Numbers from `low` on, up to `high` where there is one; null: there is none. */
+/** Non-negative numbers from `low` up to `high`, or without an upper bound; null if there are none. */
 function magnitudes(low: Bound, high: Bound | null, whole: boolean): string | null {
   const from = BigInt(low.whole);
   const to = high && BigInt(high.whole);
@@ -65,7 +68,7 @@ function magnitudes(low: Bound, high: Bound | null, whole: boolean): string | nu
   return made.length > 0 ? made.join(" | ") : null;
 }
 
-/** Whole numbers without a sign. */
+/** Non-negative integers from `low` up to `high`, or without an upper bound. */
 function wholes(low: bigint, high: bigint | null): string {
   const [from, to] = [low.toString(), high?.toString() ?? null];
   const made: string[] = [];
@@ -79,7 +82,7 @@ function wholes(low: bigint, high: bigint | null): string {
   return made.join(" | ");
 }
 
-/** Numbers of as many digits, from one to another. */
+/** Numbers from `low` to `high`, which have the same number of digits. */
 function alike(low: string, high: string): string {
   if (low === "") return '""';
   if (/^0*$/.test(low) && /^9*$/.test(high)) return `[0-9]{${low.length}}`;
@@ -93,7 +96,7 @@ function alike(low: string, high: string): string {
   return made.join(" | ");
 }
 
-/** What may follow the whole part where it is a bound's own: a point and digits, or nothing. */
+/** The fractional part of a number whose integer part equals a bound's: a point and digits, or nothing. */
 function fractions(low: Bound, high: Bound | null): string | null {
   const bounds: Fraction = {
     low: low.part,
@@ -107,7 +110,10 @@ function fractions(low: Bound, high: Bound | null): string | null {
   return none ? `("." (${digits}))?` : `"." (${digits})`;
 }
 
-/** Digits left of the bounds that the number has followed so far; null: it is free of that one. */
+/**
+ * The remaining digits of the bounds whose beginning the number equals; null for a bound that can no longer
+ * be violated.
+ */
 interface Fraction {
   readonly low: string | null;
   readonly above: boolean;
@@ -119,12 +125,12 @@ function mayEnd({ low, above, high, below }: Fraction): boolean {
   return (low === null || (low === "" && !above)) && (high === null || high !== "" || !below);
 }
 
-/** One digit or more; null: none can follow. */
+/** One or more digits that keep within the bounds; null if no digit can follow. */
 function following(bounds: Fraction, count: number): string | null {
   const left = MOST_DIGITS - count;
   const { low, high } = bounds;
   if (low === null && high === null) return left > 0 ? `[0-9]{1,${left}}` : null;
-  // It is the bound so far: whatever follows is more.
+  // The number equals the lower bound so far, so any further digits make it larger.
   if (low === "" && !bounds.above) return following({ ...bounds, low: null }, count);
   if (left <= 0) return null;
   const made: string[] = [];

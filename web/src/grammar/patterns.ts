@@ -2,14 +2,14 @@
  * The regular expressions in a JSON schema that grammars can enforce; patterns.py has the same rules for
  * Python's parser.
  *
- * A pattern is matched with the whole string. Its characters are written unescaped, so characters that JSON
- * escapes are not among them.
+ * A pattern must match the whole string. Its characters are written unescaped, so they exclude characters
+ * that JSON escapes.
  */
 
 const ESCAPED = "a quote, a backslash or a control character in it cannot be enforced";
 const ANCHOR = "^ and $ are only enforced at its ends, \\b nowhere";
 const FLAGS = "flags inside it are not taken";
-/** The characters for a backslash and a letter. */
+/** Characters that are written as a backslash and a letter. */
 const CONTROLS: Readonly<Record<string, string>> = {
   n: "\n",
   t: "\t",
@@ -28,7 +28,7 @@ type Node =
   | { readonly is: "literal"; readonly char: string }
   | { readonly is: "class"; readonly ranges: readonly Range[] }
   | { readonly is: "anchor"; readonly at: "begin" | "end" }
-  /** `times`: as EBNF writes it. */
+  /** `times` is the count as EBNF writes it. */
   | { readonly is: "repeat"; readonly of: Node; readonly times: string }
   | { readonly is: "group"; readonly of: Branches };
 type Sequence = readonly Node[];
@@ -49,11 +49,11 @@ const CLASSES: Readonly<Record<string, readonly Range[]>> = {
   s: BLANKS,
   S: complement(BLANKS),
 };
-/** Surrogates, which no text has. */
+/** Surrogates, which no UTF-8 text has. */
 const SURROGATES: Range = [0xd800, 0xdfff];
-/** Characters that JSON escapes: control characters, quotes, backslashes. */
+/** Characters that JSON escapes: control characters, quotes and backslashes. */
 const UNWRITTEN: readonly Range[] = [[0, 0x1f], [0x22, 0x22], [0x5c, 0x5c], SURROGATES];
-/** Most characters beyond ASCII that are listed instead of a class. */
+/** The most characters beyond ASCII that are listed one by one. */
 const MOST_LISTED = 256;
 
 /** Why a pattern cannot be enforced; null if it can. */
@@ -70,7 +70,7 @@ export function whyNot(pattern: unknown): string | null {
   }
 }
 
-/** Why backtracking may take long for a pattern that `whyNot` accepts; or null. */
+/** Why matching by backtracking may take long for a pattern that `whyNot` accepts; null if it does not. */
 export function slow(pattern: string): string | null {
   return repeats(new Reader(pattern).branches()) <= 2 ? null : "beside properties it has too many repeats";
 }
@@ -86,8 +86,8 @@ export function regexGrammar(pattern: string): string {
 }
 
 /**
- * The EBNF of the texts that a pattern matches from end to end; the pattern must pass `whyNot`. By default as
- * JSON writes them between quotes.
+ * The EBNF of the texts that a pattern matches from end to end; the pattern must pass `whyNot`. By default
+ * the texts are written as in JSON strings.
  */
 export function patternRule(pattern: string, unwritten: readonly Range[] = UNWRITTEN): string {
   const whole = (branches: Branches): string =>
@@ -110,8 +110,9 @@ export function patternRule(pattern: string, unwritten: readonly Range[] = UNWRI
 }
 
 /**
- * One of some characters. The library's classes are of ASCII; the others are all in a class that is negated,
- * and none in one that is not. So others are listed, and where they are too many only ASCII is left.
+ * One of the characters in `ranges`. In the library's classes only ASCII counts: a negated class contains all
+ * other characters, and a plain class contains none. So other characters are listed one by one; if there are
+ * too many, only the ASCII characters remain.
  */
 export function classRule(ranges: readonly Range[], unwritten: readonly Range[] = UNWRITTEN): string {
   const missing = complement(complement([...complement(ranges), ...unwritten]));
@@ -153,7 +154,7 @@ export function complement(ranges: readonly Range[]): Range[] {
   return made;
 }
 
-/** The most repeats in a row. A pattern that repeats more than a single character may take for ever. */
+/** The most repetitions in a row. A pattern that repeats more than a single character may take for ever. */
 function repeats(branches: Branches): number {
   let count = 0;
   for (const node of branches.flat()) {
@@ -163,7 +164,10 @@ function repeats(branches: Branches): number {
   return count;
 }
 
-/** At the ends of the whole pattern, or of each of its alternatives, stand the only anchors. */
+/**
+ * Checks the branches of a whole pattern, which may have anchors only at the ends of the pattern or of its
+ * alternatives.
+ */
 function ofWhole(branches: Branches, escaped = true): void {
   for (const branch of branches) {
     const from = isAnchor(branch[0], "begin") ? 1 : 0;
@@ -291,7 +295,8 @@ class Reader {
   }
 
   /**
-   * Parses a class. Quotes and backslashes are left out of it, which is narrower; control characters are not.
+   * Parses a class. Quotes and backslashes are removed from it, which narrows the pattern; control characters
+   * are rejected.
    */
   #class(): Node {
     const negated = this.#take("^");
@@ -307,14 +312,14 @@ class Reader {
     this.#at += 1;
     if (negated) return { is: "class", ranges: complement(ranges) };
     const [only] = ranges;
-    // A class of one character is that character.
+    // A class of one character becomes that character.
     if (only && ranges.length === 1 && only[0] === only[1])
       return { is: "literal", char: String.fromCodePoint(only[0]) };
     if (controls) throw new Error("a control character in it cannot be enforced");
     return { is: "class", ranges };
   }
 
-  /** A member of a class, and up to which one where a range begins with it. */
+  /** Parses a member of a class: one character, or the first and the last one of a range. */
   #range(char: string): Range {
     const low = char.codePointAt(0) ?? 0;
     if (!/^-[^\]]/s.test(this.text.slice(this.#at))) return [low, low];

@@ -1,9 +1,9 @@
 /**
- * JSON schemas as a grammar keeps to them: what the library would pass over in silence is refused here, by its
- * name and place. schema.py says the same, and tests/vectors/grammars.json holds both to it.
+ * Narrows JSON schemas to what a grammar can enforce. Keywords that the library would ignore are rejected
+ * here, by name and place. schema.py does the same; tests/vectors/grammars.json tests both.
  *
- * A schema may be followed more narrowly than it says: properties come in the order of the schema and without
- * others unless `additionalProperties` allows them, a pattern has to cover the whole string.
+ * The result may be narrower than the schema: properties come in the order of the schema, without other
+ * properties unless `additionalProperties` allows them, and a pattern has to match the whole string.
  */
 
 import { RequestError } from "../protocol/errors.js";
@@ -21,23 +21,29 @@ import { isObject, isOf, type Schema, same, shown, tooLarge } from "./values.js"
 
 const WITHOUT_MEANING: ReadonlySet<string> = new Set(ANNOTATIONS);
 const KEYWORDS: ReadonlySet<string> = new Set([...STRUCTURE, ...Object.values(OF_TYPE).flat()]);
-/** Levels of a schema. */
+/** The most levels of a schema. */
 const MOST_LEVELS = 200;
 
 export interface Narrowing {
-  /** Keywords that cannot be enforced are refused; else they are left out, and the text need not follow them. */
+  /**
+   * Whether keywords that cannot be enforced are rejected; otherwise they are ignored, and the text need not
+   * follow them.
+   */
   readonly strict?: boolean;
-  /** The request's field that an error names. */
+  /** The field of the request that an error names. */
   readonly param?: string;
 }
 
 export interface Narrowed {
   readonly schema: Schema;
-  /** All schemas in it, by the JSON pointers that references lead to. */
+  /** All schemas within the schema, by the JSON pointers that references use. */
   readonly places: ReadonlyMap<string, Schema>;
 }
 
-/** The schema as a grammar can keep to it. RequestError names a keyword that cannot be enforced and its place. */
+/**
+ * The schema as a grammar can enforce it. Throws RequestError that names a keyword which cannot be enforced,
+ * and its place.
+ */
 export function narrowed(
   schema: unknown,
   { strict = true, param = "response_format" }: Narrowing = {},
@@ -45,7 +51,7 @@ export function narrowed(
   return new Walk(schema, strict, param).made();
 }
 
-/** One schema on its way. */
+/** Walks over one schema and narrows it. */
 class Walk extends TypedKeywords {
   readonly #places = new Map<string, Schema>();
   readonly #refs = new Map<string, string>();
@@ -108,7 +114,10 @@ class Walk extends TypedKeywords {
     return made;
   }
 
-  /** The grammar's schema for a keyword that says all of a schema; null: the schema has none. */
+  /**
+   * The narrowed schema if one keyword determines the whole schema, such as $ref or enum; null if no such
+   * keyword is there.
+   */
   #structure(known: Schema, place: string): Schema | null {
     for (const key of ["$ref", "const", "enum", "allOf", "anyOf", "oneOf"] as const) {
       if (!(key in known)) continue;
@@ -169,7 +178,7 @@ class Walk extends TypedKeywords {
     }
     const target = unquoted(given);
     const seen = new Set([place]);
-    // A reference that leads through references to itself says nothing.
+    // A chain of references that leads back to itself allows any value.
     for (let at: unknown = target; typeof at === "string"; ) {
       if (seen.has(at)) throw this.error(place, `$ref ${shown(target)} leads back to itself`);
       seen.add(at);
@@ -182,7 +191,7 @@ class Walk extends TypedKeywords {
     return { $ref: target };
   }
 
-  /** What a pointer leads to; null if nothing. */
+  /** The value at a JSON pointer; null if there is none. */
   #at(pointer: string): unknown {
     let at: unknown = this.root;
     for (const part of pointer.split("/").slice(1)) {
@@ -222,7 +231,10 @@ class Walk extends TypedKeywords {
     return { anyOf: made };
   }
 
-  /** Whether it is certain that nothing fits both: by their types, values, or a required property's. */
+  /**
+   * Whether no value can fit both schemas, judged by their types, their listed values, or the schemas of a
+   * property that both require.
+   */
   #apart(one: unknown, other: unknown): boolean {
     this.#compared += 1;
     if (this.#compared > MOST_COMPARED)
@@ -247,7 +259,7 @@ class Walk extends TypedKeywords {
   }
 }
 
-/** A reference is the fragment of a URL. */
+/** Decodes a reference, which is the fragment of a URL. */
 function unquoted(reference: string): string {
   try {
     return decodeURIComponent(reference);
@@ -261,7 +273,7 @@ function valuesOf(schema: Schema): readonly unknown[] | null {
   return Array.isArray(schema.enum) ? schema.enum : null;
 }
 
-/** The types that a schema may have; none: not known. */
+/** The types that a schema allows; empty if they are not known. */
 function declared(schema: Schema): Set<string> {
   const values = valuesOf(schema);
   if (values)

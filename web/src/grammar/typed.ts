@@ -1,4 +1,4 @@
-/** The keywords of a JSON schema that speak of one type, as a grammar keeps to them; see typed.py. */
+/** Narrows the keywords of a JSON schema that apply to one type; typed.py does the same. */
 
 import type { RequestError } from "../protocol/errors.js";
 import { OF_TYPE, TYPES } from "./keywords.js";
@@ -7,10 +7,10 @@ import { allNumbers, counts, isObject, type Schema, shown } from "./values.js";
 
 const KEYS: Readonly<Record<string, readonly string[]>> = OF_TYPE;
 
-/** What a walk over a schema does with the keywords of one type; the walk itself is its subclass's. */
+/** Handles keywords that apply to one type; the subclass walks over the schema. */
 export abstract class TypedKeywords {
   protected abstract error(place: string, what: string): RequestError;
-  /** The keyword is refused, or left out. */
+  /** Rejects the keyword, or ignores it if the schema is not strict. */
   protected abstract drop(place: string, keyword: string, why?: string): void;
   protected abstract schema(schema: unknown, place: string): Schema;
   protected abstract each(schemas: unknown, place: string): Schema;
@@ -23,7 +23,10 @@ export abstract class TypedKeywords {
     return types.filter((kind) => !(kind === "integer" && types.includes("number")));
   }
 
-  /** A schema of one or several types. Without a type it has those that its keywords speak of. */
+  /**
+   * Narrows a schema of one or several types. A schema without a type gets the types to which its keywords
+   * apply.
+   */
   protected typed(known: Schema, place: string): Schema {
     const spoken = Object.keys(OF_TYPE).filter((kind) => KEYS[kind]?.some((key) => key in known));
     if (!("type" in known) && spoken.length === 0) return {};
@@ -54,7 +57,8 @@ export abstract class TypedKeywords {
 
   #string(own: Schema, place: string): Schema {
     Object.assign(own, this.#counts(own, ["minLength", "maxLength"], place));
-    // An annotation; the library would follow nothing else beside it.
+    // Beside other keywords the format is only an annotation, because the library would ignore the other
+    // keywords.
     if (Object.keys(own).length > 1) delete own.format;
     if ("pattern" in own) {
       const alone = Object.keys(own).length === 1;
@@ -66,17 +70,18 @@ export abstract class TypedKeywords {
       }
     }
     if (!("minLength" in own || "maxLength" in own)) return own;
-    // As a pattern: by itself the library lets control characters into strings of a bounded length.
+    // Lengths become a pattern, because the library allows control characters in strings with a bounded
+    // length.
     const { minLength: low = 0, maxLength: high = null, ...rest } = own;
     if (high !== null && Number(high) < Number(low))
       throw this.error(place, `minLength ${low} is greater than maxLength ${high}`);
     return { ...rest, pattern: `^.{${low},${high ?? ""}}$` };
   }
 
-  /** Bounds of whole numbers are whole numbers. */
+  /** Rounds the bounds of integers to integers. */
   #integer(given: Schema, place: string): Schema {
     const own = allNumbers(given, (what) => this.error(place, what)) as Record<string, number>;
-    // Bounds of int64 and the like are moved inwards, where that leaves anything.
+    // Bounds at the ends of int64 and the like are moved inwards if that leaves any values.
     for (const [key, value] of Object.entries(own))
       if (Math.abs(value) > Number.MAX_SAFE_INTEGER) {
         const low = key === "minimum" || key === "exclusiveMinimum";
@@ -103,7 +108,7 @@ export abstract class TypedKeywords {
     Object.assign(own, this.#counts(own, ["minItems", "maxItems"], place));
     const { additionalItems, uniqueItems = false } = own;
     delete own.additionalItems;
-    // A tuple, up to draft 2019-09.
+    // Up to draft 2019-09, a list in `items` describes a tuple.
     if (Array.isArray(own.items)) {
       const { items, ...rest } = own;
       delete own.items;
@@ -132,14 +137,17 @@ export abstract class TypedKeywords {
     if ("patternProperties" in own) this.#patternProperties(own, place);
     if ("required" in own) this.#required(own, place);
     if (Number(own.minProperties ?? 0) > 1 && (own.additionalProperties ?? false) !== false) {
-      // The same name twice would count as two.
+      // A repeated name would count as two properties.
       this.drop(place, "minProperties", "beside additionalProperties it is only enforced up to 1");
       delete own.minProperties;
     }
     return own;
   }
 
-  /** False: nothing but what is described, as all that is described stands in the same schema. */
+  /**
+   * Handles `unevaluatedItems` and `unevaluatedProperties`: `false` forbids others than the described ones,
+   * all of which stand in the same schema.
+   */
   #unevaluated(own: Schema, keyword: string, others: string, place: string): void {
     const { [keyword]: value = true } = own;
     delete own[keyword];
@@ -147,7 +155,10 @@ export abstract class TypedKeywords {
     else if (!value && !(others in own)) own[others] = false;
   }
 
-  /** Required properties that are not described are described: the library asks for no others. */
+  /**
+   * Describes required properties that the schema does not describe, because the library requires only
+   * described ones.
+   */
   #required(own: Schema, place: string): void {
     const names: unknown = own.required;
     if (!Array.isArray(names) || !names.every((name): name is string => typeof name === "string"))
@@ -158,7 +169,7 @@ export abstract class TypedKeywords {
     if (first === undefined) return;
     const others = own.additionalProperties ?? true;
     const why = `the property ${shown(first)} is not among the properties`;
-    // Nothing at all fits the schema.
+    // No value fits the schema.
     if (others === false && !("patternProperties" in own))
       throw this.error(place, `'required': ${why}, and additionalProperties allows no other: add it there`);
     if ("patternProperties" in own || "propertyNames" in own) {

@@ -1,4 +1,4 @@
-/** Helpers for JSON values of a schema's keywords. */
+/** Helpers for the JSON values of a schema's keywords. */
 
 import type { RequestError } from "../protocol/errors.js";
 

@@ -12,7 +12,8 @@ export type ToGrammars =
    */
   | { readonly type: "vocabulary"; readonly pieces: readonly string[]; readonly ends: readonly number[] }
   /**
-   * An answer begins, or continues after `tokens`. `ignoreEos`: it ends only where nothing else is allowed.
+   * An answer begins, or continues after `tokens`. `ignoreEos` says that it ends only if nothing else is
+   * allowed.
    */
   | {
       readonly type: "start";
@@ -31,12 +32,15 @@ export type FromGrammars =
   | { readonly type: "allowed"; readonly words: Uint32Array<ArrayBuffer> }
   /** Nothing can follow the tokens. */
   | { readonly type: "complete" }
-  /** `broken`: the library has aborted, and this worker must not be used again. */
+  /**
+   * The library rejected the grammar. `broken` says that the library has aborted and this worker must not be
+   * used again.
+   */
   | { readonly type: "refused"; readonly message: string; readonly broken: boolean }
-  /** No grammar can be followed here: the library cannot be loaded, or may not run. */
+  /** No grammar can be followed here, because the library cannot be loaded or is not allowed to run. */
   | { readonly type: "failed"; readonly message: string; readonly code: "unreachable" | "unsupported" };
 
-/** A worker of the grammars, as the engine's has it. */
+/** A worker of the grammars, as seen by the engine's worker. */
 export interface GrammarPort {
   post(word: ToGrammars): void;
   listen(onWord: (word: FromGrammars) => void): void;

@@ -73,7 +73,7 @@ export async function createEmbeddings(
   return { object: "list", data, model, usage };
 }
 
-/** Copies: those of a framework that watches its objects are proxies, which cannot be sent. */
+/** Copies the inputs, because a framework that watches its objects gives proxies, which cannot be sent. */
 function inputsOf(input: EmbeddingRequest["input"]): EmbeddingInputs {
   if (typeof input === "string") return [input];
   if (typeof input[0] === "number") return [[...(input as readonly number[])]];

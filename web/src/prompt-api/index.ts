@@ -1,5 +1,5 @@
 /**
- * The web's Prompt API (`LanguageModel`) over nearfar, for browsers that have none:
+ * The web's Prompt API (`LanguageModel`) over nearfar, for browsers that lack it:
  * https://webmachinelearning.github.io/prompt-api/
  */
 
@@ -18,10 +18,10 @@ export type { ModelSource, PromptEngine } from "./model.js";
 export type * from "./types.js";
 
 /**
- * What the Prompt API calls `LanguageModel`, over the model at an address, or one that a function loads. The
- * first `create` loads it, and all sessions share it until `unload`.
+ * Makes a `LanguageModel` of the Prompt API over the model at an address, or over a model that a function
+ * loads. The first `create` loads the model, and all sessions share it until `unload`.
  *
- * Images and sound are refused with NotSupportedError, and so are tools where the model has none.
+ * Images and sound are rejected with NotSupportedError, and so are tools if the model has no calls.
  */
 export function createLanguageModel(source: ModelSource): LanguageModelFactory {
   const model = new Model(source);
@@ -33,19 +33,19 @@ export function createLanguageModel(source: ModelSource): LanguageModelFactory {
   };
 }
 
-/** What `install` may be told. */
+/** Options of `install`. */
 export interface InstallOptions {
-  /** Whether it also stands in for a `LanguageModel` of the browser that has a model; false by default. */
+  /** Whether to replace the browser's own `LanguageModel` even if it has a model; false by default. */
   readonly replace?: boolean;
 }
 
-/** What `install` has put there. */
+/** The objects that `install` has put into the global scope. */
 const put = new WeakSet<object>();
 
 /**
- * Puts a `LanguageModel` over `source` into the global scope. A browser's own stays in use where it says that it
- * has a model, or can download one; where it has none, or is not there, `source` answers. Whether this call did
- * so: not where an earlier one has.
+ * Puts a `LanguageModel` over `source` into the global scope. The browser's own one stays in use if it says
+ * that it has a model or can download one; otherwise `source` answers. Returns whether this call installed
+ * it: false if an earlier call has.
  */
 export function install(source: ModelSource, { replace = false }: InstallOptions = {}): boolean {
   const { LanguageModel: own } = globalThis as { readonly LanguageModel?: LanguageModelFactory };
@@ -57,10 +57,10 @@ export function install(source: ModelSource, { replace = false }: InstallOptions
   return true;
 }
 
-/** The browser's own model where it has one for what is asked, else ours. */
+/** Uses the browser's own model if it supports the options, otherwise ours. */
 function besides(own: LanguageModelFactory, ours: LanguageModelFactory): LanguageModelFactory {
   const told = async (options: CreateCoreOptions): Promise<Availability> =>
-    // It throws where the browser has switched its model off.
+    // `availability` throws if the browser has switched its model off.
     Promise.resolve(own.availability(options)).catch(() => "unavailable");
   const chosen = async (options: CreateCoreOptions): Promise<LanguageModelFactory> =>
     (await told(options)) === "unavailable" ? ours : own;

@@ -4,12 +4,15 @@ import { later } from "../protocol/errors.js";
 import type { LoadProgress, ModelCard } from "../protocol/messages.js";
 import type { Availability, MonitorCallback } from "./types.js";
 
-/** The part of an Engine that sessions use; their contexts and token counts are the device's. */
+/** The part of an Engine that sessions use. The context length and the token counts are the device's. */
 export type PromptEngine = Pick<Engine, "chat" | "countTokens" | "dispose"> & {
   readonly model: Pick<ModelCard, "name" | "contextLength"> & Partial<Pick<ModelCard, "features">>;
 };
 
-/** An artifact's address, or what loads it; it should heed `signal` and tell `onProgress`. */
+/**
+ * An artifact's address, or a function that loads an engine; the function should obey `signal` and call
+ * `onProgress`.
+ */
 export type ModelSource =
   | string
   | URL
@@ -21,7 +24,7 @@ interface Loading {
   waiting: number;
 }
 
-/** The one model behind all sessions. */
+/** The one model of all sessions. */
 export class Model {
   #loading: Loading | null = null;
   #engine: PromptEngine | null = null;
@@ -36,8 +39,8 @@ export class Model {
   }
 
   /**
-   * The engine, loaded once for all who wait. Who aborts stops waiting; the load ends when nobody waits any
-   * more.
+   * Loads the engine once for all callers. A caller that aborts stops waiting; the load ends when no caller
+   * waits any more.
    */
   async load({
     signal,
@@ -84,7 +87,7 @@ export class Model {
     const onProgress = (progress: LoadProgress): void => {
       if (progress.phase !== "weights" || progress.loaded >= progress.total) return;
       const loaded = progress.loaded / progress.total;
-      // The standard's events never go back, and 1 is the last of them.
+      // The standard's progress never goes back, and its last event is 1.
       if (loaded <= this.#loaded) return;
       this.#loaded = loaded;
       for (const tell of this.#listeners) tell(loaded);
@@ -121,7 +124,10 @@ async function open(
   return createEngine(source, options);
 }
 
-/** Tells a monitor as the standard does; with plain events where there are no ProgressEvents, as in Node. */
+/**
+ * Reports progress to a monitor as the standard does, with plain events where ProgressEvent is missing, as in
+ * Node.
+ */
 function listenerOf(monitor: MonitorCallback): (loaded: number) => void {
   const target = new EventTarget();
   monitor(target);

@@ -7,14 +7,16 @@ import type {
   PromptOptions,
 } from "./types.js";
 
-/** The Prompt API's arguments, checked, as the engine's requests. */
+/** Checks the Prompt API's arguments and converts them to the engine's requests. */
 
 export interface Sampling {
   readonly temperature?: number;
   readonly top_k?: number;
 }
 
-/** Names the kind of content in the options that no model here takes; null where every kind is taken. */
+/**
+ * The first kind of content in the options that the models here do not support; null if all are supported.
+ */
 export function unsupportedOf({ expectedInputs, expectedOutputs }: CreateCoreOptions): string | null {
   const other = [...(expectedInputs ?? []), ...(expectedOutputs ?? [])].find(({ type }) => type !== "text");
   return other ? `content of type ${other.type}` : null;
@@ -33,7 +35,7 @@ export function checkOptions(options: CreateCoreOptions): Sampling {
   };
 }
 
-/** The tools of a session; TypeError where one is not what it must be. */
+/** The tools of a session. Throws TypeError for an invalid one. */
 export function toolsOf({ tools = [] }: CreateCoreOptions): readonly LanguageModelTool[] {
   const names = new Set<string>();
   return [...tools].map((tool, at) => {
@@ -51,11 +53,11 @@ export function toolsOf({ tools = [] }: CreateCoreOptions): readonly LanguageMod
 
 export interface Messages {
   readonly messages: readonly ChatMessage[];
-  /** The answer goes on from the last of them. */
+  /** Whether the answer continues the last message. */
   readonly isPrefix: boolean;
 }
 
-/** `name`: the argument that holds the messages, for errors. */
+/** Converts the input to messages. `name` is the argument's name in errors. */
 export function messagesOf(input: PromptInput, name = "input"): Messages {
   if (typeof input === "string") return { messages: [{ role: "user", content: input }], isPrefix: false };
   if (!Array.isArray(input)) throw new TypeError(`${name} must be a string or a list of { role, content }`);
@@ -87,7 +89,10 @@ function textOf(content: PromptMessage["content"], where: string): string {
     .join("");
 }
 
-/** As OpenAI's requests, and nearfar's for expressions, ask for what an answer must be. */
+/**
+ * Converts a constraint to the fields of a request: OpenAI's for schemas, and nearfar's own for regular
+ * expressions.
+ */
 export function formatOf({ responseConstraint }: PromptOptions): object {
   if (responseConstraint === undefined) return {};
   if (!(responseConstraint instanceof RegExp)) {

@@ -7,12 +7,12 @@ import { formatOf, messagesOf, type Sampling } from "./options.js";
 import { called, MOST_ROUNDS, toolsAsked } from "./tools.js";
 import type { LanguageModelSession, LanguageModelTool, PromptInput, PromptOptions } from "./types.js";
 
-/** A conversation. Prompts wait for those before them. */
+/** A conversation. A prompt waits for the earlier ones. */
 export class Session extends EventTarget implements LanguageModelSession {
   oncontextoverflow: ((event: Event) => void) | null = null;
   onquotaoverflow: ((event: Event) => void) | null = null;
   readonly #ended = new AbortController();
-  /** After the initial prompts; the oldest turns go where there is no room for them. */
+  /** The conversation after the initial prompts; the oldest turns are dropped when there is no room. */
   #history: readonly ChatMessage[] = [];
   #usage = 0;
   #last: Promise<unknown> = Promise.resolve();
@@ -93,7 +93,10 @@ export class Session extends EventTarget implements LanguageModelSession {
     this.#ended.abort(new DOMException("The session was destroyed. Create or clone another.", "AbortError"));
   }
 
-  /** Counts the conversation; QuotaExceededError where the initial prompts alone are too long. */
+  /**
+   * Counts the tokens of the conversation. Throws QuotaExceededError if the initial prompts alone are too
+   * long.
+   */
   async measure(): Promise<void> {
     const tokens = await this.#count(this.#history);
     if (tokens >= this.contextWindow && this.#history.length === 0) throw this.#tooLong(tokens);
@@ -124,7 +127,7 @@ export class Session extends EventTarget implements LanguageModelSession {
         for await (const { choices } of chunks) {
           const { content, tool_calls = [] } = choices[0]?.delta ?? {};
           for (const call of tool_calls) addCall(written, call);
-          // Of an answer that was cut nothing is called.
+          // The calls of an answer that was cut are not made.
           if (choices[0]?.finish_reason === "tool_calls") calls = written;
           if (!content) continue;
           answer += content;
@@ -147,7 +150,9 @@ export class Session extends EventTarget implements LanguageModelSession {
     }
   }
 
-  /** Waits for the prompts before; its signal aborts with the caller's and with the session. */
+  /**
+   * Waits for the earlier prompts. The returned signal aborts with the caller's signal and with the session.
+   */
   async #turn(signal: AbortSignal | undefined): Promise<{ readonly signal: AbortSignal; over(): void }> {
     const controller = new AbortController();
     const sources = [this.#ended.signal, ...(signal ? [signal] : [])];
@@ -224,7 +229,7 @@ function unlessAborted<T>(promise: Promise<T>, signal: AbortSignal): Promise<T> 
   });
 }
 
-/** The conversation with what has been answered: a prefix and what follows it are one. */
+/** The conversation with the answer added; an answer that continues a prefix is joined with it. */
 function answered(
   messages: readonly ChatMessage[],
   isPrefix: boolean,

@@ -1,10 +1,13 @@
 import type { ChatCompletionRequest, ChatMessage, ToolCall } from "../protocol/openai.js";
 import type { LanguageModelTool } from "./types.js";
 
-/** Answers of one prompt that call tools, before it fails: a model may go round in circles. */
+/**
+ * The most answers with calls in one prompt; then the prompt fails, because a model may repeat itself for
+ * ever.
+ */
 export const MOST_ROUNDS = 16;
 
-/** The fields of a request that say which tools there are; none where there are none. */
+/** The fields of a request that offer tools; no fields without tools. */
 export function toolsAsked(tools: readonly LanguageModelTool[]): Pick<ChatCompletionRequest, "tools"> {
   if (tools.length === 0) return {};
   return {
@@ -14,7 +17,7 @@ export function toolsAsked(tools: readonly LanguageModelTool[]): Pick<ChatComple
   };
 }
 
-/** The results of all calls, which run at once; rejects with what a tool throws. */
+/** Runs all calls at once and returns their results; rejects with the error of a tool that throws. */
 export function called(
   tools: readonly LanguageModelTool[],
   calls: readonly ToolCall[],

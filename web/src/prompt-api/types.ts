@@ -1,8 +1,11 @@
-/** The Prompt API's own names: what of it there is here. */
+/** The Prompt API's own names, as far as they are supported here. */
 
 export type Availability = "unavailable" | "downloadable" | "downloading" | "available";
 
-/** Tells of the download: `downloadprogress` events whose `loaded` goes from 0 to 1. */
+/**
+ * Receives an event target for the download's progress: `downloadprogress` events whose `loaded` goes from 0
+ * to 1.
+ */
 export type MonitorCallback = (monitor: EventTarget) => void;
 
 /** A kind of input or output, and its languages. */
@@ -11,7 +14,10 @@ export interface ExpectedContent {
   readonly languages?: readonly string[];
 }
 
-/** A function that the model may call: `execute` gets what the schema says, its result goes to the model. */
+/**
+ * A function that the model may call. `execute` receives arguments that match the schema, and its result goes
+ * to the model.
+ */
 export interface LanguageModelTool {
   readonly name: string;
   readonly description: string;
@@ -20,7 +26,7 @@ export interface LanguageModelTool {
   readonly execute: (input: any) => unknown;
 }
 
-/** What `availability` and `create` are both asked. */
+/** The options that `availability` and `create` have in common. */
 export interface CreateCoreOptions {
   readonly temperature?: number;
   readonly topK?: number;
@@ -29,9 +35,9 @@ export interface CreateCoreOptions {
   readonly tools?: readonly LanguageModelTool[];
 }
 
-/** How a session begins. */
+/** The options of a new session. */
 export interface CreateOptions extends CreateCoreOptions {
-  /** Ends the loading, and later the session. */
+  /** Aborts the loading, and later the session. */
   readonly signal?: AbortSignal;
   readonly monitor?: MonitorCallback;
   readonly initialPrompts?: readonly PromptMessage[];
@@ -47,7 +53,7 @@ export interface PromptContent {
 export interface PromptMessage {
   readonly role: "system" | "user" | "assistant";
   readonly content: string | readonly PromptContent[];
-  /** Marks the assistant's last message: the answer goes on from it. */
+  /** Marks the assistant's last message, which the answer continues. */
   readonly prefix?: boolean;
 }
 
@@ -58,7 +64,7 @@ export type PromptInput = string | readonly PromptMessage[];
 export interface PromptOptions {
   /** A JSON schema, or a regular expression that the whole answer matches. */
   readonly responseConstraint?: object | RegExp;
-  /** Without a meaning here: a constraint is never written into the prompt. */
+  /** Has no effect, because a constraint is never written into the prompt. */
   readonly omitResponseConstraintInput?: boolean;
   readonly signal?: AbortSignal;
 }
@@ -69,11 +75,11 @@ export interface LanguageModelSession extends EventTarget {
   promptStreaming(input: PromptInput, options?: PromptOptions): ReadableStream<string>;
   append(input: PromptInput, options?: { readonly signal?: AbortSignal }): Promise<undefined>;
   measureContextUsage(input: PromptInput, options?: PromptOptions): Promise<number>;
-  /** Tokens of the conversation so far. */
+  /** The number of tokens in the conversation so far. */
   readonly contextUsage: number;
-  /** Tokens that a conversation may have, the answer included. */
+  /** The most tokens of a conversation, the answer included. */
   readonly contextWindow: number;
-  /** The older names of the three above. */
+  /** The older names of the three members above. */
   measureInputUsage(input: PromptInput, options?: PromptOptions): Promise<number>;
   readonly inputUsage: number;
   readonly inputQuota: number;
@@ -85,7 +91,7 @@ export interface LanguageModelSession extends EventTarget {
   destroy(): undefined;
 }
 
-/** What the Prompt API has as the static methods of `LanguageModel`. */
+/** The static methods of the Prompt API's `LanguageModel`. */
 export interface LanguageModelFactory {
   availability(options?: CreateCoreOptions): Promise<Availability>;
   create(options?: CreateOptions): Promise<LanguageModelSession>;
@@ -95,6 +101,6 @@ export interface LanguageModelFactory {
     readonly defaultTemperature: number;
     readonly maxTemperature: number;
   }>;
-  /** Frees the model; not in the standard. A later `create` loads it again. */
+  /** Frees the model, which the standard does not offer. A later `create` loads the model again. */
   unload(): Promise<void>;
 }

@@ -1,35 +1,39 @@
 import type { ChatCompletion, ChatCompletionChunk, ChatCompletionRequest } from "./openai.js";
 
 /**
- * What the adapters for other people's interfaces stand on: an `Engine`, of whichever entry of this package,
- * or a `HybridClient` of nearfar/routing. By shape, because each entry may hold its own copy of the classes.
+ * The part of an `Engine`, or of a `HybridClient` of nearfar/routing, that adapters for other interfaces
+ * need. It is an interface and not a class, because each entry of the package may have its own copy of the
+ * classes.
  */
 export interface Answerer {
   readonly chat: { readonly completions: Endpoint };
-  /** Plain text completions; a HybridClient has none. */
+  /** Plain text completions; a HybridClient lacks them. */
   readonly completions?: Endpoint;
-  /** Embeddings, for models that give them; a HybridClient has none. */
+  /** Embeddings, for models that give them; a HybridClient lacks them. */
   readonly embeddings?: Endpoint;
-  /** The model that is loaded; a HybridClient has none of its own. */
+  /** The model that is loaded; a HybridClient has no model of its own. */
   readonly model?: { readonly name: string };
 }
 
-/** One of OpenAI's endpoints; the request's type is the engine's business. */
+/** One of OpenAI's endpoints. The engine checks the request. */
 export interface Endpoint {
   create(request: never): Promise<unknown>;
 }
 
-/** Asks an endpoint for what may be of any shape: it is checked there. */
+/** Sends an endpoint a request of any shape; the endpoint checks it. */
 export function ask(endpoint: Endpoint, request: object): Promise<unknown> {
   return endpoint.create(request as never);
 }
 
-/** A chat's answer as a whole. */
+/** Requests a chat answer as a whole. */
 export function wholeChat({ chat }: Answerer, request: ChatCompletionRequest): Promise<ChatCompletion> {
   return ask(chat.completions, request) as Promise<ChatCompletion>;
 }
 
-/** A chat's answer in pieces, the usage in the last one. Leaving the loop over them ends the answer. */
+/**
+ * Requests a chat answer in pieces, with the usage in the last one. Leaving the loop over the pieces ends the
+ * answer.
+ */
 export function streamedChat(
   { chat }: Answerer,
   request: ChatCompletionRequest,

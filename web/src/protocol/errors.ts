@@ -41,14 +41,17 @@ export class NearfarError extends Error {
   }
 }
 
-/** Milliseconds that a file of the package may take: over a stalled connection none comes. */
+/**
+ * The most milliseconds that loading a file of the package may take; a stalled connection gives no error by
+ * itself.
+ */
 const LIMIT_MS = 120_000;
 
 /**
- * A part of the package that is loaded when it is wanted: every dynamic import goes through this function.
+ * Loads a part of the package when it is needed; every dynamic import goes through this function.
  *
- * @throws NearfarError "unreachable" where its file cannot be had: offline, or after a deployment that has other
- * files. The next call asks for it again.
+ * @throws NearfarError "unreachable" if the part's file cannot be loaded: offline, or after a deployment with
+ * other files. The next call tries again.
  */
 export async function later<Part>(load: () => Promise<Part>, what: string): Promise<Part> {
   let timer: ReturnType<typeof setTimeout> | undefined;
@@ -75,7 +78,7 @@ export class ArtifactError extends NearfarError {
   }
 }
 
-/** A file of the artifact cannot be had now: offline, or no server there. Another time it may be. */
+/** A file of the artifact cannot be loaded now, offline or without a server; a later attempt may succeed. */
 export class UnreachableError extends ArtifactError {
   constructor(message: string, details?: ErrorDetails) {
     super(message, { code: "unreachable", ...details });
@@ -116,14 +119,14 @@ export class RequestError extends NearfarError {
   }
 }
 
-/** The cloud cannot be reached, refuses, or broke off. */
+/** The cloud cannot be reached, rejects the request, or broke off its answer. */
 export class CloudError extends NearfarError {
   override readonly name = "CloudError";
-  /** Seconds that the server asked to wait; null where it said nothing. */
+  /** The seconds that the server asked to wait; null if it gave none. */
   readonly retryAfter: number | null;
   constructor(
     message: string,
-    /** Short, for reasons: an HTTP status, "timeout", "connection", "cut", "error", "shape". */
+    /** A short reason: an HTTP status, "timeout", "connection", "cut", "error", "shape". */
     readonly reason: string,
     details: ErrorDetails & { readonly retryAfter?: number | null } = {},
   ) {
@@ -132,7 +135,7 @@ export class CloudError extends NearfarError {
   }
 }
 
-/** Neither device nor cloud may or can answer; the message names the reasons. */
+/** Neither device nor cloud can or may answer; the message gives the reasons. */
 export class RouteError extends NearfarError {
   override readonly name = "RouteError";
   constructor(message: string, details?: ErrorDetails) {
@@ -145,9 +148,9 @@ export function disposedError(): DeviceError {
   return new DeviceError("The engine was disposed. Create a new one.", { code: "disposed" });
 }
 
-/** The rejection of a load or an answer that `signal` aborts: its reason, as with fetch(). */
+/** The error of a load or an answer that `signal` aborts: the signal's reason, as with fetch(). */
 export function abortReason(signal: AbortSignal | undefined): unknown {
-  // Browsers from the time of early WebAssembly may have no reasons yet.
+  // Browsers that are as old as WebAssembly SIMD may lack `reason`.
   return signal?.reason ?? new DOMException("The operation was aborted.", "AbortError");
 }
 
@@ -156,8 +159,8 @@ export function throwIfAborted(signal: AbortSignal | undefined): void {
 }
 
 /**
- * A controller that `signal` aborts too. It does not use AbortSignal.any, which is missing in browsers that
- * have WebAssembly SIMD; Node warns of the eleventh listener of a signal.
+ * Makes a controller that aborts with `signal`. It does not use AbortSignal.any, which is missing in browsers
+ * that have WebAssembly SIMD; Node warns of the eleventh listener of a signal.
  */
 export function linkedAbort(signal: AbortSignal | undefined): {
   readonly signal: AbortSignal;
@@ -222,7 +225,7 @@ export function fromErrorRecord({ kind, code, message, param, stack }: ErrorReco
   }
 }
 
-/** The closest known name, as the end of a sentence; else the advice to leave the name out. */
+/** The end of a sentence that suggests the closest known name, or else to leave the name out. */
 export function meant(name: string, known: readonly string[]): string {
   const asked = letters(name);
   const close = known.find((one) => apart(asked, letters(one)) <= (asked.length > 5 ? 2 : 1));
@@ -233,7 +236,7 @@ function letters(name: string): string {
   return name.toLowerCase().replace(/[^a-z]/g, "");
 }
 
-/** The edit distance: letters to insert, remove or replace to turn one text into the other. */
+/** The edit distance: the number of letters to insert, remove or replace to turn one text into the other. */
 function apart(from: string, to: string): number {
   let row = Array.from({ length: to.length + 1 }, (_, at) => at);
   for (const [above, letter] of [...from].entries()) {

@@ -1,6 +1,6 @@
 /**
- * What an answer must match: kind and its text (a JSON schema, a regular expression, an EBNF grammar with a
- * rule `root`, a structural tag of xgrammar). "json_object" has an empty text.
+ * What an answer must match: a kind and its text (a JSON schema, a regular expression, an EBNF grammar with a
+ * rule `root`, a structural tag of xgrammar). The kind "json_object" has an empty text.
  */
 export interface Grammar {
   readonly kind: "json_object" | "json_schema" | "regex" | "ebnf" | "structural_tag";
@@ -9,5 +9,5 @@ export interface Grammar {
   readonly param?: string;
 }
 
-/** Bytes that the text of a grammar may have. */
+/** The most bytes of a grammar's text. */
 export const MAX_GRAMMAR = 65_536;

@@ -15,28 +15,28 @@ import type {
 export interface LoadSettings {
   readonly kvMemory?: number | undefined;
   /**
-   * Bits of a value in the KV cache: 16 for floats, 8 or 4 where the artifact has programs for that
-   * (`nearfar build --kv-bits`); else floats.
+   * Bits of a value in the KV cache: 16 for floats, 8 or 4 if the artifact has programs for that (`nearfar
+   * build --kv-bits`). By default floats.
    */
   readonly kvBits?: number | undefined;
   readonly contextLength?: number | undefined;
-  /** Only the program of this name; else the one that suits the GPU. */
+  /** The name of the only program to use. By default, the program that suits the GPU. */
   readonly program?: string | undefined;
-  /** WebGPU or WebAssembly; else WebGPU where there is a GPU. */
+  /** WebGPU or WebAssembly. By default, WebGPU if there is a GPU. */
   readonly backend?: BackendName | undefined;
-  /** Threads that compute in WebAssembly; else as many as there seem to be cores. */
+  /** The number of threads in WebAssembly. By default, as many as there seem to be cores. */
   readonly threads?: number | undefined;
   /**
-   * The manifest.json that is expected, as "sha256-…" (base64, as in HTML; several apart by blanks): another
-   * is refused. The manifest vouches for all other files.
+   * The expected digests of manifest.json, as "sha256-…" (base64, as in HTML; several with blanks between
+   * them): another manifest is rejected. The manifest vouches for all other files.
    */
   readonly integrity?: string | undefined;
 }
 
 /**
- * The backend that runs the model, and why. `pinned`: requested; `only`: the artifact has no other; `gpu`:
- * there is a GPU; `no-gpu`: there is none; `software`: there is only a software GPU; `failed`: the GPU could
- * not run it. `reason`: the same for people.
+ * The backend that runs the model, and why. `pinned`: it was requested; `only`: the artifact has no other
+ * backend; `gpu`: there is a GPU; `no-gpu`: there is no GPU; `software`: there is only a software GPU;
+ * `failed`: the GPU could not run the model. `reason` says the same for people.
  */
 export interface BackendChoice {
   readonly name: BackendName;
@@ -45,49 +45,50 @@ export interface BackendChoice {
 }
 
 /**
- * Why a GPU runs its program. `pinned`: requested by name; `only`: no other can run; `software`: on a
- * software GPU nothing is tried; `timed`: just tried, the quickest, or the one for the GPU's class where none
- * is clearly quicker; `kept`: tried at an earlier load; `slow`: trials would keep people waiting; `busy`:
- * another tab was trying programs; `offline`: the files of the others cannot be loaded now.
+ * Why a GPU runs its program. `pinned`: it was requested by name; `only`: no other program can run;
+ * `software`: on a software GPU no program is tried; `timed`: it was just tried, and is the quickest, or the
+ * one for the GPU's class if no other is clearly quicker; `kept`: it was tried at an earlier load; `slow`:
+ * trials would take too long; `busy`: another tab was trying programs; `offline`: the files of the other
+ * programs cannot be loaded now.
  */
 export type ChoiceReason = "pinned" | "only" | "software" | "timed" | "kept" | "slow" | "busy" | "offline";
 
-/** Which program of the artifact runs, and why that one. */
+/** The program that runs, and the reason for the choice. */
 export interface ProgramChoice {
-  /** The device class of this GPU; null where it is no GPU. */
+  /** The device class of this GPU; null without a GPU. */
   readonly deviceClass: DeviceClass | null;
   readonly why: ChoiceReason;
-  /** What was measured at this load, by program. */
+  /** The times measured at this load, by program. */
   readonly measured: Readonly<Record<string, StepTimes>>;
 }
 
-/** Milliseconds of a program's quickest steps: of one token, and of the largest size where that was tried. */
+/** Milliseconds of a program's quickest steps: of one token, and of the largest size if that was tried. */
 export interface StepTimes {
   readonly decode: number;
   readonly large: number | null;
 }
 
 /**
- * What a load is at. `fraction` is how much of the load is done, weights and kernels together: it never goes
- * back, is 1 at "ready" and no sooner, and is left out afterwards.
+ * The phase of a load. `fraction` is the part of the load that is done, weights and kernels together: it
+ * never goes back, is 1 at "ready" and not before, and is absent afterwards.
  */
 export type LoadProgress = LoadStep & { readonly fraction?: number };
 
-/** A step of a load. */
+/** A phase of a load, with its progress. */
 export type LoadStep =
   | { readonly phase: "manifest" }
-  /** The backend that will run the model; sent again if it fails and the other one takes over. */
+  /** The backend that will run the model; sent again if that backend fails and the other one takes over. */
   | { readonly phase: "backend"; readonly backend: BackendChoice }
   /**
-   * At the first load on a GPU: this program's steps are timed, in turn with those of the programs before.
+   * At the first load on a GPU: steps of this program are timed, in turn with those of the programs before.
    */
   | { readonly phase: "trying"; readonly program: string }
-  /** The program that will run; another one follows where it fails. */
+  /** The program that will run; another message follows if that program fails. */
   | { readonly phase: "program"; readonly program: string; readonly choice: ProgramChoice }
   /**
-   * Bytes of the weights: `loaded` are on this machine, `cached` of them from the browser's storage; `verified`
-   * are what the manifest says; `uploaded` are on the device. The engine tells all of them, and all are `total`
-   * before "ready".
+   * Bytes of the weights: `loaded` are on this machine, `cached` of them from the browser's storage;
+   * `verified` match the manifest's digests; `uploaded` are on the device. The engine reports all four, and
+   * all equal `total` before "ready".
    */
   | {
       readonly phase: "weights";
@@ -98,17 +99,20 @@ export type LoadStep =
       readonly total: number;
     }
   /**
-   * Kernels of those that the load waits for; after "ready" of those that an answer waits for, the last time
-   * with `compiled` equal to `total`.
+   * The kernels for which the load waits; after "ready", the kernels for which an answer waits. The last
+   * message has `compiled` equal to `total`.
    */
   | { readonly phase: "kernels"; readonly compiled: number; readonly total: number }
   | { readonly phase: "ready" }
   /**
-   * After "ready": tokens read of the prompts that take more than a step, the cached ones among them; all of
-   * them, before a token comes, when none is read any more.
+   * After "ready": the tokens read of prompts that take more than a step, cached tokens included. The last
+   * message, before the first token of an answer, has `read` equal to `total`.
    */
   | { readonly phase: "prompt"; readonly read: number; readonly total: number }
-  /** After "ready": the GPU was lost, or had no memory for a step, and is reopened, with the weights. */
+  /**
+   * After "ready": the GPU was lost, or had no memory for a step, and is being reopened together with the
+   * weights.
+   */
   | { readonly phase: "reopening" }
   /** The device was reopened, and answers continue; there may be less room for a context than before. */
   | { readonly phase: "reopened"; readonly contextLength: number };
@@ -126,12 +130,12 @@ export interface ModelCard {
   readonly precision: string;
   readonly adapter: string;
   readonly contextLength: number;
-  /** Rows of the largest step: fewer than the artifact has where there was no memory for them. */
+  /** The rows of the largest step: fewer than the artifact's if there was no memory for these. */
   readonly largestStep: number;
   readonly vocabSize: number;
   readonly weightBytes: number;
   readonly license: string | null;
-  /** Features in addition to writing text, as `device_features` of nearfar/routing names them. */
+  /** Features beyond writing text, with the names of `device_features` in nearfar/routing. */
   readonly features: readonly ("logprobs" | "json_object" | "json_schema" | "grammar" | "tools")[];
 }
 
@@ -143,18 +147,18 @@ export interface EngineStats {
   readonly choice: ProgramChoice;
   readonly gpuBuffers: number;
   readonly gpuBytes: number;
-  /** Bytes of WebAssembly's memory, and threads that compute there; 0 where a GPU runs the model. */
+  /** Bytes of WebAssembly's memory, and its number of threads; 0 if a GPU runs the model. */
   readonly wasmBytes: number;
   readonly threads: number;
-  /** Kernels launched since the device was opened. */
+  /** The number of kernels launched since the device was opened. */
   readonly launches: number;
-  /** Kernels of one greedy decode step of one sequence. */
+  /** The number of kernels in one greedy decode step of one sequence. */
   readonly launchesPerToken: number;
   readonly cachePages: number;
-  /** Tokens that a new request could put into the KV cache now. */
+  /** The number of tokens that a new request could put into the KV cache now. */
   readonly freeTokens: number;
   readonly contextLength: number;
-  /** Rows of the largest step: fewer than the artifact has where there was no memory for them. */
+  /** The rows of the largest step: fewer than the artifact's if there was no memory for these. */
   readonly largestStep: number;
   /** How often the GPU was reopened, after it was lost or had no memory for a step. */
   readonly reopened: number;
@@ -162,31 +166,31 @@ export interface EngineStats {
   readonly last: AnswerStats | null;
 }
 
-/** The cost of a request; times in milliseconds. */
+/** The cost of a request; times are in milliseconds. */
 export interface RequestStats {
   readonly promptTokens: number;
-  /** Tokens of the prompt that were found in the prefix cache. */
+  /** The number of prompt tokens that were found in the prefix cache. */
   readonly cachedTokens: number;
   readonly completionTokens: number;
-  /** From the call to the first token. */
+  /** The time from the call to the first token. */
   readonly ttft: number;
-  /** From the first token to the last. */
+  /** The time from the first token to the last. */
   readonly decode: number;
 }
 
-/** How fast an answer was. */
+/** The cost and the speed of an answer. */
 export interface AnswerStats extends RequestStats {
-  /** After the first token; 0 where there was only one. */
+  /** The decode speed after the first token; 0 if there was only one token. */
   readonly decodeTokensPerSecond: number;
 }
 
 /** Which step is timed, and how. */
 export interface ProfileOptions {
-  /** A size of the step; by default the smallest, which is decode. */
+  /** A size of the step; by default the smallest, which is a decode step. */
   readonly rows?: number;
-  /** Positions in the cache, the rows' own included; by default 1024, or as many as there are. */
+  /** The positions in the cache, the rows of the step included; by default 1024, or as many as there are. */
   readonly context?: number;
-  /** How often; figures are medians. By default 10. */
+  /** How often the step is timed; figures are medians. The default is 10. */
   readonly rounds?: number;
 }
 
@@ -196,7 +200,7 @@ export interface LaunchCost {
   readonly milliseconds: number;
   /** The launch's share of the time of all launches. */
   readonly share: number;
-  /** Bytes of the weights that it reads, where it reads them whole. */
+  /** Bytes of the weights, for a launch that reads them as a whole. */
   readonly weightBytes: number;
 }
 
@@ -213,14 +217,17 @@ export interface StepProfile {
 /** The functions that an answer may call, and how. */
 export interface Calling {
   readonly tools: readonly FunctionTool[];
-  /** The answer is nothing but calls. */
+  /** The answer must be calls and nothing else. */
   readonly required: boolean;
-  /** It may have several. */
+  /** The answer may have several calls. */
   readonly parallel: boolean;
 }
 
 export type Prompt =
-  /** `continueLast`: the answer is the rest of the last message. `variables`: for the chat template. */
+  /**
+   * A request with messages. `continueLast` says that the answer continues the last message. `variables` are
+   * for the chat template.
+   */
   | {
       readonly kind: "chat";
       readonly messages: readonly ChatMessage[];
@@ -228,7 +235,10 @@ export type Prompt =
       readonly calling?: Calling;
       readonly variables?: TemplateVariables;
     }
-  /** The prompt as text or token ids. `echo`: the prompt comes before its answers, or instead of them. */
+  /**
+   * A request with a prompt as text or token ids. `echo` says that the prompt is repeated before its answers,
+   * or instead of them.
+   */
   | {
       readonly kind: "text";
       readonly text: string | readonly number[];
@@ -242,30 +252,32 @@ export interface GenerateRequest {
   readonly prompt: Prompt;
   readonly options: SamplingOptions;
   readonly n: number;
-  /** Null: off; else how many alternatives to give. */
+  /** How many alternatives to give for each token; null: no log-probabilities. */
   readonly logprobs: number | null;
-  /** What the answer must match; free text where it is left out. */
+  /** What the answer must match; any text by default. */
   readonly grammar?: Grammar;
 }
 
 export interface TokenScore {
   readonly token: string;
   readonly logprob: number;
-  /** Characters (code points) of the whole text before the token. */
+  /** The number of code points in the text before the token. */
   readonly offset: number;
   readonly top: readonly { readonly token: string; readonly logprob: number }[];
 }
 
-/** A part of a call, which `index` numbers in its answer: first id and name, then its arguments in pieces. */
+/**
+ * A part of a call, whose number in the answer is `index`: first id and name, then the arguments in pieces.
+ */
 export type CallPart =
   | (ToolCall & { readonly index: number })
   | { readonly index: number; readonly function: { readonly arguments: string } };
 
-/** A piece of an answer, by what it is. */
+/** A piece of an answer: text, reasoning or a part of a call. */
 export interface Piece {
   readonly text: string;
   readonly reasoning?: string;
-  /** At most one, because some clients do not combine two of one chunk. */
+  /** At most one part of a call, because some clients do not join two parts in one chunk. */
   readonly call?: CallPart;
 }
 
@@ -273,26 +285,28 @@ export function hasMore({ text, reasoning, call }: Piece): boolean {
   return text !== "" || reasoning !== undefined || call !== undefined;
 }
 
-/** One step of an answer; `index` is the choice where several are asked for. */
+/** An event of an answer; `index` is the choice if several are requested. */
 export type AnswerEvent =
-  /** The request is valid and on its way. */
+  /** The request is valid, and its answer begins. */
   | { readonly event: "accepted" }
   | ({ readonly event: "delta"; readonly index: number; readonly score: TokenScore | null } & Piece)
   | ({ readonly event: "finish"; readonly index: number; readonly reason: FinishReason } & Piece)
-  /** All of a request for embeddings, not normalized; `tokens`: of all inputs. */
+  /**
+   * The whole result of a request for embeddings, not normalized; `tokens` counts the tokens of all inputs.
+   */
   | { readonly event: "embedded"; readonly vectors: readonly Float32Array[]; readonly tokens: number }
   | { readonly event: "end"; readonly stats: RequestStats }
   | { readonly event: "error"; readonly error: ErrorRecord };
 
 export type ToWorker =
-  /** `load`: its name. */
+  /** `load` is the name of this load. */
   | {
       readonly type: "load";
       readonly url: string;
       readonly settings: LoadSettings;
       readonly load: string;
     }
-  /** Whether the page of that load was left. */
+  /** Whether the user left the page of that load. */
   | { readonly type: "left"; readonly load: string; readonly left: boolean }
   | { readonly type: "generate"; readonly id: number; readonly request: GenerateRequest }
   | { readonly type: "embed"; readonly id: number; readonly inputs: EmbeddingInputs }
@@ -302,7 +316,8 @@ export type ToWorker =
   | { readonly type: "profile"; readonly id: number; readonly options: ProfileOptions }
   | { readonly type: "dispose" }
   /**
-   * The page has waited for a message as long as its patience allows. Relevant where others share the worker.
+   * The page has waited for a message as long as its patience allows. This matters if other pages share the
+   * worker.
    */
   | { readonly type: "hangs" }
   /** Requests any message, to see whether the worker lives. */
@@ -314,7 +329,7 @@ export type FromWorker =
   | { readonly type: "pong" }
   | { readonly type: "progress"; readonly progress: LoadProgress }
   | { readonly type: "warning"; readonly message: string }
-  /** Asks whether the page of another load was left. */
+  /** Asks whether the user left the page of another load. */
   | { readonly type: "whether left"; readonly load: string }
   | { readonly type: "loaded"; readonly card: ModelCard }
   | { readonly type: "failed"; readonly error: ErrorRecord }
@@ -326,10 +341,10 @@ export type FromWorker =
   | { readonly type: "stats"; readonly id: number; readonly stats: EngineStats | ErrorRecord }
   | { readonly type: "profiled"; readonly id: number; readonly profile: StepProfile | ErrorRecord }
   | { readonly type: "counted"; readonly id: number; readonly tokens: number | ErrorRecord }
-  /** Everything is freed; no stats where nothing was loaded. */
+  /** Everything is freed; `stats` is null if nothing was loaded. */
   | { readonly type: "disposed"; readonly stats: EngineStats | null };
 
-/** The messages that get one answer, or several of which one is the last. */
+/** The messages that get one answer, or several answers of which one is the last. */
 export type Question = Extract<
   ToWorker,
   { readonly type: "generate" | "embed" | "count" | "profile" | "stats" }

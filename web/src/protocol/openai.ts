@@ -1,15 +1,15 @@
-/** OpenAI's shapes, as far as they concern a model on a device. */
+/** OpenAI's records, as far as a model on a device uses them. */
 
 /** One message of a chat, in OpenAI's shape. */
 export interface ChatMessage {
   readonly role: "system" | "developer" | "user" | "assistant" | "tool";
   readonly content: string;
   readonly name?: string;
-  /** What the assistant asked to be called. */
+  /** The calls that the assistant made. */
   readonly tool_calls?: readonly ToolCall[];
-  /** The id of the call whose result this is. */
+  /** The id of the call to which this message is the result. */
   readonly tool_call_id?: string;
-  /** What the assistant thought before it answered. */
+  /** The assistant's reasoning before its answer. */
   readonly reasoning_content?: string;
 }
 
@@ -17,11 +17,13 @@ export interface ChatMessage {
 export interface ToolCall {
   id: string;
   type: "function";
-  /** `arguments`: JSON text. */
+  /** `arguments` is JSON text. */
   function: { name: string; arguments: string };
 }
 
-/** A part of a call, which `index` numbers: first its id and name, then its arguments piece by piece. */
+/**
+ * A part of a call, whose number in the answer is `index`: first id and name, then the arguments in pieces.
+ */
 export interface ToolCallDelta {
   index: number;
   id?: string;
@@ -29,34 +31,37 @@ export interface ToolCallDelta {
   function?: { name?: string; arguments?: string };
 }
 
-/** A function that the model may ask to be called. */
+/** A function that the model may call. */
 export interface FunctionTool {
   readonly type: "function";
   readonly function: {
     readonly name: string;
     readonly description?: string | null;
-    /** A JSON schema, which the arguments of every call match; any object without it. */
+    /** A JSON schema that the arguments of every call match; any object by default. */
     readonly parameters?: object | null;
     readonly strict?: boolean | null;
   };
 }
 
-/** "auto": text or calls, by default where there are tools; "required": calls; or calls of one function. */
+/**
+ * "auto" allows text or calls, and is the default if there are tools; "required" requires calls; a function's
+ * name requires calls of this function.
+ */
 export type ToolChoice =
   | "none"
   | "auto"
   | "required"
   | { readonly type: "function"; readonly function: { readonly name: string } };
 
-/** A piece of a message's content. */
+/** A part of a message's content. */
 export interface TextPart {
   readonly type: "text";
   readonly text: string;
 }
 
-/** A message as callers write it: parts of text are joined. */
+/** A message as callers write it; parts of text are joined. */
 export interface MessageParam extends Omit<ChatMessage, "content" | "tool_calls" | "reasoning_content"> {
-  /** May be missing of the assistant only, as beside its calls. */
+  /** The content; only the assistant's messages may lack it, beside calls. */
   readonly content?: string | readonly TextPart[] | null;
   readonly tool_calls?: readonly ToolCall[] | null;
   readonly reasoning_content?: string | null;
@@ -65,26 +70,26 @@ export interface MessageParam extends Omit<ChatMessage, "content" | "tool_calls"
 /** A conversation that leaves too little room for its answer. */
 export interface ContextOverflow {
   readonly messages: readonly ChatMessage[];
-  /** Tokens of the whole conversation as the model's prompt. */
+  /** The number of tokens in the prompt of the whole conversation. */
   readonly tokens: number;
-  /** Tokens that the prompt may have, so that the answer has room. */
+  /** The most tokens of a prompt that leaves room for the answer. */
   readonly limit: number;
-  /** Tokens that prompt and answer may have together. */
+  /** The most tokens of prompt and answer together. */
   readonly contextLength: number;
-  /** Tokens of a conversation as the model's prompt. */
+  /** Counts the tokens in the prompt of a conversation. */
   readonly countTokens: (messages: readonly MessageParam[]) => Promise<number>;
 }
 
 /**
- * "error": a prompt that does not fit is refused. "truncate-oldest": the oldest turns are left out until there
- * is room for the answer. A function gives the messages to answer instead.
+ * "error" rejects a prompt that does not fit. "truncate-oldest" leaves out the oldest turns until there is
+ * room for the answer. A function returns the messages to answer instead.
  */
 export type ContextPolicy =
   | "error"
   | "truncate-oldest"
   | ((overflow: ContextOverflow) => readonly MessageParam[] | Promise<readonly MessageParam[]>);
 
-/** How the next token is chosen, as callers write it; null counts as left out. */
+/** How the next token is chosen, as callers write it; null counts as absent. */
 export interface SamplingOptions {
   max_tokens?: number | null;
   temperature?: number | null;
@@ -94,19 +99,19 @@ export interface SamplingOptions {
   repetition_penalty?: number | null;
   presence_penalty?: number | null;
   frequency_penalty?: number | null;
-  /** Token id to a number from −100 to 100 that is added to its logit. */
+  /** Maps a token id to a number from −100 to 100 that is added to the token's logit. */
   logit_bias?: Readonly<Record<string, number>> | null;
   seed?: number | bigint | null;
   stop?: string | readonly string[] | null;
   ignore_eos?: boolean | null;
 }
 
-/** What an answer must be. */
+/** What an answer must match. */
 export type ResponseFormat =
   | { readonly type: "text" }
   /** Any JSON object. */
   | { readonly type: "json_object" }
-  /** JSON that is valid by a schema; `strict` means nothing here, where all answers match. */
+  /** JSON that is valid against a schema. `strict` has no effect here, because every answer matches. */
   | {
       readonly type: "json_schema";
       readonly json_schema: {
@@ -122,88 +127,93 @@ export type ResponseFormat =
   | { readonly type: "grammar"; readonly grammar: string };
 
 export interface RequestOptions extends SamplingOptions {
-  /** The loaded model's name, or nothing. */
+  /** The name of the loaded model; it may be absent. */
   model?: string;
-  /** Whom a service would bill; without a meaning here. */
+  /** The user whom a service would bill; it has no effect here. */
   user?: string;
-  /** How many answers to give. */
+  /** The number of answers to give. */
   n?: number | null;
-  /** What the answer must be; free text where it is left out. An answer that ends for its length is cut off. */
+  /**
+   * What the answer must match; any text by default. An answer that ends with finish_reason "length" is
+   * incomplete.
+   */
   response_format?: ResponseFormat | null;
-  /** End the stream with a chunk that holds the usage. */
+  /** `include_usage` ends the stream with a chunk that holds the usage. */
   stream_options?: { include_usage?: boolean } | null;
-  /** Ends the answer, which rejects with its reason. */
+  /** Aborts the answer, which rejects with the signal's reason. */
   signal?: AbortSignal;
 }
 
-/** By name, at most 16. */
+/** At most 16 variables of the chat template, by name. */
 export type TemplateVariables = Readonly<
   Record<string, string | number | boolean | readonly (string | number | boolean)[]>
 >;
 
 export interface ChatCompletionRequest extends RequestOptions {
   messages: readonly MessageParam[];
-  /** Functions that the model may ask to be called. */
+  /** The functions that the model may call. */
   tools?: readonly FunctionTool[] | null;
   tool_choice?: ToolChoice | null;
   /** Whether one answer may have several calls; true by default. */
   parallel_tool_calls?: boolean | null;
-  /** OpenAI's newer name for max_tokens; wins over it. */
+  /** OpenAI's newer name for max_tokens; it takes precedence. */
   max_completion_tokens?: number | null;
   logprobs?: boolean | null;
-  /** 0 to 20. */
+  /** The number of alternatives for each token, from 0 to 20. */
   top_logprobs?: number | null;
-  /** The answer is the rest of the last message, which must be the assistant's. */
+  /** Whether the answer continues the last message, which must be the assistant's. */
   continue_final_message?: boolean | null;
-  /** Variables for the model's chat template, such as `{ enable_thinking: false }`. */
+  /** Variables of the model's chat template, such as `{ enable_thinking: false }`. */
   chat_template_kwargs?: TemplateVariables | null;
-  /** What becomes of a conversation that does not fit the context; else as `contextPolicy` of the engine. */
+  /**
+   * What happens to a conversation that does not fit the context; by default the engine's `contextPolicy`.
+   */
   context_policy?: ContextPolicy | null;
   stream?: boolean | null;
 }
 
 export interface CompletionRequest extends RequestOptions {
-  /** A text, or its token ids. An empty prompt is just the model's BOS token. */
+  /** A text, or its token ids. An empty prompt is the model's BOS token alone. */
   prompt: string | readonly number[];
-  /** How many alternatives to give beside each token's own logprob, 0 to 20. */
+  /** The number of alternatives beside each token's own log-probability, from 0 to 20. */
   logprobs?: number | null;
-  /** The text begins with the prompt. `max_tokens` may be 0 then: nothing but the prompt. */
+  /** Whether the text begins with the prompt. `max_tokens` may be 0 then, for the prompt alone. */
   echo?: boolean | null;
-  /** As many as `n`, for answers are not ranked. */
+  /** Must equal `n`, because answers are not ranked. */
   best_of?: number | null;
   stream?: boolean | null;
 }
 
-/** How a text ends: by itself or by a stop string, or for its length. */
+/** Why a text ended: "stop" at an end token or a stop string, "length" at a limit. */
 export type TextFinishReason = "stop" | "length";
-/** "tool_calls": by itself, with calls in it. */
+/** "tool_calls": the answer ended by itself, with calls in it. */
 export type FinishReason = TextFinishReason | "tool_calls";
 
-/** Tokens of prompt and answer. */
+/** The numbers of tokens in prompt and answer. */
 export interface Usage {
   prompt_tokens: number;
   completion_tokens: number;
   total_tokens: number;
   prompt_tokens_details: {
     cached_tokens: number;
-    /** Messages that the context policy left out of the prompt; missing where it left out none. */
+    /** The number of messages that the context policy left out of the prompt; absent if it left out none. */
     left_out_messages?: number;
   };
 }
 
-/** A token, how likely it was, and others in its place. */
+/** A token with its log-probability, and the likeliest alternatives. */
 export interface TokenLogprob {
   token: string;
   logprob: number;
   bytes: number[];
 }
 
-/** The tokens of a chat's answer, and how likely they were. */
+/** The tokens of a chat answer with their log-probabilities. */
 export interface ChatLogprobs {
   content: (TokenLogprob & { top_logprobs: TokenLogprob[] })[];
 }
 
-/** Log-probabilities of a continued text: lists of equal length. */
+/** Log-probabilities of a completion, as lists of equal length. */
 export interface CompletionLogprobs {
   tokens: string[];
   token_logprobs: number[];
@@ -220,12 +230,12 @@ interface Reply<Kind extends string, Choice> {
   choices: Choice[];
 }
 
-/** One answer. */
+/** One of the answers to a chat request. */
 export interface ChatChoice {
   index: number;
   message: {
     role: "assistant";
-    /** Null where there are calls and no text. */
+    /** Null if the answer has calls and no text. */
     content: string | null;
     reasoning_content?: string;
     tool_calls?: ToolCall[];
@@ -234,7 +244,7 @@ export interface ChatChoice {
   logprobs: ChatLogprobs | null;
 }
 
-/** What a chunk adds to one answer. */
+/** The part of one answer in a chunk. */
 export interface ChatChunkChoice {
   index: number;
   delta: {
@@ -247,7 +257,7 @@ export interface ChatChunkChoice {
   logprobs: ChatLogprobs | null;
 }
 
-/** One continuation. */
+/** One of the answers to a completion request. */
 export interface CompletionChoice<Reason = TextFinishReason> {
   index: number;
   text: string;
@@ -255,39 +265,41 @@ export interface CompletionChoice<Reason = TextFinishReason> {
   logprobs: CompletionLogprobs | null;
 }
 
-/** A whole answer of a chat. */
+/** A whole chat answer. */
 export interface ChatCompletion extends Reply<"chat.completion", ChatChoice> {
   usage: Usage;
 }
 
-/** A piece of a streamed answer. */
+/** A piece of a streamed chat answer. */
 export interface ChatCompletionChunk extends Reply<"chat.completion.chunk", ChatChunkChoice> {
   usage?: Usage;
 }
 
-/** A text that was continued. */
+/** A whole completion. */
 export interface Completion extends Reply<"text_completion", CompletionChoice> {
   usage: Usage;
 }
 
-/** A piece of a streamed continuation. */
+/** A piece of a streamed completion. */
 export interface CompletionChunk extends Reply<"text_completion", CompletionChoice<TextFinishReason | null>> {
   usage?: Usage;
 }
 
-/** What embeddings are asked of: a text, token ids, or several of either. */
+/** A request for embeddings of a text, of token ids, or of several of either. */
 export interface EmbeddingRequest {
   input: string | readonly string[] | readonly number[] | readonly (readonly number[])[];
   model?: string | null;
-  /** How many values of a vector are wanted: the first ones, normalized again, for models trained so. */
+  /**
+   * The number of values to return: the first ones, normalized again, for models that are trained for this.
+   */
   dimensions?: number | null;
-  /** "base64": the bytes of little-endian float32. */
+  /** "base64" returns the bytes of little-endian float32. */
   encoding_format?: "float" | "base64" | null;
   user?: string | null;
   signal?: AbortSignal | null;
 }
 
-/** The embedding of one input: values of length 1 by L2, or those in base64. */
+/** The embedding of one input: values with L2 norm 1, or their bytes in base64. */
 export interface Embedding {
   object: "embedding";
   index: number;

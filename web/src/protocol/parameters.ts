@@ -1,11 +1,17 @@
-/** Whether the schema of a tool's arguments may be one of an object (edge_runtime/tools/parameters.py). */
+/**
+ * Decides whether the schema of a tool's arguments allows an object (edge_runtime/tools/parameters.py does
+ * the same).
+ */
 
-/** References that are followed: as many as edge_runtime/tools/parameters.py follows. */
+/** The most references that are followed, as in edge_runtime/tools/parameters.py. */
 const MOST_STEPS = 64;
 
 type Schema = Readonly<Record<string, unknown>>;
 
-/** Whether an object may fit a schema. What is no schema is said where the grammar is made. */
+/**
+ * Whether an object may fit a schema. An invalid schema counts as fitting, because the grammar's code reports
+ * it.
+ */
 export function mayBeObject(
   schema: unknown,
   root: Schema,
@@ -16,10 +22,10 @@ export function mayBeObject(
   const { type = "object", $ref, anyOf, oneOf, allOf = [] } = schema;
   const values = valuesOf(schema);
   const target = targetOf(schema, root);
-  // Where the grammar is made, what leads further is refused.
+  // The grammar's code rejects a longer chain of references.
   if (target && !known.has($ref) && known.size >= MOST_STEPS) return true;
   if (target && !known.has($ref)) {
-    // Of a reference that leads back to itself.
+    // The value for a reference that leads back to itself.
     known.set($ref, true);
     known.set($ref, fit(target));
   }
@@ -36,12 +42,12 @@ export function isSchema(value: unknown): value is Schema {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
-/** The values that a schema lists; undefined where it lists none. */
+/** The values that a schema lists; undefined if it lists none. */
 export function valuesOf(schema: Schema): unknown {
   return "const" in schema ? [schema.const] : schema.enum;
 }
 
-/** What a schema's reference into the whole one leads to; null where there is none. */
+/** The target of a schema's reference in the whole schema; null without one. */
 export function targetOf({ $ref: pointer }: Schema, root: Schema): Schema | null {
   if (typeof pointer !== "string" || !pointer.startsWith("#/")) return null;
   let at: unknown = root;

@@ -1,4 +1,4 @@
-/** The two ends of the line between a page and its worker. */
+/** The two ends of the connection between a page and its worker. */
 
 import type { FromWorker, ToWorker } from "./messages.js";
 
@@ -7,14 +7,14 @@ export interface WorkerPort {
   postMessage(message: ToWorker): void;
   addEventListener(type: "message", listener: (event: { readonly data: FromWorker }) => void): void;
   addEventListener(type: "error", listener: (event: { readonly message: string }) => void): void;
-  /** May tell when the worker has ended: Node's and Deno's do. */
+  /** Ends the worker. Node's and Deno's workers return a promise for the end. */
   terminate(): unknown;
 }
 
-/** Starts the worker of an engine, which belongs to it from then on. */
+/** Starts the worker of an engine; the engine owns the worker from then on. */
 export type StartWorker = (signal: AbortSignal | undefined) => WorkerPort | Promise<WorkerPort>;
 
-/** The worker's end of the line to the page. */
+/** The worker's end of the connection to the page. */
 export interface WorkerScope {
   postMessage(message: FromWorker): void;
   addEventListener(type: "message", listener: (event: { readonly data: ToWorker }) => void): void;

@@ -1,32 +1,32 @@
 /** Checks whether a worker lives while a reply is awaited. */
 
 /**
- * How often it is asked within the time that it may be silent. Each question counts once, however late its
- * timer comes: a page that was frozen, or held back in the background, has asked less often.
+ * How many questions are asked within the patience. Each question counts once, however late its timer comes:
+ * a page that was frozen, or slowed down in the background, has asked less often.
  */
 const QUESTIONS = 8;
 
 export interface PulseHooks {
-  /** Requests a message; any message will do. */
+  /** Requests any message from the worker. */
   readonly ask: () => void;
-  /** Called when it has not answered within its time. */
+  /** Called if the worker has not answered within the patience. */
   readonly silent: () => void;
 }
 
 export class Pulse {
   #timer: ReturnType<typeof setInterval> | null = null;
-  /** Number of requests since the last message. */
+  /** The number of questions since the last message. */
   #missed = 0;
   #asked = false;
 
-  /** `patience`: seconds of silence. `isAwaited`: whether a silence matters. */
+  /** `patience` is the time without a message, in seconds. `isAwaited` says whether a reply is awaited. */
   constructor(
     private readonly patience: number,
     private readonly isAwaited: () => boolean,
     private readonly hooks: PulseHooks,
   ) {}
 
-  /** Starts to watch; stops when nothing is awaited any more. */
+  /** Starts to watch; the watch ends when no reply is awaited any more. */
   watch(): void {
     if (this.#timer || !Number.isFinite(this.patience) || !this.isAwaited()) return;
     this.heard();
@@ -54,7 +54,7 @@ export class Pulse {
       return;
     }
     this.#missed += 1;
-    // One request at a time: a busy worker finds one in its queue, not many.
+    // One question at a time: a busy worker then finds one in its queue, not many.
     if (this.#asked) return;
     this.#asked = true;
     this.hooks.ask();

@@ -1,4 +1,7 @@
-/** A stream of what an iterable gives, taken as it is read; cancelling it leaves the iterable's loop. */
+/**
+ * A ReadableStream of an iterable's values, which are taken as the stream is read. Cancelling the stream ends
+ * the iterable's loop.
+ */
 export function streamOf<T>(values: AsyncIterable<T>): ReadableStream<T> {
   const iterator = values[Symbol.asyncIterator]();
   return new ReadableStream<T>({

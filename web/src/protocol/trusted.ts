@@ -7,7 +7,7 @@ interface TrustedTypes {
   ): { createScriptURL(url: string): string };
 }
 
-/** As `trusted-types` of a Content-Security-Policy must name it. */
+/** The name that `trusted-types` of a Content-Security-Policy has to list. */
 const POLICY = "nearfar";
 
 let policy: ReturnType<TrustedTypes["createPolicy"]> | null = null;

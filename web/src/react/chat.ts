@@ -3,47 +3,53 @@ import { type Answerer, streamedChat } from "../protocol/answerer.js";
 import type { ChatCompletionRequest, ChatMessage, Usage } from "../protocol/openai.js";
 import { useLatest } from "./latest.js";
 
-/** What a request may say beside its messages. */
+/** The fields of a request beside its messages. */
 export type SendOptions = Omit<
   ChatCompletionRequest,
   "messages" | "signal" | "stream" | "stream_options" | "n"
 >;
 
-/** What every request of a conversation has. */
+/** Options of every request in a conversation. */
 export interface ChatOptions {
-  /** Stands before every conversation; it is no part of `messages`. */
+  /** The system message of every conversation; it is not part of `messages`. */
   readonly system?: string;
   readonly initialMessages?: readonly ChatMessage[];
   /** Parameters of every request: temperature, max_tokens and the like. */
   readonly request?: SendOptions;
 }
 
-/** A conversation, and what a page does with it. */
+/** A conversation, and the actions of a page on it. */
 export interface Chat {
   readonly messages: readonly ChatMessage[];
   readonly status: "idle" | "answering";
-  /** What ended the last answer, where it was no end of its own; the text that there was is kept. */
+  /** The error that ended the last answer, if one did; the text so far is kept. */
   readonly error: Error | null;
-  /** Tokens of the last answer that came to its end. */
+  /** The usage of the last complete answer. */
   readonly usage: Usage | null;
   /**
-   * Adds the user's message and the model's answer to it, piece by piece; resolves when that is over, however
-   * it ended. Rejects where there is no model yet, or an answer is still being written.
+   * Adds the user's message and the model's answer to it, piece by piece; resolves when the answer has ended,
+   * in whatever way. Rejects if there is no model yet, or while an answer is being written.
    */
   readonly send: (content: string, request?: SendOptions) => Promise<void>;
-  /** Ends the answer; what there is of it is kept. */
+  /** Ends the answer and keeps the text so far. */
   readonly stop: () => void;
-  /** Another conversation, or none; ends the answer. */
+  /** Replaces the conversation, and ends the answer. */
   readonly setMessages: (messages: readonly ChatMessage[]) => void;
 }
 
-/** Where a conversation is: state of React, and at once for `send`, which may come before the next render. */
+/**
+ * The state of a conversation: as React state for rendering, and as a current value for `send`, which may be
+ * called before the next render.
+ */
 interface Conversation {
   messages: readonly ChatMessage[];
   answering: AbortController | null;
 }
 
-/** A conversation with an Engine, or a HybridClient of nearfar/routing; null while there is none. */
+/**
+ * A conversation with an Engine, or with a HybridClient of nearfar/routing; `engine` is null while there is
+ * none.
+ */
 export function useChat(engine: Answerer | null, options: ChatOptions = {}): Chat {
   const { current } = useRef<Conversation>({ messages: options.initialMessages ?? [], answering: null });
   const [messages, show] = useState(current.messages);
@@ -60,7 +66,8 @@ export function useChat(engine: Answerer | null, options: ChatOptions = {}): Cha
     [current],
   );
   const stop = useCallback((): void => current.answering?.abort(), [current]);
-  // Another engine, or none, cannot go on with an answer: over before `latest` has it, as it may be asked at once.
+  // A new engine cannot continue an answer of the previous one, so the answer is stopped before `latest`
+  // holds the new engine, which may be asked at once.
   useInsertionEffect(() => stop, [stop, engine]);
 
   const send = useCallback(

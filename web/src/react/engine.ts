@@ -5,18 +5,24 @@ import { later } from "../protocol/errors.js";
 import type { LoadProgress } from "../protocol/messages.js";
 import { useLatest } from "./latest.js";
 
-/** Options of the engine; the hook itself takes care of progress and of the engine's end. */
+/** Options of the engine; the hook itself handles progress and disposes of the engine. */
 export interface UseEngineOptions extends Omit<EngineOptions, "signal" | "onProgress"> {
-  /** What loads the model instead of the package's own `createEngine`: that of nearfar/here, or an app's. */
+  /**
+   * A function that loads the model in place of the package's own `createEngine`: the function of
+   * nearfar/here, or an app's own.
+   */
   readonly createEngine?: (url: string | URL, options: EngineOptions) => Promise<Engine>;
   /**
-   * How often an engine that is lost (`engine.lost`: its worker died, its GPU is gone for good) is loaded anew,
-   * before that is an error; 0 by default.
+   * How often a lost engine (`engine.lost`: its worker died, or its GPU is gone for good) is loaded again
+   * before the state becomes an error; 0 by default.
    */
   readonly reloads?: number;
 }
 
-/** `progress`: what was told last, also after the load (a GPU that is opened anew). */
+/**
+ * The state of the engine. `progress` is the last reported progress, also after the load, when a GPU is
+ * reopened.
+ */
 export type EngineState =
   | { readonly status: "idle"; readonly progress: null; readonly engine: null; readonly error: null }
   | {
@@ -37,9 +43,9 @@ const IDLE: EngineState = { status: "idle", progress: null, engine: null, error:
 const LOADING: EngineState = { status: "loading", progress: null, engine: null, error: null };
 
 /**
- * Loads the model at `url` while the component is mounted; a load that is left is aborted, an engine
- * disposed. One that is lost is an error, or is loading again by `reloads`. Another `url` loads another model;
- * of the options those count that a load begins with.
+ * Loads the model at `url` while the component is mounted. Unmounting aborts the load or disposes of the
+ * engine. A lost engine becomes an error, or is loaded again as `reloads` allows. Another `url` loads another
+ * model; changed options take effect with the next load.
  */
 export function useEngine(url: string | URL | null, options: UseEngineOptions = {}): EngineState {
   const [state, setState] = useState<EngineState>(url === null ? IDLE : LOADING);
@@ -67,7 +73,7 @@ async function whileMounted(
   signal: AbortSignal,
   told: (next: (state: EngineState) => EngineState) => void,
 ): Promise<void> {
-  // StrictMode mounts, unmounts and mounts in one go: the first of them does not get to load anything.
+  // StrictMode mounts, unmounts and mounts again at once; the first mount must not begin to load.
   await null;
   if (signal.aborted) return;
   const onProgress = (progress: LoadProgress): void =>

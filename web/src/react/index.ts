@@ -1,5 +1,5 @@
 "use client";
-/** nearfar in React: `useNearfar(url)` loads a model with the component, and chats. */
+/** nearfar in React: `useNearfar(url)` loads a model together with the component, and chats with it. */
 
 import { type Chat, type ChatOptions, useChat } from "./chat.js";
 import { type EngineState, type UseEngineOptions, useEngine } from "./engine.js";
@@ -7,15 +7,15 @@ import { type EngineState, type UseEngineOptions, useEngine } from "./engine.js"
 export { type Chat, type ChatOptions, type SendOptions, useChat } from "./chat.js";
 export { type EngineState, type UseEngineOptions, useEngine } from "./engine.js";
 
-/** Options of the engine, and of the conversation with it. */
+/** Options of the engine and of the conversation with it. */
 export interface UseNearfarOptions extends UseEngineOptions, ChatOptions {}
 
-/** What {@link useNearfar} gives: the state of the engine, and the conversation. */
+/** The result of {@link useNearfar}: the state of the engine, and the conversation. */
 export type Nearfar = EngineState & { readonly chat: Chat };
 
 /**
- * The model at `url`, which lives as long as the component, and a conversation with it. Null: nothing is
- * loaded yet. Call it once, high in the tree: each call loads a model of its own.
+ * Loads the model at `url`, which lives as long as the component, and starts a conversation with it. With
+ * null, nothing is loaded yet. Call it once, high in the tree, because each call loads a model of its own.
  */
 export function useNearfar(url: string | URL | null, options: UseNearfarOptions = {}): Nearfar {
   const { system, initialMessages, request, ...loading } = options;

@@ -1,6 +1,6 @@
 /**
  * Privacy belongs to the text: the texts of a private request stay on the device, also in later requests that
- * carry or quote them. Same as in Python.
+ * carry or quote them. routing/privacy.py does the same.
  */
 
 import type { HybridRequest, Message } from "./openai.js";

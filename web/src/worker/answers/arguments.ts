@@ -1,6 +1,6 @@
 /**
- * Arguments of earlier calls, which models wrote and limits cut, read as far as they are JSON: as in
- * edge_runtime/tools/arguments.py (tests/vectors/tools/messages.json).
+ * Reads the JSON arguments of earlier calls as far as they are valid: a model wrote them, and a token limit may have
+ * cut them. edge_runtime/tools/arguments.py does the same (tests/vectors/tools/messages.json tests both).
  */
 
 import { type ExactMap, readExact } from "../text/jinja/exact.js";
@@ -8,8 +8,9 @@ import { type ExactMap, readExact } from "../text/jinja/exact.js";
 const CLOSING: Readonly<Record<string, string>> = { "{": "}", "[": "]" };
 
 /**
- * The object that a text of JSON is, with all digits and in its order. Of one that was cut: what came of it, with open texts and brackets closed, or
- * else without its last part. Of a text that is no such thing: an object without members.
+ * Parses a JSON object, keeping all digits of its numbers and the order of its names. If the text was cut, open
+ * strings and brackets are closed, or the unfinished last part is dropped. A text that is not a JSON object gives an
+ * empty map.
  */
 export function argumentsOf(text: string): ExactMap {
   const found = objectIn(text);
@@ -18,7 +19,7 @@ export function argumentsOf(text: string): ExactMap {
   return objectIn(whole) ?? objectIn(cut) ?? new Map();
 }
 
-/** The object of a text of JSON, empty for other values; null where it is no JSON. */
+/** Parses a JSON object; an empty map for other JSON values, null where the text is not JSON. */
 function objectIn(text: string): ExactMap | null {
   try {
     const { value } = readExact(text);
@@ -29,14 +30,15 @@ function objectIn(text: string): ExactMap | null {
 }
 
 /**
- * The text with control characters in strings escaped and everything open closed; and the same of the text before
- * its last comma, or up to its last open bracket.
+ * Completes a JSON text that was cut. `whole` is the text with control characters in strings escaped and all open
+ * strings and brackets closed. `cut` is the same, made from the text before its last comma or up to its last opening
+ * bracket.
  */
 function completed(text: string): [whole: string, cut: string] {
   const made: string[] = [];
-  /** The closing signs of what is open. */
+  /** The closing signs of the brackets that are open. */
   const closing: string[] = [];
-  /** The length of the second text, and what has been closed behind it. */
+  /** The length of `cut`, and the brackets that the text has closed behind it. */
   let safe = 0;
   let closed: string[] = [];
   let inString = false;

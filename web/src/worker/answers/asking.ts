@@ -1,6 +1,6 @@
 /**
- * What an answer must match where tools are offered: the grammar of calls, as xgrammar's structural tag
- * (tests/vectors/tools holds it).
+ * Writes the grammar of an answer with tool calls as a structural tag of xgrammar (tests/vectors/tools holds
+ * examples).
  */
 
 import type { Grammar } from "../../protocol/grammar.js";
@@ -23,10 +23,10 @@ import {
 } from "./tags.js";
 
 /**
- * What an answer must match: calls of the tools that may be called, the format that is wanted, or either;
- * null: anything. Room for reasoning is left before it; `reasoningOpen`: the prompt has begun it. Where calls
- * are required a format that is wanted beside them is not looked at, for there is no other text. `spelled` loads
- * what writes arguments that are not JSON.
+ * Builds the grammar of an answer: calls of the offered tools, the format of `wanted`, or either of them; null if the
+ * answer may be any text. The grammar allows a section of reasoning before the answer; `reasoningOpen` says that the
+ * prompt has already begun that section. If calls are required, `wanted` is ignored, because such an answer has no
+ * text beside its calls. `spelled` loads the code that writes arguments which are not JSON.
  */
 export async function answerGrammar(
   form: AnswerFormat,
@@ -41,7 +41,7 @@ export async function answerGrammar(
     return structural(afterReasoning(form, textOf(form, wanted), reasoningOpen, true));
   }
   const writeSpelled = calls.spelling ? await spelled() : null;
-  // xgrammar 0.1.27 takes no repetition without a known end beside something else.
+  // xgrammar 0.1.27 cannot combine an open-ended repetition with an alternative.
   const many = wanted && !calling.required ? calls.listed : calls.listed || calls.repeats;
   const writer = new Calls(calls, calling.tools, calling.parallel && many, writeSpelled);
   const must = calling.required || wanted !== null;
@@ -57,8 +57,8 @@ function structural(format: Tag): Grammar {
 }
 
 /**
- * The content, with room for a section of reasoning before it. `must`: there is no answer without the
- * content, so what the prompt has begun has to be ended.
+ * Adds an optional section of reasoning before the content. `must` says that an answer needs the content: then a
+ * section that the prompt has begun has to end.
  */
 function afterReasoning({ reasoning }: AnswerFormat, content: Tag, opened: boolean, must: boolean): Tag {
   if (!reasoning) return content;
@@ -68,7 +68,7 @@ function afterReasoning({ reasoning }: AnswerFormat, content: Tag, opened: boole
   return opened && must ? thinking : either([thinking, content]);
 }
 
-/** The format that is wanted, as text for the user. */
+/** The grammar that the request asks for, behind the mark with which the model begins text for the user. */
 function textOf({ text }: AnswerFormat, wanted: Grammar): Tag {
   const content = asTag(wanted);
   return text ? inOrder([constant(text), content]) : content;
@@ -89,7 +89,7 @@ function asTag({ kind, text }: Grammar): Tag {
   }
 }
 
-/** Calls of these tools; `several`: an answer may have more than one. */
+/** Writes the grammar of calls of `tools`; `several` says that an answer may have more than one call. */
 class Calls {
   constructor(
     private readonly form: CallFormat,
@@ -99,7 +99,8 @@ class Calls {
   ) {}
 
   /**
-   * Any text; what begins as a call is one. Where calls can do without marks, they come first or not at all.
+   * Allows any text, and calls within it: text that begins as a call has to be a call. If the format has calls
+   * without marks, an answer is either calls alone or text alone.
    */
   inText(): Tag {
     const { bare, begin, repeats } = this.form;
@@ -115,7 +116,7 @@ class Calls {
     };
   }
 
-  /** Calls as objects of JSON without marks around them, however their lines are broken (loose.ts). */
+  /** Calls that are JSON objects without marks around them, with any line breaks in them (loose.ts reads these). */
   #loose(): Tag {
     const calls = this.tools.map(({ function: { name, parameters, strict } }) =>
       inOrder([
@@ -132,19 +133,19 @@ class Calls {
     const { begin, bare, repeats, separator } = this.form;
     const sections = begin ? this.#sections() : [];
     if (repeats && this.several && separator) return repeated(sections, separator);
-    // There is no empty separator: what comes between calls is passed over.
+    // xgrammar has no empty separator, and with triggered tags any text between two calls is skipped.
     if (repeats && this.several)
       return { type: "triggered_tags", triggers: [begin], tags: sections, at_least_one: true };
     return either([...(bare ? this.#inside("", "") : []), ...sections]);
   }
 
-  /** Sections between marks. */
+  /** Calls between the marks of the format. */
   #sections(): Around[] {
     const { begin, blank, end } = this.form;
     return this.#inside(begin + blank, blank + end);
   }
 
-  /** One for each tool, or one with a list of calls of all tools. */
+  /** One tag for each tool, or, if the format lists calls, one tag whose list takes calls of all tools. */
   #inside(begin: string, end: string): Around[] {
     const each = this.tools.map((tool) => this.#call(tool));
     if (!this.form.listed) return each.map((call) => around(begin, call, end));
@@ -164,7 +165,7 @@ class Calls {
   }
 }
 
-/** A regular expression of texts that begin with none of these, the empty text included. */
+/** A regular expression for texts, the empty text included, that begin with none of `starts`. */
 function otherThan(starts: readonly string[]): string {
   const begun = starts.flatMap((start) => [...start].map((_, at) => start.slice(0, at)));
   const ways = [...new Set(begun)]

@@ -1,26 +1,26 @@
-/** Calls, from the text of a section to names and arguments. */
+/** Reads the calls in a section of an answer: their names and their arguments. */
 
 import type { FunctionTool } from "../../protocol/openai.js";
 import type { CallFormat, Named } from "./format.js";
 import { Nesting } from "./nesting.js";
 import { Cursor, isObject, jsonOf, matchAt, SpelledReader, Wrong, written } from "./values.js";
 
-/** A tool's name where it stands without quotes. */
+/** The name of a tool where the format writes names without quotes. */
 export const NAME = /[^ \t\r\n<>[\](){}|"',:=]+/y;
-/** Between the parts of JSON. */
+/** The white space that JSON allows between its parts. */
 export const BLANKS = " \t\r\n";
-/** Any of these, in an expression. */
+/** A regular expression for any amount of JSON's white space. */
 export const BLANK = "[ \\t\\r\\n]*";
 
-/** A tool's name, and JSON of its arguments; of a call that was cut, as far as it came. */
+/** A tool's name and the JSON of its arguments. If the call was cut, `arguments` holds the beginning. */
 export interface Call {
   readonly name: string;
   readonly arguments: string;
 }
 
 /**
- * The calls of a section; null if it is not what the format says. `tools`: those that were offered; their
- * schemas say what a raw argument is.
+ * The calls of a section; null if the section does not match the format. `tools` are the tools of the request: their
+ * schemas give the types of arguments that the format writes without quotes.
  */
 export function callsIn(text: string, form: CallFormat, tools: readonly FunctionTool[]): Call[] | null {
   try {
@@ -37,7 +37,10 @@ function objectCalls(data: unknown, form: CallFormat): Call[] {
   return records.map((record) => objectCall(record, form));
 }
 
-/** A call as an object. Some models write another of the two words for its arguments than they were told. */
+/**
+ * Reads a call that is a JSON object. Some models write `parameters` where their format says `arguments`, or the
+ * reverse.
+ */
 function objectCall(record: unknown, form: CallFormat): Call {
   const name = isObject(record) ? record[form.name] : undefined;
   if (!isObject(record) || typeof name !== "string") throw new Wrong("no call");
@@ -48,12 +51,12 @@ function objectCall(record: unknown, form: CallFormat): Call {
   return { name, arguments: written(given) };
 }
 
-/** The keys that an object may have its arguments under. */
+/** The keys under which a call may have its arguments. */
 export function argumentNames(form: CallFormat): string[] {
   return [...new Set([form.arguments, "arguments", "parameters"])];
 }
 
-/** Calls that are a name and then arguments. */
+/** Reads calls that are written as a name and then arguments. */
 function namedCalls(text: string, form: CallFormat, named: Named, tools: readonly FunctionTool[]): Call[] {
   const cursor = new Cursor(text, 0);
   const calls: Call[] = [];
@@ -96,14 +99,14 @@ function namedCall(cursor: Cursor, form: CallFormat, named: Named, tools: readon
 }
 
 /**
- * The call that a section begins which was cut: its name, and JSON of its arguments so far where they are
- * written as JSON. Null: no name yet.
+ * The beginning of a call in a section that was cut: its name, and its arguments so far if the format writes them as
+ * JSON. Null if the name is not complete.
  */
 export function begunCall(text: string, form: CallFormat): Call | null {
   const found = form.named ? begunNamed(text, form, form.named) : begunObject(text, form);
   if (!found) return null;
   const [name, begun] = found;
-  // They may be whole, and only the end of the section missing.
+  // The arguments may be complete, with only the end of the section missing.
   return {
     name,
     arguments: begun.startsWith("{") ? begun.slice(0, new Nesting().end(begun) ?? undefined) : "",
@@ -129,7 +132,7 @@ function begunNamed(text: string, form: CallFormat, named: Named): readonly [str
   if (!start.startsWith(named.before)) return null;
   const name = matchAt(NAME, start, named.before.length);
   const end = named.before.length + (name?.length ?? 0);
-  // The rest of the name may be missing.
+  // Without a sign behind it, the name may be incomplete.
   if (!name || end === start.length) return null;
   const until = named.until || named.after;
   const found = until ? start.indexOf(until, end) : end;

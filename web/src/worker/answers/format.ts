@@ -1,9 +1,9 @@
-/** How a model marks reasoning and calls in what it writes; format.ts says what each field means. */
+/** How a model marks reasoning and calls in its answers; src/format/constants.ts describes each field. */
 
 import { Field, show } from "../../artifact/json.js";
 import { ArtifactError } from "../../protocol/errors.js";
 
-/** The fields with their defaults, which a manifest leaves out. */
+/** Default values of the fields that a manifest may omit. */
 const MARKS = { begin: "", end: "", after: "" };
 const NAMED = { before: "", after: "", until: "" };
 const SPELLING = {
@@ -43,7 +43,7 @@ export type AnswerFormat = Readonly<typeof ANSWERS> & {
   readonly calls: CallFormat | null;
 };
 
-/** Throws ArtifactError where a field is of another kind than its default. */
+/** Reads the record of a manifest. Throws ArtifactError if a field has another type than its default value. */
 export function readAnswerFormat(value: unknown, path: string): AnswerFormat {
   const { reasoning, calls, ...plain } = recordOf(value, path);
   return {

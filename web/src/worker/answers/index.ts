@@ -1,4 +1,7 @@
-/** What answers with marks need: loaded with a model that has them, or by the first request with tools. */
+/**
+ * The chunk for answers with reasoning or calls. It is loaded with a model whose answers have marks, or by the first
+ * request with tools.
+ */
 
 export { answerGrammar } from "./asking.js";
 export { readAnswerFormat } from "./format.js";

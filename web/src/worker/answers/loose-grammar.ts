@@ -1,11 +1,14 @@
-/** Regular expressions that hold calls to their tools' schemas where models write them as loose.ts reads them. */
+/**
+ * Regular expressions that enforce the tools' schemas in calls that do not keep to the model's format, which loose.ts
+ * reads.
+ */
 
 import { BLANK } from "./calls.js";
 import { WORDS } from "./loose.js";
 
-/** Where a grammar begins to look whether text is a call. */
+/** Behind this text a grammar begins to check whether the text is a call. */
 export const TRIGGER = '"name":';
-/** What may stand behind the arguments of a call, so that it stays a whole object of JSON: more members. */
+/** A grammar of the further members of a call's object behind its arguments, and of its closing brace. */
 export const MEMBERS = String.raw`root ::= ws ("," ws string ws ":" ws value ws)* "}"
 value ::= string | number | "true" | "false" | "null" | object | array
 object ::= "{" ws (string ws ":" ws value ws ("," ws string ws ":" ws value ws)*)? "}"
@@ -19,17 +22,18 @@ const BEYOND = "[^\\x00-\\x7f]";
 const LINE = "[^\\n]*";
 const FEW = 4;
 
-/** A regular expression of what stands between TRIGGER and the arguments of a call of this tool. */
+/** A regular expression of the text between TRIGGER and the arguments of a call of this tool. */
 export function behindName(name: string): string {
   return `${BLANK}"${literals(written(name))}"${BLANK},${BLANK}"(${WORDS.join("|")})"${BLANK}:${BLANK}`;
 }
 
 /**
- * A regular expression of what stands behind TRIGGER where no call of one of these tools does, to the end of the
- * line.
+ * A regular expression of the text from TRIGGER to the end of the line if the text is not a call of one of these
+ * tools.
  *
- * xgrammar stores a mask for each place in it: so what begins with FEW characters of a tool's name is that name,
- * and a key behind it that begins as one of WORDS is that word.
+ * xgrammar stores a mask for each state of the expression. To have few states, the expression takes a name that
+ * begins with the first FEW characters of a tool's name for the tool's name, and a key that begins as one of WORDS
+ * for that word.
  */
 export function noCallOf(names: readonly string[]): string {
   const key = `"(${diverging(WORDS.map((word) => word.slice(0, 1)))})`;
@@ -40,7 +44,7 @@ export function noCallOf(names: readonly string[]): string {
   return `${BLANK}(${not('"')}|"(${others}))`;
 }
 
-/** A line that begins with neither a blank nor the mark. */
+/** A regular expression of a line that begins with neither white space nor the mark. */
 function not(mark: string): string {
   return `[^ \\t\\r\\n${mark}]${LINE}`;
 }
@@ -50,15 +54,16 @@ function written(name: string): string {
 }
 
 /**
- * A regular expression of the shortest texts that none of these begins with.
+ * A regular expression of the shortest texts that are no beginning of any of `texts`.
  *
- * Characters beyond ASCII stand once behind all beginnings: xgrammar has a dozen states for them in each place.
+ * Characters beyond ASCII have a single branch behind all beginnings, because xgrammar needs a dozen states for each
+ * class of them.
  */
 function diverging(texts: readonly string[]): string {
   return `${leaving(texts)}|${beginning(texts)}${BEYOND}${LINE}`;
 }
 
-/** By first character, in order: what is left of the texts that begin with it. */
+/** Groups texts by their first character, in order: each character with the rests of the texts that begin with it. */
 function branches(texts: readonly string[]): (readonly [string, readonly string[]])[] {
   const firsts = [...new Set(texts.flatMap((text) => text.slice(0, 1) || []))].sort();
   return firsts.map((char) => [
@@ -71,7 +76,7 @@ function isMore(texts: readonly string[]): boolean {
   return texts.some((text) => text !== "");
 }
 
-/** What leaves the texts at a character of ASCII. */
+/** A regular expression of text that differs from all of `texts` first in an ASCII character. */
 function leaving(texts: readonly string[]): string {
   const found = branches(texts);
   const ways = found
@@ -81,7 +86,7 @@ function leaving(texts: readonly string[]): string {
   return [left, ...ways].join("|");
 }
 
-/** Any beginning of the texts that is not all of one. */
+/** A regular expression of any beginning of `texts`, without the whole texts. */
 function beginning(texts: readonly string[]): string {
   const ways = branches(texts)
     .filter(([, left]) => isMore(left))
@@ -89,7 +94,7 @@ function beginning(texts: readonly string[]): string {
   return ways.length > 0 ? `(${ways.join("|")})?` : "";
 }
 
-/** The ranges of ASCII without these characters, for a class. */
+/** The ASCII characters without those of `codes`, as ranges of a character class. */
 function asciiBut(codes: readonly number[]): string {
   const edges = [-1, ...codes.filter((code) => code < 128).sort((a, b) => a - b), 128];
   const hex = (code: number): string => `\\x${code.toString(16).padStart(2, "0")}`;
@@ -101,7 +106,7 @@ function asciiBut(codes: readonly number[]): string {
     .join("");
 }
 
-/** A text as a regular expression of xgrammar. */
+/** Escapes a text for a regular expression of xgrammar. */
 export function literals(text: string): string {
   return [...text]
     .map((char) => (/^[\p{L}\p{N} "'<>:;,_%&#@!~`=]$/u.test(char) ? char : `\\${char}`))

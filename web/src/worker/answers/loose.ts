@@ -1,13 +1,13 @@
 /**
- * Calls as models write them that do not keep to their own format: an object of JSON alone, between the lines of
- * a code fence, or in a tag such as <tools>, with the name of a tool and its arguments
- * (edge_runtime/tools/loose.py; tests/vectors/tools holds it).
+ * Reads calls that do not keep to the model's own format: a JSON object with a tool's name and arguments, alone, in a
+ * code fence, or in a tag such as <tools>. edge_runtime/tools/loose.py does the same (tests/vectors/tools tests
+ * both).
  */
 
 import { BLANKS } from "./calls.js";
 import { matchAt } from "./values.js";
 
-/** Names of the tags that models put around a call. */
+/** Names of the tags in which models put a call. */
 const TAGS = [
   "tool_call",
   "tool_calls",
@@ -21,23 +21,23 @@ const TAGS = [
   "json",
   "action",
 ];
-/** The keys that arguments stand under. */
+/** The keys under which such a call has its arguments. */
 export const WORDS = ["arguments", "parameters"];
-/** Keys of a text or a number that models put before the name, as OpenAI's records of calls have them. */
+/** Keys with a string or a number as value that models write before the name, as in OpenAI's records of calls. */
 const LEADING = ["type", "id", "call_id", "tool_call_id", "index"].map((key) => `"${key}"`);
 const SCALAR = /"[^"\\\n]{0,64}"|-?[0-9]{1,20}(?=[^0-9])|true|false|null/y;
 const BEGUN = /^(?:"[^"\\\n]{0,64}|-?[0-9]{0,20}|[a-z]{0,4})$/;
 const FENCE = /^```[\w-]{0,20}[ \t]*\r?(\n)?/;
 const LINE = /(?:^|\n)[ \t]*(?=[`<{[])/g;
 
-/** More text has to come before anything can be said. */
+/** The text is too short to decide; more text has to come. */
 export const UNSURE = "unsure";
 class More extends Error {}
 class Other extends Error {}
 
 /**
- * Where the arguments of a call begin. `end`: behind what stands before them. `closer`: what ends the fence or
- * the tag around it, "" where there is none; `isListed`: it stands in a list.
+ * The beginning of a call, up to its arguments. `end` is where the arguments begin. `closer` is the text that ends
+ * the surrounding fence or tag, "" without one. `isListed` says that the call stands in a list.
  */
 export interface Opening {
   readonly name: string;
@@ -46,14 +46,14 @@ export interface Opening {
   readonly isListed: boolean;
 }
 
-/** Where calls may begin: at the beginning of a line. `fresh`: the text begins one. */
+/** The places at the beginnings of lines where a call may begin. `fresh` says that the text itself begins a line. */
 export function candidates(text: string, fresh: boolean): number[] {
   return [...text.matchAll(LINE)]
     .filter(({ index }) => index > 0 || fresh || text.startsWith("\n"))
     .map(({ 0: found, index }) => index + found.length);
 }
 
-/** The call with which a text begins; null: there is none. */
+/** The beginning of the call with which a text begins; null if the text begins with no call. */
 export function opening(text: string, names: Iterable<string>): Opening | typeof UNSURE | null {
   const scan = new Scan(text, names);
   return settled(null, () => {
@@ -64,7 +64,10 @@ export function opening(text: string, names: Iterable<string>): Opening | typeof
   });
 }
 
-/** What stands behind a call: the next one in the same fence, tag or list; or how long what ends these is. */
+/**
+ * Reads what stands behind a call: the next call in the same fence, tag or list, or else the length of the text that
+ * ends the list and the fence or tag.
+ */
 export function following(
   text: string,
   names: Iterable<string>,
@@ -99,7 +102,7 @@ function settled<T, U>(other: U, read: () => T): T | U | typeof UNSURE {
   }
 }
 
-/** Reads a text from its beginning, as far as it goes. */
+/** Reads a text from left to right; throws More at the end of the text and Other where the text is no call. */
 class Scan {
   at = 0;
 
@@ -112,7 +115,7 @@ class Scan {
     while (this.at < this.text.length && BLANKS.includes(this.text.charAt(this.at))) this.at++;
   }
 
-  /** Whether the mark stands here; More where that is not known. */
+  /** Skips the mark if it stands here. Throws More if the text ends within the mark. */
   maybe(mark: string): boolean {
     if (this.text.startsWith(mark, this.at)) {
       this.at += mark.length;
@@ -122,7 +125,7 @@ class Scan {
     return false;
   }
 
-  /** The one of the marks that stands here, none of which begins another. */
+  /** Skips and returns the one of `marks` that stands here; no mark may begin another one. */
   #oneOf(marks: readonly string[]): string {
     const found = marks.find((mark) => this.text.startsWith(mark, this.at));
     if (found !== undefined) {
@@ -133,7 +136,9 @@ class Scan {
     throw marks.some((mark) => mark.startsWith(rest)) ? new More() : new Other();
   }
 
-  /** What ends what a text begins: a fence, a tag, or nothing (""). */
+  /**
+   * Skips the fence or tag with which the text begins and returns the text that ends it; "" without fence and tag.
+   */
   wrapper(): string {
     if (this.text.startsWith("<")) return `</${this.#oneOf(TAGS.map((name) => `<${name}>`)).slice(1)}`;
     if (!this.maybe("```")) return "";
@@ -143,7 +148,7 @@ class Scan {
     return "```";
   }
 
-  /** The name of the tool, read on to where its arguments begin. */
+  /** Reads a call up to its arguments and returns the name of its tool. */
   head(): string {
     this.#next("{");
     while (this.#next('"name"', ...LEADING) !== '"name"') {

@@ -1,16 +1,16 @@
-/** Where JSON that comes in pieces ends. */
+/** Finds the end of a JSON text that comes in pieces. */
 
 const BRACKETS = /["{}[\]]/g;
 const QUOTED = /(?:[^"\\]+|\\.)*/sy;
 
-/** How deep in JSON a text is that comes in pieces. Brackets in strings are none. */
+/** Counts the open brackets of a JSON text that comes in pieces; brackets in strings do not count. */
 export class Nesting {
   #isQuoted = false;
   #isEscaped = false;
 
   constructor(private depth = 0) {}
 
-  /** Where in this next piece the outermost bracket closes; null: it does not. */
+  /** Where the outermost bracket closes in this piece, the next one of the text; null if the bracket stays open. */
   end(text: string): number | null {
     let at = 0;
     if (this.#isEscaped && text !== "") {
@@ -35,13 +35,13 @@ export class Nesting {
     return null;
   }
 
-  /** On to behind the string that the text is in, or to its end. */
+  /** Where the string ends in which the text is at `from`, or the end of the text. */
   #through(text: string, from: number): number {
     QUOTED.lastIndex = from;
     const at = from + (QUOTED.exec(text)?.[0].length ?? 0);
     const rest = text.charAt(at);
     if (rest === '"') this.#isQuoted = false;
-    // And nothing behind it yet.
+    // The next piece begins behind a backslash.
     this.#isEscaped = rest === "\\";
     return at + rest.length;
   }

@@ -1,16 +1,19 @@
 /**
- * What a grammar holds a tool's arguments to: of a schema that other values fit, too, what is left for objects
- * (edge_runtime/tools/parameters.py).
+ * Narrows the schema of a tool's parameters to objects, since arguments are always an object
+ * (edge_runtime/tools/parameters.py does the same).
  */
 
 import { isSchema, mayBeObject, targetOf, valuesOf } from "../../protocol/parameters.js";
 
 type Schema = Readonly<Record<string, unknown>>;
 
-/** Times that references are followed. */
+/** The most references that are followed. */
 const MOST_STEPS = 64;
 const ANY_OBJECT: Schema = { type: "object" };
-/** Keys beside a reference that demand nothing: with others, what is referred to is not all. */
+/**
+ * Keys that do not restrict a value further when they stand beside a reference. Beside any other key the reference is
+ * kept.
+ */
 const BESIDE: readonly string[] = [
   ...[
     "$ref",
@@ -26,13 +29,13 @@ const BESIDE: readonly string[] = [
   ],
 ];
 
-/** What the arguments of a function must match: its parameters, as far as they are an object. */
+/** The schema of a call's arguments: the tool's parameters, narrowed to objects. */
 export function argumentSchema(parameters: object | null | undefined): object {
   const root = isSchema(parameters) && Object.keys(parameters).length > 0 ? parameters : ANY_OBJECT;
   let followed = 0;
   /**
-   * The schema without what is no object. References at the top are followed: models that do not write JSON are
-   * asked for the properties by name.
+   * Narrows a schema to objects. References at the top are resolved, because a grammar for models that do not write
+   * JSON lists the properties by name.
    */
   const objects = (schema: unknown): unknown => {
     if (schema === true) return ANY_OBJECT;

@@ -4,10 +4,13 @@ import type { AnswerReader, Fragment } from "./reader.js";
 
 type Pieces = readonly [Piece, ...Piece[]];
 
-/** One answer, from text to pieces of a reply: calls numbered and named, at most one part of them in each. */
+/**
+ * Turns the text of one answer into pieces of a reply. Calls get numbers and ids, and a piece has at most one part of
+ * a call.
+ */
 export class PieceReader {
   #index = -1;
-  /** Calls that are whole. */
+  /** The number of complete calls so far. */
   #whole = 0;
 
   constructor(private readonly reader: AnswerReader) {}
@@ -16,7 +19,7 @@ export class PieceReader {
     return this.#piecesOf(this.reader.push(text));
   }
 
-  /** The end of an answer, with the last of its text. */
+  /** Ends the answer with its last text. */
   finish(text: string, reason: FinishReason): { readonly pieces: Pieces; readonly reason: FinishReason } {
     const pieces = this.#piecesOf([...this.reader.push(text), ...this.reader.finish(reason === "length")]);
     return { pieces, reason: reason === "stop" && this.#whole > 0 ? "tool_calls" : reason };

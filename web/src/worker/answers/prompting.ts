@@ -1,4 +1,4 @@
-/** Tools and calls in what a chat template gets (tests/vectors/tools holds it). */
+/** Prepares tools and calls for a chat template (tests/vectors/tools holds examples). */
 
 import type { ChatMessage, FunctionTool } from "../../protocol/openai.js";
 import { Exact, type ExactValue, writeExact } from "../text/jinja/exact.js";
@@ -12,15 +12,15 @@ export interface Prompting {
   readonly tools: readonly FunctionTool[];
 }
 
-/** For messages with earlier calls, where a model's format has none. */
+/** The format in which earlier calls are written for a model whose own format has no calls. */
 const BY_DEFAULT = readCalls({ begin: "<tool_call>", end: "</tool_call>" }, "");
 
-/** Whether a chat template writes out `tools` itself. */
+/** Whether a chat template writes the tools into the prompt itself. */
 export function knowsTools(template: string): boolean {
   return template.includes("tools");
 }
 
-/** What a template gets of messages and of the tools that may be called. */
+/** The messages and tools that a template receives for a conversation with tools. */
 export function prompting(
   messages: readonly ChatMessage[],
   tools: readonly FunctionTool[],
@@ -43,7 +43,7 @@ function withParsedArguments(message: ChatMessage): Told {
   return { ...rest, tool_calls: calls };
 }
 
-/** The messages with the tools told in words, for a chat template that knows nothing of tools. */
+/** Describes the tools in words in the system message, for a chat template that does not write tools. */
 function described(messages: readonly Told[], tools: readonly FunctionTool[], form: CallFormat): Told[] {
   const example = writtenCall(form, "<name>", new Map([["<argument>", "<value>"]]));
   const text =
@@ -54,7 +54,7 @@ function described(messages: readonly Told[], tools: readonly FunctionTool[], fo
   return [{ role: "system", content: text }, ...messages];
 }
 
-/** A message without fields and roles for tools, for a chat template that would leave them out. */
+/** Rewrites a message without roles and fields for tools, for a chat template that would omit them. */
 function inWords(message: ChatMessage, form: CallFormat): Told {
   if (message.role === "tool") return { role: "user", content: `Result: ${message.content}` };
   if (!message.tool_calls?.length) return { ...message };
@@ -64,7 +64,7 @@ function inWords(message: ChatMessage, form: CallFormat): Told {
   return { role: message.role, content: [message.content, ...calls].join("\n").trim() };
 }
 
-/** A call as the model would have written it, without blank lines. */
+/** A call in the model's own format, without blank lines. */
 function writtenCall(form: CallFormat, name: string, given: ExactValue): string {
   const { named, spelling } = form;
   const inner = named

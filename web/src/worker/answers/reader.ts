@@ -1,6 +1,6 @@
 /**
- * What a model marks in its text: reasoning and calls. Text comes piece by piece and is taken apart on the
- * way (tests/vectors/tools holds it).
+ * Separates reasoning and calls from the text of an answer, while the text comes piece by piece (tests/vectors/tools
+ * holds examples).
  */
 
 import type { FunctionTool } from "../../protocol/openai.js";
@@ -11,8 +11,8 @@ import { Nesting } from "./nesting.js";
 import { type Head, headIn, isStreamed } from "./streaming.js";
 
 /**
- * A piece of an answer: text for the user or reasoning. "call": a call begins, `text` is its tool's name;
- * "arguments": a piece of the JSON of its arguments; "called": the call is whole.
+ * A piece of an answer: text for the user ("text") or reasoning ("reasoning"). "call" begins a call, with the tool's
+ * name as `text`; "arguments" is a piece of the JSON of its arguments; "called" says that the call is complete.
  */
 export interface Fragment {
   readonly kind: "text" | "reasoning" | "call" | "arguments" | "called";
@@ -20,19 +20,19 @@ export interface Fragment {
 }
 
 export interface ReaderOptions {
-  /** Tools that may be called; without any, calls are text. */
+  /** The tools that may be called; without tools, calls are text. */
   readonly tools?: readonly FunctionTool[];
   /** The prompt has begun a section of reasoning. */
   readonly reasoningOpen?: boolean;
-  /** Text beside calls is none: what a cut left of their marks, and blank lines. */
+  /** The answer is calls alone: remains of cut marks and blank lines are dropped, not passed on as text. */
   readonly callsOnly?: boolean;
-  /** Calls count that do not keep to the format, too (loose.ts). */
+  /** Calls that do not keep to the model's format count, too (loose.ts). */
   readonly loose?: boolean;
 }
 
 /**
- * What may be the beginning of a mark is held back until that is certain. A call whose arguments are JSON
- * goes out as it comes, from where they begin; another section of calls is held until it ends.
+ * Reads an answer piece by piece. Text that may be the beginning of a mark is held back until that is certain. The
+ * JSON arguments of a call are passed on as they come; every other section of calls is held back until it ends.
  */
 export class AnswerReader {
   readonly #tools: readonly FunctionTool[];
@@ -40,18 +40,18 @@ export class AnswerReader {
   readonly #names: ReadonlySet<string>;
   #kind: "text" | "reasoning" | "call" | "arguments" | "record" | "behind";
   #held = "";
-  /** The mark that began the section of calls. */
+  /** The mark that began the current section of calls. */
   #mark = "";
   #strip = false;
-  /** Nothing for the user has come yet. */
+  /** No text for the user has come yet. */
   #start = true;
   #nesting = new Nesting();
-  /** A call of this section went out; more may come in a list. */
+  /** A call of this section has been passed on; "list" says that more calls of the same list may come. */
   #after: "" | "call" | "list" = "";
   readonly #isLoose: boolean;
   /** The opening of a call that does not keep to the format. */
   #loosely: Opening | null = null;
-  /** What is held begins a line. */
+  /** The held text begins a line. */
   #fresh = true;
 
   constructor(
@@ -66,25 +66,28 @@ export class AnswerReader {
     this.#kind = form.reasoning && reasoningOpen ? "reasoning" : "text";
   }
 
-  /** What this text makes certain. */
+  /** Adds text and returns the fragments that are now certain. */
   push(text: string): Fragment[] {
     this.#held += text;
     return [...this.#split(false)];
   }
 
-  /** What was held back, for the text ends here; `cut`: not because the model ended it. */
+  /**
+   * Ends the answer and returns the text that was held back. `cut` says that a limit, not the model, ended the
+   * answer.
+   */
   finish(cut: boolean): Fragment[] {
     const made = [...this.#split(true)];
     const held = this.#held;
     this.#held = "";
     if (this.#kind === "behind") {
-      // What was left of a fence; or what was no call.
+      // The held text is the rest of a fence, or it is not a call.
       this.#kind = "text";
       return [...made, ...this.#plain(held.includes("{") && !cut ? held : "")];
     }
     if (this.#kind !== "call") return [...made, ...this.#plain(held)];
     const section = [...this.#section(held, cut || !!(this.#calls?.end && this.#mark))];
-    // The model meant no call.
+    // The model did not mean a call.
     if (section.length === 0 && !(cut || this.#after || this.options.callsOnly))
       section.push({ kind: "text", text: this.#mark + held });
     return [...made, ...section];
@@ -92,7 +95,7 @@ export class AnswerReader {
 
   *#split(last: boolean): Generator<Fragment> {
     for (;;) {
-      // The blank lines behind a section belong to it.
+      // Blank lines behind a section belong to the section.
       if (this.#strip) {
         this.#held = this.#held.replace(/^\n+/, "");
         this.#strip = this.#held === "";
@@ -146,8 +149,8 @@ export class AnswerReader {
   }
 
   /**
-   * What is held of the arguments of a call, and of the object around them; the kind is "call" again behind
-   * it.
+   * Passes on the held part of a call's arguments, and skips the rest of the object around them. After that object,
+   * the kind is "call" again.
    */
   *#streamed(): Generator<Fragment> {
     while (this.#isStreaming && this.#held !== "") {
@@ -164,7 +167,7 @@ export class AnswerReader {
     }
   }
 
-  /** Where a call that does not keep to the format begins, or may, before the place `until`. */
+  /** Where, at most at `until`, a call that does not keep to the format begins or may begin. */
   #firstLoose(until: number, last: boolean): { at: number; found: Opening | typeof UNSURE } | null {
     for (const at of candidates(this.#held, this.#fresh)) {
       if (at > until) break;
@@ -183,7 +186,7 @@ export class AnswerReader {
     this.#start = false;
   }
 
-  /** What is held behind such a call, as soon as it is certain. */
+  /** Reads the text behind a call that does not keep to the format, as soon as it is certain. */
   *#behind(): Generator<Fragment> {
     if (!this.#loosely) return;
     const found = following(this.#held, this.#names, this.#loosely);
@@ -199,7 +202,7 @@ export class AnswerReader {
     this.#fresh = true;
   }
 
-  /** The head of the call with which the held text begins, if that call can be streamed as it comes. */
+  /** The head of the call with which the held text begins; null if that call cannot be streamed. */
   #head(marks: readonly string[]): Head | null {
     const calls = this.#calls;
     if (this.#kind !== "call" || !calls || !isStreamed(calls, this.#mark) || this.#after === "call")
@@ -210,7 +213,7 @@ export class AnswerReader {
     return marks.some((mark) => before.includes(mark)) ? null : head;
   }
 
-  /** Whether nothing can be said yet: what is held may begin calls without a mark. */
+  /** Whether more text has to come first, because the held text may begin calls without a mark. */
   #awaitsBare(last: boolean): boolean {
     const bare = this.#calls?.bare;
     if (this.#kind !== "text" || !this.#start || !bare) return false;
@@ -221,7 +224,7 @@ export class AnswerReader {
     return false;
   }
 
-  /** The marks that end what comes now. */
+  /** The marks that can end the current section. */
   #nextMarks(): string[] {
     const { reasoning, text, dropped } = this.form;
     const calls = this.#calls;
@@ -270,7 +273,7 @@ export class AnswerReader {
     if (!this.options.callsOnly) yield { kind: "text", text };
   }
 
-  /** A section of calls as far as it came. One that is not what the format says is text. */
+  /** Reads a section of calls, which may be cut. A section that does not match the format is text. */
   *#section(text: string, cut: boolean): Generator<Fragment> {
     const calls = this.#calls;
     if (!calls) return;
@@ -294,7 +297,10 @@ export class AnswerReader {
     if (call) yield* begun(call);
   }
 
-  /** What is left of a section whose calls went out. `end`: what may have begun of its end. */
+  /**
+   * The rest of a section whose calls have been passed on. `end` is the closing mark, whose beginning may stand at
+   * the end of the text.
+   */
   #leftOf(text: string, end: string): string {
     const rest = stripped(text);
     const left = stripped(rest.slice(0, rest.length - overlap(rest, end)));
@@ -327,7 +333,10 @@ interface Found {
   readonly mark: string | null;
 }
 
-/** Where the first mark stands, the longest there. Null: how much of the text is certainly none. */
+/**
+ * The first mark in the text, the longest one at its place. With `mark` null, `at` is the length of the text that is
+ * certainly no mark.
+ */
 function first(text: string, marks: readonly string[], last: boolean): Found {
   const found = marks
     .map((mark) => ({ at: text.indexOf(mark), mark }))
@@ -336,7 +345,7 @@ function first(text: string, marks: readonly string[], last: boolean): Found {
   if (last) return found ?? { at: text.length, mark: null };
   const begun = Math.min(text.length, ...marks.map((mark) => text.length - overlap(text, mark)));
   if (!found) return { at: begun, mark: null };
-  // A longer mark may begin where a shorter one stands, or before it.
+  // A longer mark may begin where the shorter one stands, or before it.
   const couldBeLonger = (mark: string): boolean => {
     for (let at = 0; at <= found.at; at++) {
       const rest = text.slice(at);
@@ -347,7 +356,7 @@ function first(text: string, marks: readonly string[], last: boolean): Found {
   return marks.some(couldBeLonger) ? { at: Math.min(begun, found.at), mark: null } : found;
 }
 
-/** Length of the longest end of the text that begins the mark. */
+/** The length of the longest beginning of the mark with which the text ends. */
 function overlap(text: string, mark: string): number {
   for (let n = Math.min(mark.length - 1, text.length); n > 0; n--)
     if (text.endsWith(mark.slice(0, n))) return n;

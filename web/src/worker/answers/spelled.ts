@@ -1,4 +1,4 @@
-/** Arguments that are not JSON, as parts of a structural tag. */
+/** Writes the grammar of arguments that are not JSON, as parts of a structural tag. */
 
 import { narrowed } from "../../grammar/schema.js";
 import { RequestError } from "../../protocol/errors.js";
@@ -17,7 +17,7 @@ import {
 } from "./tags.js";
 import { isObject, type Values, written } from "./values.js";
 
-/** Keywords of a schema that can be enforced in values which are not JSON. */
+/** Keywords of a schema that can be enforced for values which are not JSON. */
 const KNOWN = new Set(
   (
     "type enum const properties required items pattern anyOf minimum maximum exclusiveMinimum " +
@@ -27,13 +27,15 @@ const KNOWN = new Set(
 const ANNOTATIONS = new Set("title description default examples format additionalProperties".split(" "));
 const DEFINITIONS = ["$defs", "definitions"];
 
-/** Required arguments come first where a separator stands between them. */
+/**
+ * Writes the grammar of a tool's arguments. If arguments have a separator between them, the required ones come first.
+ */
 export const spelledArguments: SpelledArguments = (spelling, schema, strict) =>
   new Spelled(spelling, narrowed(schema, { strict, param: "tools" }).schema).arguments();
 
 type Names = readonly [before: string, after: string, behind: string];
 
-/** The arguments of one tool. */
+/** Writes the grammar of one tool's arguments. */
 class Spelled {
   constructor(
     private readonly spelling: Spelling,
@@ -44,7 +46,7 @@ class Spelled {
     return this.#object(this.root, "#");
   }
 
-  /** All arguments: of a schema of an object, or of several that are. */
+  /** The grammar of all arguments: the schema is an object's, or `anyOf` with several such schemas. */
   #object(schema: Values, place: string): Around {
     const { before_name, after_name, after_value, begin, end } = this.spelling;
     if ("enum" in schema) throw refusal(place, "enum and const of lists and objects");
@@ -55,7 +57,7 @@ class Spelled {
     return this.#members(schema, place, [begin, end], [before_name, after_name, after_value]);
   }
 
-  /** The properties of an object, each `before` + name + `after` + value + `behind`. */
+  /** The grammar of an object's properties, each as `before` + name + `after` + value + `behind`. */
   #members(
     schema: Values,
     place: string,
@@ -66,7 +68,7 @@ class Spelled {
     const required: readonly unknown[] = Array.isArray(schema.required) ? schema.required : [];
     const isRequired = (name: string): boolean => required.includes(name);
     const properties = Object.entries(isObject(schema.properties) ? schema.properties : {});
-    // A stable sort.
+    // The sort is stable, so that properties otherwise keep their order.
     if (separator) properties.sort(([a], [b]) => Number(isRequired(b)) - Number(isRequired(a)));
     const values = new Map(
       properties.map(([name, one]) => [name, this.#value(one, `${place}/properties/${name}`)]),
@@ -101,7 +103,7 @@ class Spelled {
     return either(this.#kinds(schema, place).map((kind) => this.#typed(kind, schema as Values, place)));
   }
 
-  /** A value that is the text up to a mark. */
+  /** A value that is written without quotes, up to the mark behind it. */
   #raw(schema: unknown, place: string): Tag {
     const kinds = this.#kinds(schema, place);
     if (kinds.length !== 1 || kinds[0] !== "string") return this.#json(schema);
@@ -142,7 +144,7 @@ class Spelled {
     return constant(written(value));
   }
 
-  /** The types that a value can have. */
+  /** The names of the JSON types that a value can have. */
   #kinds(schema: unknown, place: string): string[] {
     if (!isObject(schema)) throw refusal(place, `the schema ${JSON.stringify(schema)?.slice(0, 60)}`);
     const [unknown] = Object.keys(schema)
@@ -161,7 +163,7 @@ class Spelled {
     return [kinds].flat().map(String);
   }
 
-  /** A value that is JSON, with the definitions that its references name. */
+  /** A value that is written as JSON; its schema gets the definitions that its references name. */
   #json(schema: unknown): Tag {
     const defined = DEFINITIONS.filter((key) => Object.hasOwn(this.root, key)).map((key) => [
       key,
@@ -180,7 +182,7 @@ function textOf({ pattern }: Values): Tag {
   return { type: "regex", pattern: pattern.replace(/^\^/, "").replace(/\$$/, "") };
 }
 
-/** Whether a value can be true, false or null by itself, which the spelling writes in its own way. */
+/** Whether a schema allows true, false or null itself, for which the spelling has its own words. */
 function hasWords(schema: unknown): boolean {
   if (!isObject(schema)) return false;
   if (fixedOf(schema)?.some((value) => value === null || typeof value === "boolean")) return true;

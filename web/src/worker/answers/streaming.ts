@@ -1,9 +1,9 @@
-/** Calls whose arguments are an object of JSON, read while it comes: where they begin and where they end. */
+/** Streams calls whose arguments are JSON objects: finds where the arguments begin. */
 
 import { argumentNames, BLANK, escaped, NAME } from "./calls.js";
 import type { CallFormat } from "./format.js";
 
-/** What stands before the arguments of a call: its name, whether it is in a list, and where it ends. */
+/** The text before the arguments of a call: the name in it, whether it begins a list, and where it ends. */
 export interface Head {
   readonly name: string;
   readonly isListed: boolean;
@@ -11,16 +11,16 @@ export interface Head {
 }
 
 /**
- * Whether the arguments of a section's calls are JSON as they stand, and a grammar has kept them to it. It
- * follows the mark with which sections begin, or none; what another mark begins it does not see.
+ * Whether a section's arguments can be streamed: they are JSON, and the grammar enforces them. The grammar does so
+ * only in sections that begin with the first mark of the format, or without a mark.
  */
 export function isStreamed({ spelling, begin, bare }: CallFormat, mark: string): boolean {
   return !spelling && (mark ? mark.endsWith(begin) : bare !== "");
 }
 
 /**
- * The head of the call with which a text begins. `more`: a call of a list stands before it. Null: it has not
- * come yet, or is not as models are told to write it.
+ * The head of the call with which a text begins. `more` says that another call of the list stands before it. Null if
+ * the head is not complete, or is not written as the format says.
  */
 export function headIn(
   text: string,

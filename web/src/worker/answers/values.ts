@@ -1,10 +1,10 @@
-/** The arguments of a call, from what a model wrote: JSON, or as a Spelling says. */
+/** Reads the arguments of a call, written as JSON or as the model's Spelling says. */
 
 import type { Spelling } from "./format.js";
 
 export type Values = Record<string, unknown>;
 
-/** The text is not what its format says. */
+/** The text does not match its format. */
 export class Wrong extends Error {}
 
 const NUMBER = /-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?/y;
@@ -25,12 +25,12 @@ export function isObject(value: unknown): value is Values {
   return typeof value === "object" && value !== null && !Array.isArray(value);
 }
 
-/** A value as its JSON stood: a number of JavaScript has not all digits of a long one. */
+/** A JSON value as the model wrote it, because a JavaScript number would lose digits of a long number. */
 class Verbatim {
   constructor(readonly json: string) {}
 }
 
-/** JSON as Python writes it, and as models are trained to read it. */
+/** Writes JSON as Python's json.dumps does, because models are trained on such text. */
 export function written(value: unknown): string {
   if (value instanceof Verbatim) return value.json;
   if (Array.isArray(value)) return `[${value.map(written).join(", ")}]`;
@@ -39,13 +39,13 @@ export function written(value: unknown): string {
   return `{${members.join(", ")}}`;
 }
 
-/** What a sticky expression finds at a place. */
+/** The text that a sticky regular expression matches at a place; null without a match. */
 export function matchAt(expression: RegExp, text: string, at: number): string | null {
   expression.lastIndex = at;
   return expression.exec(text)?.[0] ?? null;
 }
 
-/** A place in a text that is read from there on. */
+/** A position in a text that is read from left to right. */
 export class Cursor {
   constructor(
     readonly text: string,
@@ -56,7 +56,7 @@ export class Cursor {
     this.at += matchAt(BLANKS, this.text, this.at)?.length ?? 0;
   }
 
-  /** Whether that stands here, blanks aside; Wrong at the text's end. */
+  /** Whether the mark stands here, behind white space. Throws Wrong at the end of the text. */
   follows(mark: string): boolean {
     this.blanks();
     if (this.text.startsWith(mark, this.at)) return true;
@@ -80,8 +80,8 @@ export class Cursor {
 }
 
 /**
- * Reads spelled arguments. `schema`: of the tool that is called, where it is known: says which raw texts are
- * strings.
+ * Reads arguments that are not JSON. `schema` is the schema of the tool, where the tool is known: it says which
+ * unquoted values are strings.
  */
 export class SpelledReader {
   readonly #properties: Values;
@@ -111,7 +111,7 @@ export class SpelledReader {
     return Object.fromEntries(made);
   }
 
-  /** The text up to the mark, without the line breaks around it. */
+  /** An unquoted value: the text up to the mark behind it, without one line break at each end. */
   #raw(name: string): unknown {
     const text = this.cursor.until(this.spelling.after_value.trim()).replace(/^\n/, "").replace(/\n$/, "");
     const schema = Object.hasOwn(this.#properties, name) ? this.#properties[name] : undefined;

@@ -1,10 +1,10 @@
 /**
- * Pages 0…count−1 with a reference count each.
+ * Pages 0…count−1, each with a reference count.
  *
- * A page is *free* (on the free list), *held* (its count is positive), or *idle*: nobody holds it, but its
- * content may be wanted again. Whoever releases a page for the last time decides: `free` it, or leave it
- * idle. The free list is a stack: a fresh allocator hands out 0, 1, 2, …; after that the page freed last goes
- * first.
+ * A page is *free* (on the free list), *held* (its count is positive), or *idle*: it has no holder, but its
+ * content may be wanted again. Whoever releases a page for the last time decides: `free` the page, or leave
+ * it idle. The free list is a stack: a fresh allocator hands out 0, 1, 2, …; after that the page that was
+ * freed last is handed out first.
  */
 export class PageAllocator {
   readonly #refs: Int32Array;
@@ -15,7 +15,7 @@ export class PageAllocator {
     this.#free = Array.from({ length: count }, (_, i) => count - 1 - i);
   }
 
-  /** How many pages `take` can hand out. */
+  /** The number of pages that `take` can hand out. */
   get freeCount(): number {
     return this.#free.length;
   }
@@ -29,7 +29,7 @@ export class PageAllocator {
     return this.#refs[page] ?? 0;
   }
 
-  /** Hands out a free page, held once. The caller has checked `freeCount`. */
+  /** Hands out a free page with one holder. The caller has checked `freeCount`. */
   take(): number {
     const page = this.#free.pop();
     if (page === undefined) throw new Error("take() without a free page");
@@ -37,12 +37,12 @@ export class PageAllocator {
     return page;
   }
 
-  /** One more holder of a held or idle page. */
+  /** Adds a holder to a held or idle page. */
   retain(page: number): void {
     this.#refs[page] = this.refs(page) + 1;
   }
 
-  /** One holder fewer; returns how many are left. At 0 the page is idle. */
+  /** Removes a holder and returns how many are left. At 0 the page is idle. */
   release(page: number): number {
     const left = this.refs(page) - 1;
     if (left < 0) throw new Error(`page ${page} is released more often than it was taken`);

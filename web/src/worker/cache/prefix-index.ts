@@ -1,11 +1,12 @@
 import type { Window } from "./window.js";
 
 /**
- * A page's worth of tokens behind those of its parents, and for each group the page that holds their keys and
- * values.
+ * One page of tokens behind the tokens of the node's parents, and for each group the page that holds their
+ * keys and values.
  *
- * The path from the root names every token before it too, so a node's pages have the content that its path
- * says. It lives as long as it has a page or a child, or `ends` sequences whose tokens end here.
+ * The path from the root names every token before this node too, so the content of a node's pages follows
+ * from its path. A node lives as long as it has a page or a child, or as long as the tokens of a sequence end
+ * at it (`ends` counts these sequences).
  */
 export class Node {
   readonly pages: (number | null)[];
@@ -51,17 +52,17 @@ export class PrefixIndex {
     return this.#nodes[group]?.has(page) ?? false;
   }
 
-  /** How many pages of a group `evict` can give back. */
+  /** The number of pages of a group that `evict` can give back. */
   idleCount(group: number): number {
     return this.#idle[group]?.size ?? 0;
   }
 
-  /** The idle pages of a group in the order in which they will be evicted. */
+  /** The idle pages of a group in eviction order. */
   idlePages(group: number): number[] {
     return [...(this.#idle[group] ?? [])];
   }
 
-  /** Every node that has a page, with the tokens from the root on; parents before children. */
+  /** Every node that has a page, with the tokens from the root to it; parents come before children. */
   nodes(): { path: number[]; node: Node }[] {
     const found: { path: number[]; node: Node }[] = [];
     const reached: { path: number[]; node: Node }[] = [{ path: [], node: this.root }];
@@ -78,7 +79,7 @@ export class PrefixIndex {
   lookup(tokens: readonly number[], limit: number): Node[] {
     const found: Node[] = [];
     let served = 0;
-    // By group, pages without a gap at the end of `found`.
+    // For each group, the number of pages without a gap at the end of `found`.
     const cached = this.#windows.map(() => 0);
     let node: Node | undefined = this.root;
     for (let end = this.#pageSize; found.length < limit; end += this.#pageSize) {
@@ -96,8 +97,8 @@ export class PrefixIndex {
   }
 
   /**
-   * Enters a full page, of each group that has one. A page that was there first stays; see the node's
-   * `pages`.
+   * Enters a full page for each group that has one. A page that was entered earlier stays; the node's `pages`
+   * show which ones the index has.
    */
   insert(parent: Node, tokens: readonly number[], pages: readonly (number | null)[]): Node {
     const key = keyOf(tokens);
@@ -114,24 +115,24 @@ export class PrefixIndex {
     return node;
   }
 
-  /** The tokens of one sequence more end here. */
+  /** Counts one more sequence whose tokens end at this node. */
   enter(node: Node): Node {
     node.ends += 1;
     return node;
   }
 
-  /** One sequence fewer. */
+  /** Counts one sequence fewer whose tokens end at this node. */
   leave(node: Node): void {
     node.ends -= 1;
     prune(node);
   }
 
-  /** The page has no holder any more: it may be evicted, after those parked before it. */
+  /** Records that the page has no holder any more: it may be evicted, after the pages parked before it. */
   park(group: number, page: number): void {
     this.#idle[group]?.add(page);
   }
 
-  /** The page is held again. */
+  /** Records that the page is held again. */
   revive(group: number, page: number): void {
     this.#idle[group]?.delete(page);
   }
@@ -152,7 +153,7 @@ export class PrefixIndex {
   }
 
   /**
-   * Forgets the page of a group that has been idle longest, and returns it. The caller has checked
+   * Removes the page of a group that has been idle longest, and returns it. The caller has checked
    * `idleCount`.
    */
   evict(group: number): number {
@@ -167,7 +168,7 @@ export class PrefixIndex {
   }
 }
 
-/** Drops a node that nothing needs any more, and its parents that only led to it. */
+/** Removes a node that nothing needs any more, and its parents that only led to it. */
 function prune(leaf: Node): void {
   let node = leaf;
   while (

@@ -2,18 +2,18 @@ import { PageAllocator } from "./page-allocator.js";
 import { type Node, PrefixIndex } from "./prefix-index.js";
 import { Window } from "./window.js";
 
-/** The device must copy page `from` of a group to page `to` before the next step. */
+/** A copy that the device must make before the next step: page `from` of a group to page `to`. */
 export type PageCopy = readonly [group: number, from: number, to: number];
 
-/** The pages of one group that a sequence holds: those of the columns of its page table from `first` on. */
+/** The pages of one group that a sequence holds: pages of the columns of its page table from `first` on. */
 export interface Held {
   readonly first: number;
   readonly pages: readonly number[];
 }
 
 /**
- * Tokens whose keys and values are in the cache. `held`, by group, covers at least what rows behind `tokens`
- * read; pages beyond are reserved for what comes next.
+ * Tokens whose keys and values are in the cache. For each group, `held` covers at least the pages that rows
+ * behind `tokens` read; pages beyond are reserved for the next tokens.
  */
 export interface CachedSequence {
   readonly slot: number;
@@ -21,7 +21,7 @@ export interface CachedSequence {
   readonly held: readonly Held[];
 }
 
-/** One group of caches: how far its layers look back, and its pages. */
+/** One page group: how far its layers look back, and its pages. */
 interface Group {
   readonly window: Window;
   readonly allocator: PageAllocator;
@@ -32,7 +32,7 @@ class Entry implements CachedSequence {
     readonly slot: number,
     readonly tokens: number[],
     readonly held: { first: number; readonly pages: number[] }[],
-    /** Where the full pages of the tokens end in the prefix index. */
+    /** The node of the prefix index at which the full pages of the tokens end. */
     public node: Node,
     /** Positions that the device was given; of states only the newest is held, the one behind them. */
     public written: number,
@@ -50,9 +50,9 @@ class Entry implements CachedSequence {
  * All sequences in flight: gives out slots and pages, shares prefixes, copies on write, evicts.
  *
  * Layers that look equally far back are a *group* with a pool of pages of its own. In a group without a
- * window a sequence keeps all its pages; in one with a window those that its rows still read: as soon as the
- * step has been read that last needed a page, it is given back, to stay in the prefix index while there is
- * room.
+ * window a sequence keeps all its pages. In a group with a window it keeps the pages that its rows still
+ * read: a page is given back as soon as the last step that needed it has been read, and stays in the prefix
+ * index while there is room.
  *
  * Every operation that can run out of room either succeeds, or changes nothing and returns null. The Python
  * runtime has the same class; both pass the vectors in tests/vectors/cache.
@@ -85,12 +85,12 @@ export class SequenceTable {
     );
   }
 
-  /** Pages of a group that a reservation can get: the free ones and the evictable ones. */
+  /** The pages of a group that a reservation can get: free pages and evictable pages. */
   available(group: number): number {
     return (this.groups[group]?.allocator.freeCount ?? 0) + this.index.idleCount(group);
   }
 
-  /** How many more sequences can be opened. */
+  /** The number of sequences that can still be opened. */
   get freeSlots(): number {
     return this.slots - this.#entries.size;
   }
@@ -100,22 +100,25 @@ export class SequenceTable {
     return [...this.#entries.values()].sort((a, b) => a.slot - b.slot);
   }
 
-  /** Positions, at most `context`, that a new sequence can have now if it advances by up to `rows` a step. */
+  /**
+   * The number of positions, at most `context`, that a new sequence can have now if it advances by up to
+   * `rows` positions a step.
+   */
   longest(rows: number, context: number): number {
     return Math.min(
       ...this.groups.map(({ window }, group) => window.longest(this.available(group), rows, context)),
     );
   }
 
-  /** Pages that `length` tokens fill, the last perhaps in part. */
+  /** The number of pages that `length` tokens fill; the last page may be filled in part. */
   pagesFor(length: number): number {
     return Math.ceil(length / this.pageSize);
   }
 
   /**
    * Opens a sequence that will hold `tokens`, in the lowest free slot, starting from their longest cached
-   * prefix. At least one of the tokens is left to compute, because its logits are wanted. Null when no slot
-   * is free.
+   * prefix. At least one of the tokens is left to compute, because the caller needs its logits. Returns null
+   * if no slot is free.
    */
   open(tokens: readonly number[]): CachedSequence | null {
     const slot = this.#freeSlot();
@@ -132,9 +135,9 @@ export class SequenceTable {
 
   /**
    * Makes the positions from the end of the sequence up to `length` writable; in groups with a window up to
-   * `soon`: such a group gives pages back as the sequence advances, and gets the next ones then. Returns the
-   * page copies to make first: a last page that others can see is copied before it is written. Null when
-   * there are not enough pages.
+   * `soon`, because such a group gives pages back as the sequence advances and gets the next ones then.
+   * Returns the page copies to make first: a last page that another holder can see is copied before it is
+   * written. Returns null if there are not enough pages.
    */
   reserve(sequence: CachedSequence, length: number, soon = length): PageCopy[] | null {
     const entry = this.#entry(sequence);
@@ -235,9 +238,9 @@ export class SequenceTable {
 
   /**
    * Records tokens that have been computed in reserved positions. Pages that became full enter the prefix
-   * index; where it knows a page with the same content, the sequence takes that page and gives its own back.
-   * Rows that are still to be read lie behind these tokens: pages before every window of theirs are given
-   * back, first page first.
+   * index; if the index has a page with the same content, the sequence takes that page and gives its own
+   * back. Rows that are still to be read lie behind these tokens, so pages before all windows of these rows
+   * are given back, first page first.
    */
   append(sequence: CachedSequence, added: readonly number[]): void {
     const entry = this.#entry(sequence);
@@ -260,7 +263,10 @@ export class SequenceTable {
     }
   }
 
-  /** The least length, but 0, to which the sequence can be truncated: before it, pages were given back. */
+  /**
+   * The least length above 0 to which the sequence can be truncated; the pages before it have been given
+   * back.
+   */
   leastLength(sequence: CachedSequence): number {
     const least = this.groups.map(({ window }, group) =>
       window.stride === null ? window.leastLength(sequence.held[group]?.first ?? 0) : 0,
@@ -316,7 +322,7 @@ export class SequenceTable {
     this.#entries.delete(sequence.slot);
   }
 
-  /** Evicts every idle page; returns how many. */
+  /** Evicts every idle page; returns the number of evicted pages. */
   clear(): number {
     let count = 0;
     for (const [group, { allocator }] of this.groups.entries())
@@ -347,7 +353,7 @@ export class SequenceTable {
     return entry;
   }
 
-  /** Whether the page to be written next is partly filled and somebody else can see it. */
+  /** Whether the page to be written next is partly filled and has another holder. */
   #sharedTail(entry: Entry, group: number, length: number): boolean {
     const page = length > entry.written ? this.#tail(entry, group) : null;
     return page !== null && (this.#group(group).allocator.refs(page) > 1 || this.index.has(group, page));
@@ -420,7 +426,9 @@ export class SequenceTable {
     return { first: window.firstColumn(length), pages: page === null ? [] : [page] };
   }
 
-  /** Enters a full page, of each group; what is known already takes the place of the sequence's own. */
+  /**
+   * Enters a full page for each group. Pages that the index knows already replace the sequence's own pages.
+   */
   #publish(entry: Entry, column: number): void {
     const start = column * this.pageSize;
     const end = start + this.pageSize;
@@ -455,7 +463,7 @@ export class SequenceTable {
     return this.groups[group]?.window.stride ?? null;
   }
 
-  /** The full pages of the sequence end elsewhere. */
+  /** Records the node at which the full pages of the sequence now end. */
   #move(entry: Entry, node: Node): void {
     const before = entry.node;
     entry.node = this.index.enter(node);

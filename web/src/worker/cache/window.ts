@@ -34,7 +34,7 @@ export class Window {
     return this.stride === null ? length / this.pageSize - this.firstColumn(length) : 1;
   }
 
-  /** The least length, but 0, at which a sequence can go on that has lost the columns before `first`. */
+  /** The least length above 0 at which a sequence that has lost the columns before `first` can continue. */
   leastLength(first: number): number {
     return this.size === null || first === 0 ? 0 : first * this.column + this.size - 1;
   }
@@ -51,8 +51,9 @@ export class Window {
   }
 
   /**
-   * Positions, at most `context`, that a sequence with `pages` pages can have if it advances by `rows` a
-   * step. Where the pages do not even hold a window, it is as if there were none: all positions must fit.
+   * The number of positions, at most `context`, that a sequence with `pages` pages can have if it advances by
+   * `rows` positions a step. Pages that do not even hold a window count as without a window: all positions
+   * must fit into them.
    */
   longest(pages: number, rows: number, context: number): number {
     return pages >= this.mostColumns(rows, context) ? context : pages * this.column;

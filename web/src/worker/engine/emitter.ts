@@ -4,27 +4,33 @@ import { type Flight, logprobsOf } from "./launches.js";
 import type { Constraint, Request, TokenLogprobs } from "./request.js";
 import type { Step } from "./scheduler.js";
 
-/** What a sampler writes instead of a token where no logit is finite. */
+/** The value that a sampler writes instead of a token if no logit is finite. */
 const NOT_FINITE = -1;
 
-/** What the engine does where a step has been read. */
+/** What the engine does after a step has been read. */
 export interface Following {
-  /** The request has ended. */
+  /** Removes a request that has ended. */
   readonly remove: (request: Request) => void;
-  /** What the step computed may be relied on. */
+  /** Records that a step's results can be relied on. */
   readonly read: (step: Step) => void;
-  /** There may be something to do again. */
+  /** Starts the loop again, because there may be work again. */
   readonly goOn: () => void;
 }
 
-/** The last part of a step: results of the device in, tokens and ends of requests out to their listeners. */
+/**
+ * The last part of a step: reads the results of the device, and tells tokens and ends of requests to their
+ * listeners.
+ */
 export class Emitter {
   constructor(
     private readonly endTokens: ReadonlySet<number>,
     private readonly engine: Following,
   ) {}
 
-  /** Tells what a step has come to. `embedding`: the width of what it gives instead of tokens. */
+  /**
+   * Tells the results of a step. `embedding` is the number of values of an embedding, for models that give
+   * embeddings instead of tokens.
+   */
   emit({ step, logprobs }: Flight, [sampled, ...scores]: HostArray[], embedding: number | undefined): void {
     if (embedding) {
       this.#embedded(step, sampled, embedding);
@@ -32,7 +38,8 @@ export class Emitter {
     }
     step.sampled.forEach((request, row) => {
       request.pending -= 1;
-      // Before its pages are entered: what this step computed of it is worth nothing.
+      // The request fails before its pages are entered in the prefix index, because this step computed
+      // nothing useful for it.
       if (!request.done && (sampled?.[row] ?? NOT_FINITE) < 0) this.fail(request, notFinite(request));
     });
     this.engine.read(step);
@@ -44,7 +51,9 @@ export class Emitter {
     });
   }
 
-  /** Each request of a step gets its row, and has ended: it is the state of its last token. */
+  /**
+   * Gives each request of a step its embedding, which is the state of its last token, and ends the request.
+   */
   #embedded(step: Step, rows: HostArray | undefined, width: number): void {
     this.engine.read(step);
     step.sampled.forEach((request, row) => {
@@ -76,7 +85,10 @@ export class Emitter {
     else if (last) this.#finish(request, "length");
   }
 
-  /** Holds a request until its constraint has told what may follow; others go on, or the device is idle. */
+  /**
+   * Holds a request until its constraint has told which tokens may follow. Meanwhile other requests continue,
+   * or the device is idle.
+   */
   async #follow(request: Request, constraint: Constraint, token: number, last: boolean): Promise<void> {
     request.allowed = null;
     try {
@@ -90,7 +102,7 @@ export class Emitter {
     this.engine.goOn();
   }
 
-  /** A listener that throws ends its own request alone. */
+  /** Tells a token to the listener of its request. A listener that throws ends only its own request. */
   #tell(request: Request, token: number, logprobs: TokenLogprobs | null): boolean {
     try {
       return request.listener.token(token, logprobs);

@@ -12,43 +12,46 @@ import type { SamplingParams } from "./sampling.js";
 import { type Bucket, Scheduler, type Step } from "./scheduler.js";
 
 /**
- * Steps given to the device before the first of them has been read. One would leave it idle while the host
- * reads; each one more is a step wasted when an answer ends at an end token or a stop string.
+ * Steps given to the device before the first of them has been read. With only one, the device would be idle
+ * while the host reads; each further step is wasted when an answer ends at an end token or a stop string.
  */
 const STEPS_AHEAD = 3;
 
-/** How often in a row, without a token between, a lost device is opened anew. */
+/** How often in a row, without a token in between, a lost device is reopened. */
 export const MOST_LOSSES = 3;
 
 export interface EngineHooks {
   /**
-   * Opens another backend like the failed one, which it disposes of. Without it the engine ends when a step
-   * fails.
+   * Opens another backend like the failed one, and disposes of the failed one. Without this function the
+   * engine ends when a step fails.
    */
   readonly reopen?: () => Promise<Backend>;
   readonly onWarning?: (message: string) => void;
-  /** The backend was lost and no other could be opened; the next request tries again. */
+  /** The backend was lost and no other one could be opened; the next request tries again. */
   readonly onLost?: (error: DeviceError) => void;
-  /** Tokens that the model allows where memory suffices; by default the backend's context. */
+  /**
+   * The most tokens of a context that the model allows where memory suffices; by default the backend's
+   * context length.
+   */
   readonly modelContext?: number;
   /**
-   * Progress (compiled, total) of kernels that waiting requests need. Both are equal when no request waits
-   * any more.
+   * Progress (compiled, total) of kernels for which requests wait. Both numbers are equal once no request
+   * waits.
    */
   readonly onCompiling?: (compiled: number, total: number) => void;
   /**
-   * Progress (read, total tokens) of prompts that take more than a step. Both are equal when no prompt is
-   * read any more.
+   * Progress (read, total tokens) of prompts that take more than one step. Both numbers are equal once no
+   * prompt is being read.
    */
   readonly onReading?: (read: number, total: number) => void;
 }
 
 /**
- * Runs requests, several at once: schedule → step → sample → emit.
+ * Runs several requests at once: schedule → step → sample → emit.
  *
- * A failed step voids everything that the device held. Where the device was lost, or had no memory for the
- * step, requests are computed again from their tokens, on a reopened device and then with smaller steps; else
- * they fail, and the next request reopens the device.
+ * A failed step makes everything that the device held invalid. If the device was lost, or had no memory for
+ * the step, the requests are computed again from their tokens: on a reopened device, and after a lack of
+ * memory with smaller steps. After any other error they fail, and the next request reopens the device.
  */
 export class EngineCore {
   #backend: Backend;
@@ -58,10 +61,10 @@ export class EngineCore {
   readonly #emitter: Emitter;
   #failure: Error | null = null;
   #running = false;
-  /** A step has failed, so the backend can only be replaced. */
+  /** A step has failed, so the backend has to be replaced. */
   #broken = false;
   #lostInARow = 0;
-  /** Kernels that requests wait for, including those added since. */
+  /** The number of kernels for which requests wait, including kernels added since. */
   #awaited = 0;
   readonly #reading: Reading;
 
@@ -84,18 +87,23 @@ export class EngineCore {
     });
   }
 
-  /** Rows of the largest step; fewer than the artifact has where memory did not suffice. */
+  /** The number of rows of the largest step. It is less than the artifact's if memory did not suffice. */
   get largestStep(): number {
     return this.#scheduler.largest;
   }
 
-  /** Tokens that new requests could put into the cache now, as one context or one in each slot. */
+  /**
+   * The number of tokens that new requests could put into the cache now, as one context or as one in each
+   * slot.
+   */
   get freeTokens(): number {
     const { contextLength, slots } = this.#backend.shape;
     return this.#table.longest(MAX_STEP, contextLength * slots);
   }
 
-  /** Queues a request. Throws RequestError where it can never run; everything later goes to the listener. */
+  /**
+   * Queues a request. Throws RequestError if the request can never run; the listener hears of later errors.
+   */
   submit(
     prompt: readonly number[],
     params: SamplingParams,
@@ -122,15 +130,16 @@ export class EngineCore {
     if (!request.done) this.#scheduler.remove(request);
   }
 
-  /** Fails all requests and refuses new ones. */
+  /** Fails all requests and rejects new ones. */
   stop(error: Error): void {
     this.#failure ??= error;
     this.#failAll(this.#failure);
   }
 
   /**
-   * Uses the device between answers; afterwards its buffers hold nothing of requests. `check` runs first, and
-   * if it throws nothing is lost. RequestError while there are requests; new ones wait meanwhile.
+   * Uses the device between answers; afterwards its buffers hold nothing of any request. `check` runs first,
+   * and if it throws, nothing is lost. Throws RequestError while requests run; new requests wait until `use`
+   * has ended.
    */
   async alone<P, T>(check: () => P, use: (checked: P) => Promise<T>): Promise<T> {
     if (this.#failure) throw this.#failure;
@@ -159,18 +168,18 @@ export class EngineCore {
 
   #failAll(error: Error): void {
     for (const request of this.#scheduler.requests()) {
-      // A notified listener may cancel others of these.
+      // An earlier listener of this loop may have cancelled the request.
       if (request.done) continue;
       this.#scheduler.remove(request);
       request.listener.fail(error);
     }
   }
 
-  /** Runs until there is nothing to do. */
+  /** Runs until no work is left. */
   async #run(): Promise<void> {
     if (this.#running) return;
     this.#running = true;
-    // Requests submitted together, as for n > 1, should meet in the first step.
+    // Requests that are submitted together, as for n > 1, should meet in the first step.
     await Promise.resolve();
     for (;;) {
       try {
@@ -184,7 +193,7 @@ export class EngineCore {
     }
   }
 
-  /** Steps until there is nothing to do. */
+  /** Runs steps until no work is left. */
   async #steps(): Promise<void> {
     const flights: Flight[] = [];
     for (;;) {
@@ -195,17 +204,18 @@ export class EngineCore {
           this.#emitter.emit(oldest, await oldest.results, this.#backend.shape.embedding);
         } catch (error) {
           if (!(error instanceof OutOfMemoryError)) throw error;
-          // Any step in flight may have used up the memory; take the largest, if it can be made smaller.
+          // Any step in flight may have used up the memory, so the largest one that can be made smaller
+          // counts.
           throw new NoRoom(Math.max(...[oldest, ...flights].map(({ step }) => step.bucket.size)), error);
         }
         this.#lostInARow = 0;
       } else if (unready) {
-        // Plan again: requests may have come and gone meanwhile.
+        // The next step is planned again, because requests may have come and gone meanwhile.
         await this.#prepare(...unready);
       } else {
         this.#endCompiling();
         this.#reading.end();
-        // In the same turn as the last check for work, so that no request is missed.
+        // `#running` changes in the same turn as the last check for work, so that no request is missed.
         this.#running = false;
         return;
       }
@@ -228,7 +238,7 @@ export class EngineCore {
     this.#running = this.#failure === null && this.#scheduler.requests().length > 0;
   }
 
-  /** Whether the requests continue once the device is reopened. */
+  /** Whether the requests continue after the device is reopened. */
   #goesOn(error: DeviceError | NoRoom): boolean {
     if (this.#failure) return false;
     if (error instanceof NoRoom) {
@@ -240,7 +250,7 @@ export class EngineCore {
     return this.#lostInARow <= MOST_LOSSES;
   }
 
-  /** Stops using steps of `size` rows, where there are smaller ones. */
+  /** Stops using steps of `size` rows or more, if there are smaller ones. */
   #shrink(size: number, { message }: Error): boolean {
     if (!this.#scheduler.shrink(size)) return false;
     this.hooks.onWarning?.(
@@ -262,7 +272,7 @@ export class EngineCore {
     this.#begin(backend);
   }
 
-  /** Starts afresh on a backend: requests are computed from their tokens. */
+  /** Starts afresh on a backend: requests are computed again from their tokens. */
   #begin(backend: Backend): void {
     const before = this.#scheduler;
     const { contextLength } = this.#backend.shape;
@@ -286,15 +296,15 @@ export class EngineCore {
         `tokens instead of ${before}. Close other tabs and load the model again for more.`,
     );
     for (const request of this.#scheduler.requests()) {
-      // A notified listener may cancel others of these.
+      // An earlier listener of this loop may have cancelled the request.
       if (request.done || request.shorten(contextLength)) continue;
       this.#emitter.fail(request, tooLong(request, contextLength, before));
     }
   }
 
   /**
-   * Keeps the device busy. Returns the next step if functions of it are not ready yet, with those functions;
-   * their kernels are being compiled.
+   * Keeps the device busy. If functions of the next step are not ready, returns the step and these functions,
+   * whose kernels are being compiled.
    */
   #fill(flights: Flight[]): [Step, Run[]] | null {
     const ahead = this.#backend.pipelined === false ? 1 : STEPS_AHEAD;
@@ -317,8 +327,8 @@ export class EngineCore {
   }
 
   /**
-   * Waits for one kernel of a step only, since the next plan may differ. A function that the device cannot
-   * run fails the requests that need it.
+   * Waits for one kernel of a step only, since the next plan may differ. If the device cannot run a function,
+   * the requests that need it fail.
    */
   async #prepare(step: Step, runs: Run[]): Promise<void> {
     const missing = this.#launches.missing(runs);
@@ -335,7 +345,7 @@ export class EngineCore {
       if (named instanceof OutOfMemoryError && this.#shrink(step.bucket.size, named)) return;
       const requests = step.chunks.flatMap((chunk) => (chunk && !chunk.request.done ? chunk.request : []));
       const needy = requests.filter((request) => this.#launches.needs(request, refused));
-      // Otherwise these would request the same kernel again for ever.
+      // The requests fail, because otherwise they would request the same kernel for ever.
       for (const request of needy.length > 0 ? needy : requests) this.#emitter.fail(request, named);
     }
   }

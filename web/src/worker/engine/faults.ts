@@ -3,7 +3,7 @@ import type { Request } from "./request.js";
 
 /** Errors of steps. */
 
-/** Thrown where there was no memory for steps of `size` rows. */
+/** The device had no memory for steps of `size` rows. */
 export class NoRoom extends Error {
   constructor(
     readonly size: number,
@@ -13,7 +13,7 @@ export class NoRoom extends Error {
   }
 }
 
-/** Converts whatever the driver threw; afterwards nothing on the device can be relied on. */
+/** Converts an error of the driver; afterwards nothing on the device can be relied on. */
 export function deviceError(cause: unknown): DeviceError | NoRoom {
   if (cause instanceof DeviceError || cause instanceof NoRoom) return cause;
   const message = cause instanceof Error ? cause.message : String(cause);

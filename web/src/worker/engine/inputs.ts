@@ -11,19 +11,19 @@ import type { Request } from "./request.js";
 import { isPenalized } from "./sampling.js";
 import type { Step } from "./scheduler.js";
 
-/** Columns of `sample_f32` have the names of what they hold. */
+/** Names of the columns of `sample_f32`. */
 const FLOAT_COLUMNS = Object.keys(SAMPLE_F32) as (keyof typeof SAMPLE_F32)[];
 
 /**
- * Writes what changes from step to step into the device's small buffers, and leaves out what it holds
- * already.
+ * Writes the inputs that change from step to step into the device's small buffers, and omits values that the
+ * buffers already hold.
  */
 export class StepInputs {
   readonly #mirrors = new Map<BufferName, Int32Array | Float32Array>();
-  /** What the device's page tables hold, by slot and group. */
+  /** The page tables as the device holds them, by slot and group. */
   readonly #pageRows: Int32Array<ArrayBuffer>[][];
   readonly #biasedSlots = new Set<number>();
-  /** Slots in which not every token is allowed. */
+  /** The slots in which a constraint forbids some tokens. */
   readonly #constrainedSlots = new Set<number>();
 
   constructor(private readonly backend: Backend) {
@@ -34,15 +34,15 @@ export class StepInputs {
   }
 
   /**
-   * Somebody else has written to the buffers that change from step to step. The rows of a bias and of
-   * what is allowed stay on the device, so that which slots have one stays known.
+   * Forgets the buffers that change from step to step, because another writer has changed them. Rows of
+   * biases and allowed tokens stay on the device, so the slots that have such rows stay known.
    */
   forget(): void {
     this.#mirrors.clear();
     for (const known of this.#pageRows.flat()) known.fill(-1);
   }
 
-  /** The inputs of `step`, a step whose requests have their pages. */
+  /** Writes the inputs of `step`, whose requests have their pages. */
   writeStep({ bucket, chunks, fed, sampled }: Step): void {
     const positions = new Int32Array(bucket.size).fill(-1);
     const slots = new Int32Array(bucket.size);
@@ -71,8 +71,8 @@ export class StepInputs {
   }
 
   /**
-   * What the sampler needs for a step whose sampling has `rows` rows. Greedy reads the slot and the feed
-   * alone.
+   * Writes the sampler's inputs for a step whose sampling has `rows` rows. Greedy sampling reads only the
+   * slot and the feed.
    */
   writeSampling({ sampled, feeds }: Step, rows: number, greedy: boolean): void {
     const ints = new Int32Array(rows * SAMPLE_COLUMNS);
@@ -102,7 +102,7 @@ export class StepInputs {
     for (const name of FLOAT_COLUMNS) floats[at + SAMPLE_F32[name]] = params[name];
   }
 
-  /** Gives the request's slot its bias and counts, when it has just got the slot. */
+  /** Writes the bias and the counts of a request that has just got its slot. */
   #prepareSlot(request: Request, slot: number): void {
     if (request.slotReady) return;
     request.slotReady = true;
@@ -114,7 +114,7 @@ export class StepInputs {
       this.backend.write("logit_bias", bias, slot * vocabSize);
       if (params.logitBias.size > 0) this.#biasedSlots.add(slot);
     }
-    // Without penalties the sampler's result does not depend on the counts, whatever a request before has
+    // Without penalties the sampler's result does not depend on the counts, whatever an earlier request has
     // left there.
     if (!isPenalized(params)) return;
     const counts = new Int32Array(vocabSize);
@@ -123,7 +123,10 @@ export class StepInputs {
     this.backend.write("counts", counts, slot * vocabSize);
   }
 
-  /** The tokens that a request may take: of a constrained one at each step, of another once after it. */
+  /**
+   * Writes which tokens a request may take: at each step for a constrained request, and once for the next
+   * request without a constraint in the same slot.
+   */
   #allow({ allowed }: Request, slot: number): void {
     const words = Math.ceil(this.backend.shape.vocabSize / 32);
     if (allowed) {
@@ -140,7 +143,7 @@ export class StepInputs {
     const { pagesPerSlot } = this.backend.shape;
     for (const [group, { first, pages }] of sequence.held.entries()) {
       const known = this.#pageRows[slot]?.[group];
-      // Entries of pages that were given back go stale: nobody reads them.
+      // Entries of pages that were given back go stale, and no row reads them.
       const same = pages.findIndex((page, i) => known?.[first + i] !== page);
       if (!known || same < 0) continue;
       const changed = Int32Array.from(pages.slice(same));
@@ -153,14 +156,14 @@ export class StepInputs {
     const known = this.#mirrors.get(buffer);
     if (known && known.length >= data.length && data.every((value, i) => known[i] === value)) return;
     this.backend.write(buffer, data);
-    // What lies behind a shorter write is still on the device, but no longer worth knowing.
+    // After a shorter write, the values behind it are still on the device, but they are not worth tracking.
     this.#mirrors.set(buffer, data);
   }
 }
 
 /**
- * The inputs of a step that is run for its time alone: a token at each of the positions of the first slot's
- * sequence, with nothing fed to a later step. Where its pages lie is for the caller to say.
+ * Writes the inputs of a step that runs only to be timed: one token at each of the positions of the first
+ * slot's sequence, with nothing fed to a later step. The caller writes the page table.
  */
 export function writePlainStep(backend: Backend, positions: Int32Array<ArrayBuffer>): void {
   const rows = positions.length;

@@ -9,14 +9,14 @@ import type { Step } from "./scheduler.js";
 /** A function and its size. */
 export type Run = readonly [name: FunctionName, size: number];
 
-/** A step that the device has, and what will be read of it. */
+/** A step that the device is running, and its results to read. */
 export interface Flight {
   readonly step: Step;
   readonly logprobs: boolean;
   readonly results: Promise<HostArray[]>;
 }
 
-/** Gives steps to one backend: which functions they need, their inputs, and what is read of them. */
+/** Gives steps to one backend: the functions that a step needs, its inputs, and the reads of its results. */
 export class Launches {
   readonly #inputs: StepInputs;
 
@@ -24,7 +24,7 @@ export class Launches {
     this.#inputs = new StepInputs(backend);
   }
 
-  /** Somebody else has written to the backend's inputs. */
+  /** Forgets the backend's inputs, because another writer has changed them. */
   forget(): void {
     this.#inputs.forget();
   }
@@ -40,12 +40,12 @@ export class Launches {
     return runs;
   }
 
-  /** The runs whose functions have kernels that are yet to be compiled. */
+  /** The runs whose functions have kernels that are not compiled yet. */
   unready(runs: readonly Run[]): Run[] {
     return runs.filter(([name, size]) => this.backend.missing(name, size) > 0);
   }
 
-  /** Kernels of the functions that are yet to be compiled. */
+  /** The number of kernels of the functions that are not compiled yet. */
   missing(runs: readonly Run[]): number {
     return runs.reduce((sum, [name, size]) => sum + this.backend.missing(name, size), 0);
   }
@@ -57,7 +57,10 @@ export class Launches {
     return true;
   }
 
-  /** Has the functions' kernels compiled, and waits for one of them; `onRefused` hears which cannot be. */
+  /**
+   * Compiles the functions' kernels and waits for one of the functions; calls `onRefused` with each function
+   * that the device cannot run.
+   */
   prepareOne(runs: readonly Run[], onRefused: (name: FunctionName) => void): Promise<void> {
     return new Promise<void>((resolve, reject) => {
       const all = runs.map(([name, size]) =>
@@ -77,13 +80,14 @@ export class Launches {
     if (sampler) this.#inputs.writeSampling(step, sampler[1], sampler[0] === "greedy");
     for (const [name, size] of runs) backend.run(name, size);
     const logprobs = runs.length > 2;
-    // A step that samples nothing is read too: that bounds how many prefill steps are queued.
+    // The results of a step that samples nothing are read too, which limits the number of queued prefill
+    // steps.
     const rows = Math.max(step.sampled.length, 1);
     const { embedding } = backend.shape;
     const results = backend.fetch(
       embedding ? [{ buffer: "embedding", count: rows * embedding }] : readsOf(rows, logprobs),
     );
-    // Awaited in order; if an earlier one fails, this one's failure is no news.
+    // Results are awaited in order; after an earlier failure, the failure of this one is no news.
     results.catch(() => undefined);
     return { step, logprobs, results };
   }
@@ -106,7 +110,10 @@ function readsOf(rows: number, logprobs: boolean): Read[] {
   ];
 }
 
-/** A row of what `readsOf` asks for beside the tokens; `count`: how many alternatives are wanted. */
+/**
+ * The log-probabilities of one row, from the reads of `readsOf` beside the tokens; `count` is the number of
+ * alternatives.
+ */
 export function logprobsOf([logprob, ids, values]: HostArray[], row: number, count: number): TokenLogprobs {
   const top = Array.from({ length: count }, (_, i) => {
     const at = row * TOP_LOGPROBS + i;

@@ -1,26 +1,28 @@
 /**
- * How prompts share the rows of a step: what edge_runtime/engine/prefill.py says, in TypeScript. Both read
- * tests/vectors/prefill/shares.json.
+ * How prompts share the rows of a step. edge_runtime/engine/prefill.py does the same;
+ * tests/vectors/prefill/shares.json tests both.
  */
 
 /**
- * How many requests may be admitted past one that finds no room for its pages; then that one is next.
+ * The most requests that may be admitted past one that finds no room for its pages; then that request is
+ * next.
  */
 export const OVERTAKEN = 32;
 
-/** Rows of a step that are kept for prompts much shorter than the oldest. */
+/** The rows of a step that are kept for prompts much shorter than the oldest. */
 export function keptRows(budget: number): number {
   return Math.floor(budget / 4);
 }
 
-/** Whether a prompt with so many rows to compute may have some of those that are kept. */
+/** Whether a prompt with `rows` rows to compute may use the kept rows. */
 export function isShort(rows: number, oldest: number): boolean {
   return rows * 2 <= oldest;
 }
 
 /**
- * Rows for each prompt, the oldest first, of those that it still wants. Prompts of one length are computed one
- * after the other; a quarter of the rows goes to prompts much shorter than the oldest, the shortest first.
+ * The number of rows for each prompt; `wanted` has the rows that the prompts still need, the oldest prompt
+ * first. Prompts of one length are computed one after the other; a quarter of the rows goes to prompts much
+ * shorter than the oldest, the shortest first.
  */
 export function shareRows(wanted: readonly number[], budget: number): number[] {
   const shares = wanted.map(() => 0);

@@ -3,23 +3,23 @@ import type { LaunchCost, ProfileOptions, StepProfile } from "../../protocol/mes
 import type { Backend } from "./backend.js";
 import { writePlainStep } from "./inputs.js";
 
-/** Positions in the cache, unless told otherwise: where attention begins to cost something. */
+/** The default number of positions in the cache: enough for attention to cost noticeable time. */
 const CONTEXT = 1024;
 const ROUNDS = 10;
 
 /** A backend that can time the launches of a plan. */
 export interface TimedBackend extends Backend {
-  /** DeviceError where the browser does not tell what a launch takes. */
+  /** Throws DeviceError if the browser cannot measure the time of a launch. */
   checkTimes(): void;
   /** Milliseconds of each launch, in order; rejects as `fetch` does. */
   profile(name: "step", size: number): Promise<number[]>;
-  /** Each launch of a plan: its kernel, and the bytes of the weights that it reads whole. */
+  /** Each launch of a plan: its kernel, and the bytes of the weights that the launch reads as a whole. */
   launchesIn(name: "step", size: number): readonly Pick<LaunchCost, "kernel" | "weightBytes">[];
 }
 
 /**
- * Times the launches of a step on an idle device, as `checkedProfile` says. It writes to the first pages of
- * the cache.
+ * Times the launches of a step on an idle device, with options from `checkedProfile`. It overwrites the first
+ * pages of the cache.
  */
 export async function profileStep(
   backend: TimedBackend,
@@ -50,8 +50,9 @@ export async function profileStep(
 }
 
 /**
- * What is to be timed, with nothing left open. DeviceError where nothing can be timed, RequestError for a
- * step that cannot be; `largest`: rows of the largest step that there is memory for.
+ * Checks the options of a profile and fills in default values. Throws DeviceError if nothing can be timed,
+ * and RequestError if the step cannot; `largest` is the number of rows of the largest step for which there is
+ * memory.
  */
 export function checkedProfile(
   backend: TimedBackend,
@@ -74,7 +75,7 @@ export function checkedProfile(
   return { rows, context, rounds };
 }
 
-/** The last rows of one sequence, which has the first pages of the cache. */
+/** Writes the inputs of a step over the last rows of one sequence, which has the first pages of the cache. */
 function writeInputs(backend: Backend, rows: number, context: number): void {
   const { groups, pageSize } = backend.shape;
   const pages = Int32Array.from({ length: Math.ceil(context / pageSize) }, (_, page) => page);

@@ -1,14 +1,17 @@
 import type { Request } from "./request.js";
 import type { Step } from "./scheduler.js";
 
-/** Tells how much is read of prompts that take more than a step: of all that are under way, together. */
+/**
+ * Reports how much has been read of the prompts that take more than a step, summed over all such prompts in
+ * progress.
+ */
 export class Reading {
-  /** Tokens of the prompts that were told of; 0: of none. */
+  /** Tokens of the prompts of the last report; 0 if no such prompt is in progress. */
   #total = 0;
 
   constructor(private readonly tell: ((read: number, total: number) => void) | undefined) {}
 
-  /** The step has been read; its tokens are not told yet. */
+  /** Reports progress after a step has been read, before its tokens are told. */
   after(step: Step, requests: readonly Request[]): void {
     for (const chunk of step.chunks) if (chunk) chunk.request.read = chunk.start + chunk.count;
     let [read, total] = [0, 0];
@@ -23,7 +26,7 @@ export class Reading {
     this.#total = total;
   }
 
-  /** Nothing is read any more. */
+  /** Reports the end, because no prompt is being read any more. */
   end(): void {
     if (this.#total > 0) this.tell?.(this.#total, this.#total);
     this.#total = 0;

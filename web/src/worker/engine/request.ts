@@ -15,32 +15,32 @@ export interface TokenLogprobs {
 
 /** Receives the answer of one request. After `finish` or `fail` nothing more comes. */
 export interface RequestListener {
-  /** A token of the answer, the end token excluded. Returns false to end the answer here. */
+  /** Receives a token of the answer; the end token is not told. Returns false to end the answer here. */
   token(token: number, logprobs: TokenLogprobs | null): boolean;
-  /** Instead of tokens, of a model that gives embeddings: the state of the last token, not normalized. */
+  /** Receives, from a model that gives embeddings, the state of the last token, not normalized. */
   embedding?(values: Float32Array<ArrayBuffer>): void;
   finish(reason: FinishReason, stats: RequestStats): void;
   fail(error: Error): void;
 }
 
-/** Says before each token of one request which tokens may come. */
+/** Tells before each token of one request which tokens may come next. */
 export interface Constraint {
   /**
-   * What may be sampled first, as uint32 [ceil(vocab / 32)]: bit v % 32 of word v / 32 says whether token v
-   * may.
+   * The tokens that may be sampled first, as uint32 [ceil(vocab / 32)]: bit v % 32 of word v / 32 says
+   * whether token v may.
    */
   readonly allowed: Uint32Array<ArrayBuffer>;
   /**
-   * Takes note of a sampled token, which no end token is, and tells what may follow; null: nothing can. A
-   * rejection ends the request, and no other.
+   * Takes a sampled token, which is never an end token, and returns the tokens that may follow; null if
+   * nothing can follow. A rejection ends this request alone.
    */
   accept(token: number): Promise<Uint32Array<ArrayBuffer> | null>;
-  /** The request has ended. */
+  /** Ends the constraint together with its request. */
   close(): void;
 }
 
 /**
- * The state of one request; the scheduler owns it until it is done.
+ * The state of one request; the scheduler owns it until the request is done.
  *
  * `tokens` are the prompt and the answer as far as the host knows it; `queued` positions have been given to
  * the device, and `pending` of them end in a sampled token that has not been read yet.
@@ -50,15 +50,17 @@ export class Request {
   sequence: CachedSequence | null = null;
   queued = 0;
   pending = 0;
-  /** Positions whose step the host has read. */
+  /** The number of positions whose step the host has read. */
   read = 0;
   done = false;
-  /** What a constrained request may be given next; null until that is known, and it waits. */
+  /**
+   * The tokens that a constrained request may take next; null while that is not known and the request waits.
+   */
   allowed: Uint32Array<ArrayBuffer> | null;
-  /** Whether the buffers of its slot (penalty counts, logit bias) hold its values. */
+  /** Whether the buffers of the request's slot (penalty counts, logit bias) hold its values. */
   slotReady = false;
   cachedTokens = 0;
-  /** Requests that were admitted before this one since it found no room for its pages. */
+  /** The number of requests that were admitted before this one since it found no room for its pages. */
   overtaken = 0;
   readonly #created = performance.now();
   #first = 0;
@@ -68,7 +70,7 @@ export class Request {
   constructor(
     readonly prompt: readonly number[],
     readonly params: SamplingParams,
-    /** Tokens that may be generated. */
+    /** The most tokens that may be generated. */
     public limit: number,
     readonly listener: RequestListener,
     readonly constraint: Constraint | null = null,
@@ -77,37 +79,37 @@ export class Request {
     this.allowed = constraint?.allowed ?? null;
   }
 
-  /** Positions to queue before the next token can be sampled. */
+  /** The number of positions to queue before the next token can be sampled. */
   get remaining(): number {
     return this.tokens.length + this.pending - this.queued;
   }
 
-  /** Tokens sampled so far, those still unread included. */
+  /** The number of tokens sampled so far, unread ones included. */
   get generated(): number {
     return this.tokens.length + this.pending - this.prompt.length;
   }
 
-  /** Whether one row gives its next token, and it has given one before: its prompt has been read. */
+  /** Whether the request decodes: its prompt has been read, and one row gives its next token. */
   get decodes(): boolean {
     return this.remaining === 1 && this.generated > 0;
   }
 
-  /** Whether as many tokens are on their way as may be generated. */
+  /** Whether all tokens that may be generated are sampled or in flight. */
   get exhausted(): boolean {
     return this.generated >= this.limit;
   }
 
-  /** Whether a token of it has been read. */
+  /** Whether a token of the answer has been read. */
   get hasToken(): boolean {
     return this.#first > 0;
   }
 
-  /** Whether it waits for what its constraint allows. */
+  /** Whether the request waits for the tokens that its constraint allows. */
   get held(): boolean {
     return this.constraint !== null && this.allowed === null;
   }
 
-  /** What the device held of it is void: it is to be computed again from its tokens. */
+  /** Resets the request after the device lost its state: it is computed again from its tokens. */
   restart(): void {
     this.sequence = null;
     this.queued = 0;
@@ -115,7 +117,7 @@ export class Request {
     this.slotReady = false;
   }
 
-  /** Keeps to a shorter context. False: that leaves no room for another token. */
+  /** Limits the request to a shorter context. Returns false if that leaves no room for another token. */
   shorten(contextLength: number): boolean {
     this.limit = Math.min(this.limit, contextLength - this.prompt.length);
     return !this.exhausted;
@@ -126,7 +128,7 @@ export class Request {
     this.#first ||= this.#last;
   }
 
-  /** The model has written the token that ends its answer: it counts, though it is no part of the text. */
+  /** Counts the token with which the model ended its answer, although that token is not part of the text. */
   endRead(): void {
     this.#ended = true;
   }

@@ -2,33 +2,35 @@ import { MAX_STOPS, type SamplingDefaultsRecord, TOP_LOGPROBS } from "../../form
 import { RequestError } from "../../protocol/errors.js";
 import type { SamplingOptions } from "../../protocol/openai.js";
 
-/** How the next token is chosen, checked. Bounds and defaults are those of Python's `SamplingParams`. */
+/** Checked parameters of sampling. Their bounds and defaults are those of Python's `SamplingParams`. */
 export interface SamplingParams {
-  /** Null: until the context is full. */
+  /** The most tokens of the answer; null: until the context is full. */
   readonly maxTokens: number | null;
   readonly temperature: number;
   readonly topP: number;
-  /** 0: off. */
+  /** 0 turns it off. */
   readonly topK: number;
   readonly minP: number;
   readonly repetitionPenalty: number;
   readonly presencePenalty: number;
   readonly frequencyPenalty: number;
   readonly logitBias: ReadonlyMap<number, number>;
-  /** 64 bits; random where the caller gave none. */
+  /** 64 bits; random if the caller gave none. */
   readonly seed: bigint;
   readonly stop: readonly string[];
-  /** Null: off; else how many alternatives to give beside the chosen token's own logprob. */
+  /**
+   * How many alternatives to give beside the chosen token's own log-probability; null: no log-probabilities.
+   */
   readonly logprobs: number | null;
-  /** Keep going at the end token (benchmarks). */
+  /** Continue at the end token (for benchmarks). */
   readonly ignoreEos: boolean;
 }
 
 const MAX_INT = 2 ** 31 - 1;
 
 /**
- * Checks the options of a request; throws RequestError naming the first wrong parameter. `wanted`: the model's, where
- * a request does not say.
+ * Checks the options of a request; throws RequestError that names the first wrong parameter. `wanted` has the
+ * model's own values for parameters that the request omits.
  */
 export function parseSampling(
   options: SamplingOptions,
@@ -60,7 +62,7 @@ export function parseSampling(
   };
 }
 
-/** Whether the choice depends on the tokens before. */
+/** Whether the choice depends on earlier tokens of the sequence. */
 export function isPenalized(params: SamplingParams): boolean {
   return params.repetitionPenalty !== 1 || params.presencePenalty !== 0 || params.frequencyPenalty !== 0;
 }
@@ -71,7 +73,7 @@ export function isPlainGreedy(params: SamplingParams): boolean {
 }
 
 function inRange(param: string, value: number, low: number, high: number, above = false): number {
-  // Written so that NaN fails, and what callers without types may send too.
+  // The comparison also fails for NaN and for values of other types that untyped callers may send.
   const fits = typeof value === "number" && value <= high && (above ? value > low : value >= low);
   if (!fits)
     throw new RequestError(

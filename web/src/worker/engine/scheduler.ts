@@ -4,7 +4,7 @@ import type { PageCopy, SequenceTable } from "../cache/sequence-table.js";
 import { isShort, keptRows, OVERTAKEN, shareRows } from "./prefill.js";
 import type { Request } from "./request.js";
 
-/** A size of `step`: rows in, rows of logits out. */
+/** A size of `step`: its number of rows, and its rows of logits. */
 export interface Bucket {
   readonly size: number;
   readonly logits: number;
@@ -15,55 +15,52 @@ export interface Chunk {
   readonly request: Request;
   readonly start: number;
   readonly count: number;
-  /** The last row's logits give the request's next token. */
+  /** Whether the last row's logits give the request's next token. */
   readonly samples: boolean;
 }
 
 export interface Step {
   readonly bucket: Bucket;
   /**
-   * In row order. The first `fed` rows are one token each, which the sampler of the step before has put
-   * there.
+   * The chunks in row order. The first `fed` rows are one token each, which the sampler of the step before
+   * has written there.
    */
   readonly chunks: readonly (Chunk | null)[];
   readonly fed: number;
   readonly copies: readonly PageCopy[];
   /** The requests that get a token, in the order of their logits rows. */
   readonly sampled: readonly Request[];
-  /** The requests that go on: the sampler feeds row i of the next step with the token of `feeds[i]`. */
+  /** The requests that continue: the sampler feeds row i of the next step with the token of `feeds[i]`. */
   readonly feeds: readonly Request[];
 }
 
 /**
- * Decides what the next step computes. Running requests decode first; the room left in a step is shared by
- * prompts (prefill.ts). When pages run out, the request admitted last gives its pages up and is computed again
- * later.
+ * Decides what the next step computes. Running requests decode first; prompts share the room left in a step
+ * (prefill.ts). When pages run out, the request that was admitted last gives its pages up and is computed
+ * again later.
  */
 export class Scheduler {
   readonly #waiting: Request[] = [];
   readonly #running: Request[] = [];
-  /**
-   * Page copies that the next step must make first; a plan that comes to nothing leaves them to the one after
-   * it.
-   */
+  /** Page copies that the next step must make first. If a plan is dropped, they remain for the next one. */
   #copies: PageCopy[] = [];
 
   constructor(
     private readonly table: SequenceTable,
     private buckets: readonly Bucket[],
     private readonly contextLength: number,
-    /** What the model itself allows, wherever there is memory for it. */
+    /** The context length that the model allows where memory suffices. */
     private readonly modelContext: number = contextLength,
   ) {}
 
-  /** Rows of the largest step. */
+  /** The number of rows of the largest step. */
   get largest(): number {
     return this.buckets.at(-1)?.size ?? 0;
   }
 
   /**
-   * Takes only steps with fewer rows than `size` from now on; between two steps, with no token in flight.
-   * False: there are none, and nothing changes.
+   * Limits steps to fewer than `size` rows from now on; call it between two steps, with no token in flight.
+   * Returns false, and changes nothing, if there are no smaller steps.
    */
   shrink(size: number): boolean {
     const smaller = this.buckets.filter((bucket) => bucket.size < size);
@@ -73,14 +70,15 @@ export class Scheduler {
     return true;
   }
 
-  /** How many tokens an answer may have; refuses a prompt that leaves room for none. */
+  /** The most tokens that an answer may have. Throws RequestError for a prompt that leaves room for none. */
   limitTokens(promptTokens: number, maxTokens: number | null): number {
     const room = this.contextLength - promptTokens;
     if (promptTokens === 0)
       throw new RequestError("The prompt is empty, and the model has no BOS token.", "prompt");
     if (room < 1)
       throw new RequestError(
-        // OpenAI's words begin it, by which clients know the error (edge_runtime's has them too).
+        // Clients recognize the error by OpenAI's words at its beginning; edge_runtime's message begins with
+        // them too.
         `This model's maximum context length is ${this.contextLength} tokens, the answer included, but the ` +
           `prompt has ${promptTokens} tokens. ${this.#advice}`,
         "messages",
@@ -117,8 +115,8 @@ export class Scheduler {
   }
 
   /**
-   * Plans the next step. `before` is the newest step in flight, null when every token has been read. Null:
-   * there is nothing to do, or nothing before tokens in flight have been read.
+   * Plans the next step. `before` is the newest step in flight, null when every token has been read. Returns
+   * null if there is nothing to do, or nothing until tokens in flight have been read.
    */
   schedule(before: Step | null): Step | null {
     const plan = new StepPlan(this.buckets);
@@ -145,12 +143,12 @@ export class Scheduler {
     if (step) this.#copies = [];
     const last = this.#running.at(-1);
     if (step || before || !last || ready.length === 0) return step;
-    // Prompts wait for each other's pages.
+    // Prompts that wait for each other's pages would wait for ever, so the last one gives its pages up.
     this.#preempt(last);
     return this.schedule(null);
   }
 
-  /** The step is on its way: its rows are queued, its tokens will be sampled. */
+  /** Records that the device has the step: its rows are queued, and its tokens will be sampled. */
   launched(step: Step): void {
     for (const chunk of step.chunks) {
       if (!chunk) continue;
@@ -161,8 +159,9 @@ export class Scheduler {
   }
 
   /**
-   * The step has run, as its results show: only now others may share the pages that it filled. Pages of a
-   * step that fails were never written, and whoever found them in the prefix index would get a wrong answer.
+   * Records that the step has run: only now other requests may share the pages that it filled. Pages of a
+   * failed step were never written, and a request that found them in the prefix index would get a wrong
+   * answer.
    */
   read(step: Step): void {
     for (const chunk of step.chunks) {
@@ -172,7 +171,7 @@ export class Scheduler {
     }
   }
 
-  /** As many as can decode in one step. */
+  /** The most requests that can decode in one step. */
   get #mostRunning(): number {
     return this.buckets.at(-1)?.logits ?? 0;
   }
@@ -183,12 +182,12 @@ export class Scheduler {
   #ready(before: Step | null, plan: StepPlan): Request[] | null {
     const ready: Request[] = [];
     for (const request of [...this.#running]) {
-      // Its token is in flight: it was fed above, or comes when that token has been read.
+      // The request's token is in flight: its row was fed above, or follows when that token has been read.
       if (request.pending > 0 || !request.sequence || before?.feeds.includes(request)) continue;
-      // Nor is known yet what it may take: others go on meanwhile.
+      // A constrained request waits until its allowed tokens are known; others continue meanwhile.
       if (request.held) continue;
       if (!this.#reserve(request, request.tokens.length, request.queued, before !== null)) return null;
-      // Before others are admitted: they must not take its pages.
+      // The request gets its pages before others are admitted, so that these cannot take them.
       this.#advance(request, plan.maxRows);
       if (request.sequence) ready.push(request);
     }
@@ -217,7 +216,8 @@ export class Scheduler {
   }
 
   /**
-   * The next rows of a prompt, as far as there is room: in groups with a window that is done step by step.
+   * Reserves pages for the next rows of a prompt as far as there is room; groups with a window get their
+   * pages step by step.
    */
   #advance({ sequence, tokens, queued }: Request, rows: number): void {
     if (!sequence) return;
@@ -240,8 +240,8 @@ export class Scheduler {
   }
 
   /**
-   * Pages for `length` tokens, in groups with a window for `soon`, at the cost of requests admitted later.
-   * False: read the tokens in flight first.
+   * Reserves pages for `length` tokens, in groups with a window for `soon`; requests that were admitted later
+   * may lose theirs. Returns false if tokens in flight have to be read first.
    */
   #reserve(request: Request, length: number, soon: number, inFlight: boolean): boolean {
     while (request.sequence) {
@@ -265,8 +265,8 @@ export class Scheduler {
   }
 
   /**
-   * In groups with a window only pages for the next rows: such a group never needs those of all of a long
-   * prompt.
+   * Opens a sequence for the request. Groups with a window reserve pages for the next rows alone, because
+   * they never need the pages of all of a long prompt.
    */
   #admit(request: Request, rows: number): boolean {
     const sequence = this.table.open(request.tokens);
@@ -283,7 +283,9 @@ export class Scheduler {
     return true;
   }
 
-  /** Whether a request whose prompt is not all read will leave a prefix that is worth waiting for. */
+  /**
+   * Whether a request whose prompt is not yet read completely will leave a prefix that is worth waiting for.
+   */
   #soonCached(request: Request): boolean {
     return this.#running.some((other) => {
       const read = other.sequence?.tokens.length ?? other.prompt.length;
@@ -300,7 +302,7 @@ export class Scheduler {
   }
 }
 
-/** A step in the making. */
+/** A step while it is planned. */
 class StepPlan {
   readonly #chunks: (Chunk | null)[] = [];
   readonly #sampled: Request[] = [];
@@ -317,7 +319,7 @@ class StepPlan {
     this.rows += 1;
   }
 
-  /** The next `count` positions of a request, fewer where no row of logits is left for the last one. */
+  /** Adds the next `count` positions of a request; fewer if no row of logits is left for the last one. */
   add(request: Request, count: number): void {
     const noLogits = this.#sampled.length === (this.buckets.at(-1)?.logits ?? 0);
     const rows = noLogits && count === request.remaining ? count - 1 : count;
@@ -329,9 +331,9 @@ class StepPlan {
   }
 
   /**
-   * How many of the wanted rows to take beside those planned. Padding costs as much as work: rather than run
-   * a bucket more than half empty, fill the one below and leave the rest to the next step. Up to MAX_ROWS
-   * rows a step costs about one pass over the weights, full or not.
+   * How many of the wanted rows to take beside the planned ones. Padding costs as much as work, so a bucket
+   * that would be more than half empty is avoided: the bucket below is filled, and the rest is left to the
+   * next step. Up to MAX_ROWS rows, a step costs about one pass over the weights, full or not.
    */
   rowsWorthTaking(wanted: number): number {
     const total = Math.min(this.rows + wanted, this.maxRows);
@@ -348,8 +350,8 @@ class StepPlan {
     );
     if (!bucket)
       throw new Error(`no bucket holds ${this.rows} rows with ${this.#sampled.length} rows of logits`);
-    // Its sampled token is the last one where the limit is reached: nothing to feed. What a constrained one may
-    // take next hangs on that token: the host feeds it, once it has been read.
+    // A request at its limit has its last token now, and needs no feed. The allowed tokens of a constrained
+    // request depend on the sampled token, so the host feeds that token after it has been read.
     const feeds = this.#sampled.filter(
       ({ constraint, generated, limit }) => !constraint && generated + 1 < limit,
     );

@@ -3,17 +3,17 @@ import type { DeviceClass } from "../../protocol/backends.js";
 import { DeviceError } from "../../protocol/errors.js";
 
 /**
- * Finds the GPU and its class, which is all that the choice of a backend needs. Classes as in
- * format/adapters.py, which replays tests/vectors/variants too.
+ * Finds the GPU and its class, which is all that the choice of a backend needs. format/adapters.py defines
+ * the same classes; tests/vectors/variants tests both.
  */
 
-/** A GPU of this machine, not opened yet. */
+/** A GPU of this machine that is not opened yet. */
 export interface Gpu {
   readonly adapter: GPUAdapter;
   readonly abilities: AdapterAbilities;
   readonly described: Adapter;
   readonly deviceClass: DeviceClass;
-  /** What the adapter calls itself, for people. */
+  /** The adapter's name for messages. */
   readonly name: string;
 }
 
@@ -24,7 +24,7 @@ const NO_ADAPTER =
   "The browser has WebGPU, but offers no GPU for it. Turn graphics acceleration on in the browser's settings, " +
   "update the graphics driver, or restart the browser if this worked before.";
 
-/** Facts that an adapter reports; empty where it does not. */
+/** Facts that an adapter reports; empty if it reports none. */
 export interface Adapter {
   readonly vendor: string;
   readonly architecture: string;
@@ -41,7 +41,10 @@ interface Rule {
   readonly words: readonly string[];
 }
 
-/** The adapter to open a device on. One adapter opens one device, so each device wants an adapter anew. */
+/**
+ * Finds the adapter on which to open a device. An adapter opens only one device, so each device needs a new
+ * adapter.
+ */
 export async function findGpu(): Promise<Gpu> {
   const gpu = (globalThis.navigator as Navigator | undefined)?.gpu;
   if (!gpu) throw new DeviceError(NO_WEBGPU, { code: "webgpu-missing" });
@@ -54,20 +57,25 @@ export async function findGpu(): Promise<Gpu> {
   return { adapter, abilities, described, deviceClass: classOf(described), name };
 }
 
-/** An adapter as classes of devices are told apart by. Browsers hide its kind, but tell a phone. */
+/**
+ * The facts by which device classes are told apart. Browsers hide the adapter's kind, but `userAgent` shows a
+ * phone.
+ */
 export function describe(info: GPUAdapterInfo, userAgent: string = navigator.userAgent): Adapter {
   const { vendor, architecture, device, description, isFallbackAdapter } = info;
   const kind = isFallbackAdapter ? "cpu" : /Android|iPhone|iPad/.test(userAgent) ? "mobile" : "other";
   return { vendor, architecture, name: device, driver: description, kind };
 }
 
-/** What decides which programs can run: an adapter's limits, its features and those of the language. */
+/**
+ * The facts that decide which programs can run: the adapter's limits, its features and the features of WGSL.
+ */
 export interface AdapterAbilities {
   readonly features: { has(name: string): boolean };
   readonly limits: object;
 }
 
-/** An adapter with the features of WGSL that the browser has (none are told before Chrome 115). */
+/** Adds the browser's features of WGSL to an adapter (browsers before Chrome 115 report none). */
 export function withLanguage(
   adapter: AdapterAbilities,
   language: { has(name: string): boolean } | undefined,
@@ -76,7 +84,7 @@ export function withLanguage(
   return { features: { has }, limits: adapter.limits };
 }
 
-/** The class of an adapter: that of the first rule that it meets. */
+/** The class of an adapter: the class of the first rule that fits it. */
 export function classOf(adapter: Adapter): DeviceClass {
   const { vendor, architecture, name, driver, kind } = adapter;
   const said = [vendor, architecture, name, driver].join(" ").toLowerCase();

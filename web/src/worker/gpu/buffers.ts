@@ -1,8 +1,8 @@
 import { DeviceError } from "../../protocol/errors.js";
 
 /**
- * Every GPU buffer of an engine: made here, counted here, freed here. A part has those of one executor, of
- * several over the same weights.
+ * Makes, counts and frees every GPU buffer of an engine. A part holds the buffers of one executor, when
+ * several executors share the same weights.
  */
 export class BufferRegistry {
   readonly #live = new Map<GPUBuffer, number>();
@@ -13,12 +13,12 @@ export class BufferRegistry {
     private readonly whole: BufferRegistry | null = null,
   ) {}
 
-  /** Some of these buffers, which can be freed alone. */
+  /** A registry of some of these buffers, which can be freed on their own. */
   part(): BufferRegistry {
     return new BufferRegistry(this.device, this.#all);
   }
 
-  /** Buffers not yet freed; of a part, those of the whole. */
+  /** The number of buffers that are not freed; for a part, the number of the whole registry. */
   get count(): number {
     return this.#all.#live.size;
   }
@@ -57,15 +57,15 @@ export class BufferRegistry {
     for (const buffer of [...this.#live.keys()]) this.free(buffer);
   }
 
-  /** Frees the whole, and ends the device. */
+  /** Frees all buffers and destroys the device. */
   close(): void {
     this.#all.freeAll();
     this.device.destroy();
   }
 
   /**
-   * Runs `allocate` and waits for the device's verdict. When memory runs out, frees what `allocate` made and
-   * throws a DeviceError that starts with `what` and its size.
+   * Runs `allocate` and waits for the device's verdict. If memory ran out, frees the buffers of `allocate`
+   * and throws a DeviceError that starts with `what` and its size.
    */
   async guarded<T>(what: string, advice: string, allocate: () => T): Promise<T> {
     const before = new Set(this.#live.keys());
@@ -74,7 +74,7 @@ export class BufferRegistry {
     this.device.pushErrorScope("validation");
     const made = settle(allocate);
     const asked = this.bytes - held;
-    // Both in this turn: what others do meanwhile is not of these scopes.
+    // Both scopes are popped in this turn, so that they do not catch errors of other code.
     const popped = [this.device.popErrorScope(), this.device.popErrorScope()] as const;
     const [invalid, exhausted] = await Promise.all(popped);
     if (made.ok && !invalid && !exhausted) return made.value;

@@ -4,12 +4,12 @@ import { type ProgramWish, wantedPrograms } from "../device/wanted.js";
 import type { AdapterAbilities, Gpu } from "./adapter.js";
 import { TIMESTAMPS } from "./timestamps.js";
 
-/** These grow with the model and the cache, so the device gets as much as its adapter allows. */
+/** Limits that grow with the model and the cache, so the device gets as much as its adapter allows. */
 const AT_MOST = ["maxBufferSize", "maxStorageBufferBindingSize"] as const;
 
 /** Opens a device that can run all of the programs. */
 export async function openDevice({ adapter }: Gpu, programs: readonly Program[]): Promise<GPUDevice> {
-  // Features of the language are there without being asked for.
+  // Features of WGSL need no request.
   const named = programs.flatMap(({ requires }) => requires.features);
   const requiredFeatures = new Set([...named, TIMESTAMPS].filter((name) => adapter.features.has(name)));
   const requiredLimits: Record<string, number> = {};
@@ -32,8 +32,8 @@ export async function openDevice({ adapter }: Gpu, programs: readonly Program[])
 }
 
 /**
- * The programs that the adapter can run; else a DeviceError that names what each of them lacks. `wish`:
- * only programs that are so.
+ * The programs that the adapter can run. Throws a DeviceError that names what each program lacks if there are
+ * none. `wish` restricts the choice to programs with these properties.
  */
 export function ablePrograms(
   { programs, weights }: Pick<Manifest, "programs" | "weights">,

@@ -22,7 +22,7 @@ export interface PageStore {
 }
 
 export interface ExecutorParts {
-  /** For what the executor makes itself. */
+  /** The registry of the buffers that the executor makes itself. */
   readonly buffers: BufferRegistry;
   readonly faults: Faults;
   readonly shape: BackendShape;
@@ -31,11 +31,11 @@ export interface ExecutorParts {
   readonly named: ReadonlyMap<string, DeviceBuffer>;
   readonly workspace: readonly GPUBuffer[];
   readonly cache: readonly PageStore[];
-  /** By function, then by size, ascending. */
+  /** The plans of each function by size, ascending. */
   readonly plans: Readonly<Record<FunctionName, ReadonlyMap<number, Plan>>>;
 }
 
-/** A launch with everything the device needs bound to it. */
+/** A launch with all resources bound to it. */
 interface BoundLaunch {
   readonly pipeline: GPUComputePipeline;
   readonly bindings: GPUBindGroup;
@@ -45,7 +45,7 @@ interface BoundLaunch {
 /** WebGPU's limit on each extent of a dispatch; TVM's shaders fold z back into x. */
 const MAX_GRID = 65535;
 
-/** How long a device may take to say what is wrong with it, once work on it has failed. */
+/** How long a device may take to report its fault after work on it has failed. */
 export const LAST_WORD_MS = 500;
 
 /** Replays plans on a WebGPU device. */
@@ -74,18 +74,18 @@ export class Executor implements Backend {
     });
   }
 
-  /** Kernels launched since the device was opened. */
+  /** The number of kernels launched since the device was opened. */
   get launches(): number {
     return this.#launches;
   }
 
-  /** Kernels that the smallest size of a function launches. */
+  /** The number of kernels that the smallest size of a function launches. */
   launchesOf(name: FunctionName): number {
     const [smallest] = this.#parts.plans[name].values();
     return smallest?.launches.length ?? 0;
   }
 
-  /** Bytes of the cache: what gives another executor as large a one. */
+  /** Bytes of the cache, for another executor with a cache of the same size. */
   get kvMemory(): number {
     const { groups } = this.shape;
     const bytes = this.#parts.cache.map(({ group, pageBytes }) => pageBytes * (groups[group]?.pages ?? 0));
@@ -113,7 +113,7 @@ export class Executor implements Backend {
       await Promise.all(compiling);
     } catch (error) {
       await this.#lastWord();
-      // Whatever else the device says is of steps: the next fetch tells it.
+      // Any other fault that the device reports belongs to a step, and the next fetch throws it.
       throw faults.lost ?? error;
     }
   }
@@ -142,7 +142,7 @@ export class Executor implements Backend {
     checkTimestamps(this.#device);
   }
 
-  /** A pass a launch: WebGPU tells the time where passes begin and end. */
+  /** Each launch has a pass of its own, because WebGPU measures time where passes begin and end. */
   async profile(name: FunctionName, size: number): Promise<number[]> {
     if (this.#failure) throw this.#failure;
     const launches = this.#launchesOf(name, size);
@@ -165,7 +165,7 @@ export class Executor implements Backend {
 
   launchesIn(name: FunctionName, size: number): { kernel: string; weightBytes: number }[] {
     return this.#plan(name, size).launches.map(({ kernel, args }) => {
-      // What tokens look up is not read whole.
+      // A launch that looks tokens up does not read the whole table.
       const whole = args.some(({ space, name }) => space === "buffer" && name === "tokens") ? [] : args;
       const weights = whole.filter(({ space }) => space === "weight").map((arg) => this.#argument(arg).size);
       return { kernel, weightBytes: weights.reduce((sum, bytes) => sum + bytes, 0) };
@@ -173,7 +173,7 @@ export class Executor implements Backend {
   }
 
   copyPage(group: number, from: number, to: number): void {
-    // Through a scratch page: WebGPU copies between two different buffers only.
+    // Pages are copied through a scratch page, because WebGPU copies only between two different buffers.
     const largest = Math.max(...this.#parts.cache.map(({ pageBytes }) => pageBytes));
     const usage = GPUBufferUsage.COPY_SRC | GPUBufferUsage.COPY_DST;
     this.#pageScratch ??= this.#parts.buffers.create("page scratch", largest, usage);
@@ -198,7 +198,7 @@ export class Executor implements Backend {
     return this.#read(staging, bytes, (data) => this.#split(data, reads));
   }
 
-  /** Ends this executor alone, and frees what it made; the device and what lies there stay. */
+  /** Ends this executor and frees the buffers that it made; the device and its other buffers stay. */
   retire(): void {
     this.#end(new DeviceError("Another executor has taken this one's place."));
     this.#parts.buffers.freeAll();
@@ -225,12 +225,12 @@ export class Executor implements Backend {
       await this.#lastWord();
       throw this.#failure ?? error;
     }
-    // Commands that the device refused leave in the buffer what an earlier step wrote there.
+    // After commands that the device rejected, the buffer still holds what an earlier step wrote.
     if (this.#failure) throw this.#failure;
     return result;
   }
 
-  /** The device itself tells why work on it failed, and may tell it a moment later. */
+  /** Waits a moment for the device's own report of why work on it failed. */
   async #lastWord(): Promise<void> {
     const { lost } = this.#device;
     await Promise.race([lost, new Promise((resolve) => setTimeout(resolve, LAST_WORD_MS))]);
@@ -287,7 +287,7 @@ export class Executor implements Backend {
     return found;
   }
 
-  /** One uniform buffer for each different width of a grid. */
+  /** One uniform buffer for each width of a grid. */
   #gridUniform(x: number): GPUBuffer {
     const known = this.#gridUniforms.get(x);
     if (known) return known;

@@ -16,16 +16,16 @@ import type { Finalists } from "./trial.js";
 import type { Choice } from "./variants.js";
 
 export interface LoadOptions extends MemoryOptions {
-  /** Only the program of this name. */
+  /** Take only the program of this name. */
   readonly program?: string | undefined;
-  /** Only programs whose KV cache has so many bits a value. */
+  /** Take only programs whose KV cache has this many bits a value. */
   readonly kvBits?: number | undefined;
   readonly fetch?: Fetch | undefined;
   readonly signal?: AbortSignal | undefined;
   readonly cache: FileCache | null;
   /** The name of this load. */
   readonly load?: string | undefined;
-  /** Whether the page of another load was left while programs were tried. */
+  /** Whether the user left the page of another load while its programs were tried. */
   readonly hasLeft?: ((load: string) => Promise<boolean>) | undefined;
   readonly onTrying?: ((program: Program) => void) | undefined;
   readonly onProgram?: ((program: Program, choice: ProgramChoice) => void) | undefined;
@@ -43,8 +43,8 @@ export interface LoadedExecutor {
 }
 
 /**
- * Opens a device for the artifact at `base` with the program that suits it, and puts everything on it. Frees
- * all of it when anything fails.
+ * Opens a device for the artifact at `base` with the program that suits it, and uploads weights and kernels.
+ * Frees everything if a part of this fails.
  */
 export async function loadExecutor(
   base: URL,
@@ -57,7 +57,7 @@ export async function loadExecutor(
   return { executor, buffers: stage.buffers, program, choice: told, adapterName: gpu.name };
 }
 
-/** The weights on a device, and the program that runs there. */
+/** Opens a device with the weights on it and the program that runs there. */
 async function openStage(
   base: URL,
   manifest: SealedManifest,
@@ -67,7 +67,8 @@ async function openStage(
   const signal = options.signal ?? new AbortController().signal;
   const artifact = new RemoteArtifact(base, manifest, options);
   const open = async (programs: Finalists, tried: readonly Program[]): Promise<Stage> => {
-    // An adapter opens one device, and a trial may lose it.
+    // The adapter is requested again, because an adapter opens only one device, and a trial may lose that
+    // device.
     const device = await openDevice(await findGpu(), programs);
     const software = gpu.deviceClass === "software";
     const staged = { ...options, onProgress: options.onShards, signal, software, tried };
@@ -98,7 +99,7 @@ async function openStage(
   const { load = crypto.randomUUID(), hasLeft = async () => false } = options;
   const kept = await openKept(manifest.digest, gpu.described, { load, hasLeft });
   try {
-    // Whichever runs in the end: others may fail.
+    // Opens a device that can run all programs, because the first one may fail and another run in the end.
     const openAll = (first: Program, tried: readonly Program[]): Promise<Stage> =>
       open([first, ...able.filter((program) => program !== first)], tried);
     return await openBest(able, gpu.deviceClass, kept, openAll, hooks);

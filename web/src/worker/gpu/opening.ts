@@ -7,19 +7,19 @@ import { type Finalists, Trial, type TrialStage, unlessAborted } from "./trial.j
 import { type Choice, lineUp } from "./variants.js";
 
 /**
- * Puts an artifact on a GPU with the program that is to run: the finalists are tried at the first load. A
- * program that fails is passed over, and the next ones have their turn.
+ * Opens an artifact on a GPU with the program that will run; the first load tries the finalists. A program
+ * that fails is passed over, and the next ones are tried.
  */
 
 export interface OpeningHooks {
   readonly signal: AbortSignal;
   readonly onTrying: (program: Program) => void;
   readonly onChoice: (program: Program, choice: Choice) => void;
-  /** A program that would have been worth a try fails, or cannot be had. */
+  /** A program that was worth a try failed, or its files cannot be loaded. */
   readonly onPassedOver: (program: Program, error: unknown) => void;
 }
 
-/** What runs in the end, and where. */
+/** The program that runs, its executor, and the stage that they run on. */
 export interface Opened<S, E> {
   readonly stage: S;
   readonly executor: E;
@@ -27,7 +27,10 @@ export interface Opened<S, E> {
   readonly choice: Choice;
 }
 
-/** The choice on a GPU that has no alternatives, or none left: nothing is tried, and no notes are read. */
+/**
+ * The choice on a GPU without alternatives: no program is tried, and no notes are read. Null if there are
+ * alternatives.
+ */
 export function settled(able: Finalists, deviceClass: DeviceClass, pinned: boolean): Choice | null {
   const [first = able[0]] = lineUp(able, deviceClass);
   if (pinned) return untimed(first.name, "pinned");
@@ -35,7 +38,7 @@ export function settled(able: Finalists, deviceClass: DeviceClass, pinned: boole
   return deviceClass === "software" ? untimed(first.name, "software") : null;
 }
 
-/** The choice where nothing has to be tried for it. Where all have failed, the first must do. */
+/** The choice if no trial is needed, or null. If all programs have failed, the first one is chosen. */
 export function known(
   names: readonly string[],
   kept: Pick<Kept, "lost" | "busy" | "chosen">,
@@ -54,8 +57,8 @@ function untimed(program: string, why: Choice["why"]): Choice {
 }
 
 /**
- * The program that suits the device best of those that it can run. `open` gives a stage with the weights,
- * whose device can run all of `able`; `first` is the program that will run, or is the first to be tried.
+ * Opens the program that suits the device best among `able`. `open` gives a stage with the weights, whose
+ * device can run all of `able`; its argument `first` is the program that will run, or that is tried first.
  */
 export async function openBest<E extends Backend, S extends TrialStage<E>>(
   able: Finalists,
@@ -80,7 +83,7 @@ class Opening<E extends Backend, S extends TrialStage<E>> {
   #stage: S | null = null;
   /** Errors of programs that are not tried again at this load. */
   readonly #failed = new Map<string, unknown>();
-  /** Programs that also failed alone. */
+  /** Programs that also failed when they ran alone. */
   readonly #spent = new Set<string>();
 
   constructor(
@@ -91,7 +94,7 @@ class Opening<E extends Backend, S extends TrialStage<E>> {
     private readonly hooks: OpeningHooks,
   ) {}
 
-  /** One choice or trial. Null where a program failed: the others are lined up again. */
+  /** Makes one choice or one trial. Returns null if a program failed: the others are then lined up again. */
   async next(): Promise<Opened<S, E> | null> {
     throwIfAborted(this.hooks.signal);
     const finalists = this.#lineUp();
@@ -103,7 +106,7 @@ class Opening<E extends Backend, S extends TrialStage<E>> {
     return choice ? this.#take(finalists, this.#explained(choice)) : this.#try(finalists);
   }
 
-  /** Closes what is open, and ends the note of a trial. */
+  /** Closes the stage, and ends the note of a trial. */
   async giveUp(): Promise<void> {
     this.#stage?.close();
     this.#stage = null;
@@ -114,7 +117,7 @@ class Opening<E extends Backend, S extends TrialStage<E>> {
     const { able, kept } = this;
     const left = able.filter(({ name }) => !this.#spent.has(name));
     const isWell = left.some(({ name }) => !kept.lost.includes(name));
-    // A program that lost the device is the last resort, but not where others failed.
+    // A program that lost the device before is tried last, and not at all if other programs failed.
     if (this.#spent.size > 0 && !isWell) throw [...this.#failed.values()][0];
     const [first = able[0], ...others] = lineUp(left, this.deviceClass, [
       ...kept.lost,
@@ -123,7 +126,7 @@ class Opening<E extends Backend, S extends TrialStage<E>> {
     return [first, ...others];
   }
 
-  /** Where programs are left out only for missing files, there may be a choice another time. */
+  /** If programs are missing only because of their files, a later load may have a choice. */
   #explained(choice: Choice): Choice {
     const absent = [...this.#failed.values()].some((error) => error instanceof UnreachableError);
     return choice.why === "only" && absent ? { ...choice, why: "offline" } : choice;
@@ -140,7 +143,7 @@ class Opening<E extends Backend, S extends TrialStage<E>> {
       return { stage, executor, program, choice };
     } catch (error) {
       throwIfAborted(this.hooks.signal);
-      // Nothing was tried: the cause may be any program.
+      // Without a trial, any program may be the cause.
       if (await stage.isLost()) throw error;
       this.#spent.add(program.name);
       await this.#passOver(program, error);
@@ -156,7 +159,7 @@ class Opening<E extends Backend, S extends TrialStage<E>> {
     const outcome = await new Trial(stage, finalists, kept, hooks.signal, hooks.onTrying).run();
     if ("failed" in outcome) {
       const { failed, error } = outcome;
-      // That it lost the device is kept; that it had no room may be otherwise the next time.
+      // A loss of the device is recorded. A lack of memory is not, because the next load may have more.
       if (await stage.isLost()) {
         await kept.lose(failed.name);
         this.#stage = null;
@@ -172,8 +175,8 @@ class Opening<E extends Backend, S extends TrialStage<E>> {
   }
 
   /**
-   * Whether the files of all can be loaded: an offline visit has those of the running program, and little
-   * more.
+   * Whether the files of all finalists can be loaded: an offline visit has the files of the program that ran
+   * last, and little more.
    */
   async #obtain(stage: S, finalists: Finalists): Promise<boolean> {
     const { signal } = this.hooks;

@@ -7,11 +7,12 @@ export interface KernelPipeline {
 }
 
 /**
- * Kernels given to the browser at once: enough for its threads, and what is wanted next waits for few others.
+ * The number of kernels that the browser compiles at once: enough for its threads, and few enough that an
+ * urgent kernel does not wait long.
  */
 const AT_ONCE = 8;
 
-/** Messages of WebGPU's implementations where the process that holds the GPU has ended. */
+/** Messages of WebGPU implementations after the process that holds the GPU has ended. */
 const GONE = /device (is |was )?(lost|destroyed)|Instance reference no longer exists|Instance dropped/i;
 const NO_MEMORY = /out of (device |host |video )?memory|OutOfMemory|OUT_OF_.*MEMORY/i;
 
@@ -31,14 +32,14 @@ class Job {
 }
 
 /**
- * Compiles kernels, several at a time, what somebody waits for before what may be wanted later. An artifact
- * has several sizes of each function; a GPU compiles them all in a second or two, but SwiftShader was seen to
- * take 120 s for the 57 kernels of a small model, and one answer needs few. Kernels with the same text are
- * compiled once.
+ * Compiles kernels, several at once; kernels for which an answer waits come before kernels that may be needed
+ * later. An artifact has several sizes of each function. A GPU compiles them all in a second or two, but
+ * SwiftShader was seen to take 120 s for the 57 kernels of a small model, and one answer needs few. Kernels
+ * with the same text are compiled once.
  */
 export class Pipelines {
   readonly #layouts = new Map<string, GPUBindGroupLayout>();
-  /** What has the same text is one, whatever its name. */
+  /** For each kernel, the first kernel with the same text. */
   readonly #contents: ReadonlyMap<string, string>;
   readonly #jobs = new Map<string, Job>();
   readonly #wanted: Job[] = [];
@@ -62,15 +63,15 @@ export class Pipelines {
     this.#contents = new Map([...shaders].map(content));
   }
 
-  /** A kernel that has been compiled already. */
+  /** The pipeline of a kernel that has been compiled. */
   get(kernel: string): KernelPipeline | undefined {
     return this.#jobs.get(this.#contents.get(kernel) ?? kernel)?.pipeline ?? undefined;
   }
 
   /**
-   * Rejects with DeviceError where the device refuses the kernel, with OutOfMemoryError where it has no memory
-   * for it, and with DeviceLostError where it is gone; then it is tried again when it is asked for again.
-   * `later`: nobody waits for it.
+   * Compiles a kernel. Rejects with DeviceError if the device rejects the kernel, with OutOfMemoryError if
+   * the device has no memory for it, and with DeviceLostError if the device is lost; the next call then tries
+   * again. `later` says that nothing waits for the kernel.
    */
   async compile(kernel: string, later = false): Promise<void> {
     const shader = this.shaders.get(kernel);
@@ -78,7 +79,7 @@ export class Pipelines {
     const content = this.#contents.get(kernel) ?? kernel;
     const job = this.#jobs.get(content) ?? new Job(content, shader);
     this.#jobs.set(content, job);
-    // It may stand in both lines: the second time it has begun.
+    // A job may be in both queues; the second time it has already begun.
     if (!job.begun) (later ? this.#later : this.#wanted).push(job);
     this.#next();
     await job.settled;
@@ -114,15 +115,15 @@ export class Pipelines {
       settle.resolve();
     } catch (cause) {
       this.#jobs.delete(kernel);
-      // The word that the device is lost comes after the refusals that follow from it.
+      // The report that the device is lost comes after the errors that follow from the loss.
       await new Promise((resolve) => setTimeout(resolve, 0));
       settle.reject(this.#refusal(kernel, cause, (await refused) ?? messageOf(cause)));
     }
   }
 
   /**
-   * A shader's module, in an error scope of its own: outside of one the device reports an error to all who use it.
-   * `refused`: what the compiler says of a text that is not valid, line by line.
+   * Makes a shader's module in an error scope of its own, because outside of a scope the device reports an
+   * error to all its users. `refused` has the compiler's messages for an invalid text, line by line.
    */
   #module(
     label: string,
@@ -143,7 +144,10 @@ export class Pipelines {
     return { module, refused };
   }
 
-  /** WebGPU has no names for these where a pipeline is made; drivers say them in words. */
+  /**
+   * WebGPU gives these errors no type when a pipeline is made, so they are recognized by the drivers'
+   * messages.
+   */
   #refusal(kernel: string, cause: unknown, reason: string): DeviceError {
     if (this.#lost || GONE.test(reason))
       return new DeviceLostError(`The GPU was lost as the kernel ${kernel} was compiled: ${reason}`, {
@@ -156,8 +160,8 @@ export class Pipelines {
   }
 
   /**
-   * The storage arguments, then the uniform that holds packGridDimX. Kernels with like arguments share a
-   * layout.
+   * The layout of the storage arguments and of the uniform with packGridDimX behind them. Kernels with the
+   * same kinds of arguments share a layout.
    */
   #layout(access: Shader["access"]): GPUBindGroupLayout {
     const key = access.join();

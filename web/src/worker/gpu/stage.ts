@@ -19,7 +19,7 @@ export type StageOptions = MemoryOptions &
     readonly signal: AbortSignal;
     /** Whether the GPU is a software GPU. */
     readonly software: boolean;
-    /** Programs that are tried first; empty where it is known which will run. */
+    /** The programs of the first trial; empty if it is known which program will run. */
     readonly tried: readonly Program[];
     /** Progress of the kernels that the load waits for. */
     readonly onKernels?: ((compiled: number, total: number) => void) | undefined;
@@ -32,14 +32,14 @@ interface Code {
   readonly plans: Plans;
 }
 
-/** A program's own memory on the device. */
+/** The memory of one program on the device. */
 interface Place {
   readonly own: WorkingMemory;
-  /** Whether there is room for the program as it will run, and not only for a trial. */
+  /** Whether there is memory for the program as it will run, and not only for a trial. */
   readonly whole: boolean;
 }
 
-/** A device with an artifact's weights, and executors of several programs over them. */
+/** A device with an artifact's weights, and the executors of several programs over these weights. */
 export class Stage implements TrialStage<Executor> {
   readonly buffers: BufferRegistry;
   readonly #faults: Faults;
@@ -62,8 +62,8 @@ export class Stage implements TrialStage<Executor> {
   }
 
   /**
-   * Uploads the weights, with memory for the first of the programs as it will run, or for another where that
-   * does not fit. With only one program, its problems are reported here.
+   * Uploads the weights, and allocates memory for the first of the programs as it will run, or for another
+   * one if that does not fit. With only one program, errors of its kernels are reported here.
    */
   static async open(
     artifact: RemoteArtifact,
@@ -107,7 +107,7 @@ export class Stage implements TrialStage<Executor> {
   }
 
   async drop(program: Program): Promise<void> {
-    // Pending work must not be taken for another program's fault.
+    // Pending work ends first, so that its errors are not taken for another program's.
     await finished(this.device).catch(() => undefined);
     this.#clear(program);
     this.#code.delete(program);
@@ -133,7 +133,7 @@ export class Stage implements TrialStage<Executor> {
     this.#places.delete(program);
   }
 
-  /** Allocates memory for the program as it will run; the others' is freed. */
+  /** Allocates memory for the program as it will run; the memory of the others is freed. */
   async #roomOf(program: Program): Promise<WorkingMemory> {
     const { artifact, options } = this;
     const known = this.#places.get(program);
@@ -148,7 +148,7 @@ export class Stage implements TrialStage<Executor> {
     const { artifact, device, options, programs } = this;
     const alone = programs.length === 1;
     throwIfAborted(options.signal);
-    // Memory first: a device that is too small should say so before the download, not after it.
+    // Memory comes first: a device that is too small should say so before the download, not after it.
     this.#weights = await allocateWeights(this.buffers, artifact);
     await this.#makeRoom();
     const streaming = streamWeights(artifact, this.#weights, device, options);
@@ -157,7 +157,8 @@ export class Stage implements TrialStage<Executor> {
     preparing.catch(() => undefined);
     [this.#onHost] = await Promise.all([streaming, alone ? preparing : null]);
     throwIfAborted(options.signal);
-    // Writing to a lost device is no error. It must not look as if the next program had lost it.
+    // Writing to a lost device gives no error, so the loss is checked here; otherwise the next program would
+    // seem to have lost the device.
     if (this.#faults.lost)
       throw new DeviceLostError("The GPU was lost while the model was loaded. Load the model again.");
   }

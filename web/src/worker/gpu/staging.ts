@@ -2,7 +2,7 @@ import { DeviceError } from "../../protocol/errors.js";
 import { isFirefox } from "../host.js";
 import type { BufferRegistry } from "./buffers.js";
 
-/** Between two looks at whether work is done. */
+/** The time between two checks whether work is done. */
 const POLL_MS = 1;
 
 /** Resolves once the first `bytes` bytes of `buffer` can be read. */
@@ -10,15 +10,15 @@ export function mapped(device: GPUDevice, buffer: GPUBuffer, bytes: number): Pro
   return hurried(device, buffer.mapAsync(GPUMapMode.READ, 0, bytes));
 }
 
-/** Resolves once the device has done all that it was given. */
+/** Resolves once the device has done all its work so far. */
 export function finished(device: GPUDevice): Promise<void> {
   return hurried(device, device.queue.onSubmittedWorkDone());
 }
 
 /**
- * Firefox looks whether work is done whenever work is submitted, else from a timer of 100 ms
- * (https://bugzilla.mozilla.org/show_bug.cgi?id=1870699): 10 tokens a second, whatever the GPU. So commands that
- * do nothing are submitted until it is.
+ * Firefox checks whether work is done only when work is submitted, or every 100 ms
+ * (https://bugzilla.mozilla.org/show_bug.cgi?id=1870699), which would limit every GPU to 10 tokens a second.
+ * So empty commands are submitted until the work is done.
  */
 async function hurried<T>(device: GPUDevice, done: Promise<T>): Promise<T> {
   if (!isFirefox()) return done;
@@ -32,13 +32,16 @@ async function hurried<T>(device: GPUDevice, done: Promise<T>): Promise<T> {
   }
 }
 
-/** Buffers that results are copied into and mapped from; each is used again once the host has read it. */
+/**
+ * Buffers for results: results are copied into a buffer and mapped from it. A buffer is used again once the
+ * host has read it.
+ */
 export class StagingRing {
   readonly #free: GPUBuffer[] = [];
 
   constructor(private readonly buffers: BufferRegistry) {}
 
-  /** A free buffer of at least `bytes` bytes. Sizes are powers of two, so that few different ones live. */
+  /** A free buffer of at least `bytes` bytes. Sizes are powers of two, so that few different sizes exist. */
   acquire(bytes: number): GPUBuffer {
     const found = this.#free.findIndex((buffer) => buffer.size >= bytes);
     const [reused] = found < 0 ? [] : this.#free.splice(found, 1);

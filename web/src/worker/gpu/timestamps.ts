@@ -1,12 +1,12 @@
 import { DeviceError } from "../../protocol/errors.js";
 import type { BufferRegistry } from "./buffers.js";
 
-/** The feature by which a compute pass tells when it begins and ends. */
+/** The feature by which compute passes can be timed. */
 export const TIMESTAMPS = "timestamp-query";
 
 const BYTES = 8;
 
-/** DeviceError where passes do not tell. */
+/** Throws DeviceError if the device cannot time passes. */
 export function checkTimestamps(device: GPUDevice): void {
   if (!device.features.has(TIMESTAMPS))
     throw new DeviceError(
@@ -16,12 +16,12 @@ export function checkTimestamps(device: GPUDevice): void {
     );
 }
 
-/** Stamps around passes of a device that tells them, read once. */
+/** Timestamps around compute passes, which are read once. */
 export class Timestamps {
   readonly #set: GPUQuerySet;
   readonly #resolved: GPUBuffer;
 
-  /** For so many passes. */
+  /** `passes` is the number of passes to time. */
   constructor(
     private readonly buffers: BufferRegistry,
     private readonly passes: number,
@@ -31,12 +31,12 @@ export class Timestamps {
     this.#resolved = buffers.create("timestamps", this.bytes, usage);
   }
 
-  /** Bytes of all stamps. */
+  /** Bytes of all timestamps. */
   get bytes(): number {
     return 2 * this.passes * BYTES;
   }
 
-  /** What pass number `pass` is begun with. */
+  /** The descriptor with which pass number `pass` begins. */
   around(pass: number): GPUComputePassTimestampWrites {
     const beginningOfPassWriteIndex = 2 * pass;
     return {
@@ -46,13 +46,13 @@ export class Timestamps {
     };
   }
 
-  /** After the last pass: the stamps go to `readable`. */
+  /** Copies the timestamps to `readable`, after the last pass. */
   end(encoder: GPUCommandEncoder, readable: GPUBuffer): void {
     encoder.resolveQuerySet(this.#set, 0, 2 * this.passes, this.#resolved, 0);
     encoder.copyBufferToBuffer(this.#resolved, 0, readable, 0, this.bytes);
   }
 
-  /** Milliseconds of each pass, from what was read. Where a GPU's clock went back, as it may, 0. */
+  /** Milliseconds of each pass; 0 if a GPU's clock went back, which can happen. */
   milliseconds(data: ArrayBuffer): number[] {
     const stamps = new BigUint64Array(data);
     return Array.from({ length: this.passes }, (_, pass) => {

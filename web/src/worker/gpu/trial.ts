@@ -5,36 +5,39 @@ import { writePlainStep } from "../engine/inputs.js";
 import type { Kept } from "../store/kept.js";
 import { type Choice, compare, type Kind } from "./variants.js";
 
-/** Trials of programs on a GPU: whole steps, timed. The same as in edge_runtime/artifact/trial.py. */
+/** Tries programs on a GPU by timing whole steps. edge_runtime/artifact/trial.py does the same. */
 
-/** Where a decode step of a trial stands in its sequence. */
+/** The position of a trial's decode step in its sequence. */
 export const POSITION = 255;
 
-/** A device on which programs are tried beside one another. */
+/** A device on which several programs are tried. */
 export interface TrialStage<E extends Backend = Backend> {
-  /** Reads what the program is made of; rejects with ArtifactError where that cannot be had. */
+  /** Loads the program's files; rejects with ArtifactError if one cannot be had. */
   obtain(program: Program): Promise<void>;
-  /** Puts a program there, with as little of a cache as a trial needs where it has no room yet. */
+  /**
+   * Prepares a program for a trial. If there is no memory for it yet, it gets the smallest cache that a trial
+   * needs.
+   */
   put(program: Program): Promise<E>;
-  /** The program as it will run, in place of what was there for the trial. */
+  /** Prepares a program as it will run, and frees what the trial used. */
   settle(program: Program): Promise<E>;
-  /** Gives up what the program has there; the others stay. */
+  /** Frees the program's memory; other programs stay. */
   drop(program: Program): Promise<void>;
   isLost(): Promise<boolean>;
   close(): void;
 }
 
-/** The first is the one to take without a trial. */
+/** The programs to try. The first one is taken if there is no trial. */
 export type Finalists = readonly [Program, ...Program[]];
 
-/** What came of a trial: a choice with its executor, or the program that failed and why. */
+/** The result of a trial: a choice with its executor, or the program that failed and its error. */
 export type Outcome<E> =
   | { readonly choice: Choice; readonly executor: E }
   | { readonly failed: Program; readonly error: unknown };
 
-/** One line-up of finalists, timed over one copy of the weights. */
+/** One trial of the finalists, timed over one copy of the weights. */
 export class Trial<E extends Backend> {
-  /** The program under way. */
+  /** The program that is being tried. */
   #tried: Program;
 
   constructor(
@@ -48,13 +51,15 @@ export class Trial<E extends Backend> {
   }
 
   /**
-   * Rejects when it is aborted, and only then. A program that fails stays noted until somebody ends the note.
+   * Runs the trial. Rejects only if it is aborted. The note about a program that failed stays until the
+   * caller ends it.
    */
   async run(): Promise<Outcome<E>> {
     const { finalists, kept, signal, stage } = this;
     try {
       const choice = await this.#compare();
-      // What has no room must not be kept: it would be taken again at every load.
+      // The choice is recorded after the program has its memory, because a program without memory would
+      // otherwise be chosen at every load.
       const winner = finalists.find(({ name }) => name === choice.program) ?? finalists[0];
       this.#tried = winner;
       const executor = await unlessAborted(signal, stage.settle(winner));
@@ -88,14 +93,17 @@ export class Trial<E extends Backend> {
       if (!found) throw new Error(`${name} is no finalist`);
       const [program, own] = found;
       await this.#begin(program);
-      // Its first step compiles kernels, which takes longest.
+      // The first step of a program compiles its kernels, which takes longest.
       if (!told.has(program)) this.onTrying(program);
       told.add(program);
       return unlessAborted(this.signal, own.run(kind));
     });
   }
 
-  /** Notes a program before anything of it runs: what takes the process down must be found noted. */
+  /**
+   * Notes a program before any of its code runs, so that the note exists if the program takes the process
+   * down.
+   */
   async #begin(program: Program): Promise<void> {
     throwIfAborted(this.signal);
     this.#tried = program;
@@ -103,7 +111,7 @@ export class Trial<E extends Backend> {
   }
 }
 
-/** The result of `work`. Kernels take their time to compile: who aborts need not wait for them. */
+/** The result of `work`, or a rejection at once if the signal aborts: compiling kernels takes a while. */
 export async function unlessAborted<T>(signal: AbortSignal, work: Promise<T>): Promise<T> {
   throwIfAborted(signal);
   let onAbort = (): void => undefined;
@@ -115,15 +123,15 @@ export async function unlessAborted<T>(signal: AbortSignal, work: Promise<T>): P
 }
 
 /**
- * Whole steps of one executor, timed until the host has the token. They leave no trace that a request could
- * see: page tables stay as they are, and what a cache holds beyond its pages' use does not count.
+ * Times whole steps of one executor, until the host has the token. The steps leave no trace that a request
+ * could see: page tables stay as they are, and no request reads cache contents outside of its pages.
  */
 export class Steps {
   readonly #sizes: Readonly<Record<Kind, number>>;
   readonly #rows: number;
   readonly #last: number;
 
-  /** `context`: positions that the executor has room for. */
+  /** `context` is the number of positions for which the executor has room. */
   constructor(
     private readonly program: string,
     private readonly executor: Backend,
@@ -135,7 +143,7 @@ export class Steps {
     this.#last = Math.min(POSITION, context - 1);
   }
 
-  /** Seconds of one step. */
+  /** Runs one step and returns its seconds. */
   async run(kind: Kind): Promise<number> {
     const { executor } = this;
     const size = this.#sizes[kind];
@@ -150,14 +158,14 @@ export class Steps {
       executor,
       Int32Array.from({ length: size }, (_, row) => at(row)),
     );
-    // Nothing is under way when the clock starts.
+    // All earlier work is done when the clock starts.
     await executor.fetch([{ buffer, count: 1 }]);
     const begin = performance.now();
     executor.run("step", size);
     if (!embedding) executor.run("greedy", this.#rows);
     const [sampled] = await executor.fetch([{ buffer, count: 1 }]);
     const seconds = (performance.now() - begin) / 1000;
-    // An embedding that is none is as bad as no token.
+    // An embedding that is not finite counts as an invalid token.
     this.#check(embedding ? (Number.isFinite(sampled?.[0]) ? 0 : -1) : sampled?.[0]);
     return seconds;
   }

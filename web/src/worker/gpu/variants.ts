@@ -3,8 +3,8 @@ import type { DeviceClass } from "../../protocol/backends.js";
 import type { ChoiceReason } from "../../protocol/messages.js";
 
 /**
- * Which of an artifact's programs a GPU runs: those made for its class, and of these the fastest. The same as
- * in edge_runtime/artifact/variants.py: both replay tests/vectors/variants.
+ * Chooses which of an artifact's programs a GPU runs: among the programs made for its class, the fastest one.
+ * edge_runtime/artifact/variants.py does the same; tests/vectors/variants tests both.
  */
 
 /** The facts by which a program is chosen. */
@@ -14,15 +14,18 @@ export interface Candidate {
 }
 
 const FINALISTS = 3;
-/** Decode steps of each program that count; the quickest stands for it. */
+/** The number of counted decode steps of each program; the quickest one is the program's time. */
 const ROUNDS = 5;
-/** Seconds of steps that count in all, after which no other round begins. */
+/** After this many seconds of counted steps, no further round begins. */
 const BUDGET = 1;
-/** Seconds of a decode step from which on trials would keep people waiting. */
+/** If a decode step takes this many seconds or more, there is no trial, because users would wait too long. */
 const SLOW = 0.06;
-/** A program takes another's place where it costs at most this part of it. */
+/** A program replaces the first one if it costs at most this fraction of the first one's time. */
 const GAIN = 0.95;
-/** Tokens that are decoded for each step of the largest size, in the answer that programs are compared by. */
+/**
+ * Programs are compared by the cost of an answer with this many decoded tokens for each step of the largest
+ * size.
+ */
 const TOKENS = 64;
 
 export type Kind = "decode" | "large";
@@ -30,7 +33,7 @@ export type Kind = "decode" | "large";
 /** The quickest steps of a program, in seconds. */
 export type Seconds = Readonly<Partial<Record<Kind, number>>>;
 
-/** The program that runs, why it is that one, and what was measured, by program. */
+/** The program that runs, the reason for the choice, and the measured times of each program. */
 export interface Choice {
   readonly program: string;
   readonly why: ChoiceReason;
@@ -38,9 +41,9 @@ export interface Choice {
 }
 
 /**
- * The finalists among the programs that a device can run, the one to take without a trial in front: those of
- * its own class, then of the next class that has any; never one that lost the device before, as long as there
- * is another.
+ * The finalists among the programs that a device can run: programs of the device's own class, then of the
+ * nearest class that has any. The first one is taken if there is no trial. A program that lost the device
+ * before is left out as long as there is another one.
  */
 export function lineUp<C extends Candidate>(
   programs: readonly C[],
@@ -57,9 +60,9 @@ export function lineUp<C extends Candidate>(
 }
 
 /**
- * Times whole steps of the programs in turn; the first stays unless another is clearly quicker. `measure`
- * runs one step of a program and gives its seconds. A program's first step of a kind compiles kernels, and is
- * not counted.
+ * Times whole steps of the programs in turn and chooses one; the first one stays unless another is clearly
+ * quicker. `measure` runs one step of a program and returns its seconds. A program's first step of a kind
+ * compiles kernels, and is not counted.
  */
 export async function compare(
   names: readonly string[],
@@ -68,7 +71,7 @@ export async function compare(
   const best = new Map<string, Partial<Record<Kind, number>>>(names.map((name) => [name, {}]));
   const [first = ""] = names;
   let spent = 0;
-  /** A step of each program in turn. */
+  /** Measures a step of each program in turn. */
   const round = async (kind: Kind, counted = true): Promise<void> => {
     for (const [name, steps] of best) {
       const took = await measure(name, kind);

@@ -5,7 +5,7 @@ import type { BufferRegistry } from "./buffers.js";
 import type { DeviceBuffer } from "./executor.js";
 import { finished } from "./staging.js";
 
-/** The buffers of all tensors, by name, empty as yet. */
+/** Allocates the buffers of all tensors, by name, without contents. */
 export function allocateWeights(
   buffers: BufferRegistry,
   { manifest }: RemoteArtifact,
@@ -24,7 +24,7 @@ export function allocateWeights(
 }
 
 /**
- * Puts the shards into the tensors' buffers one by one; returns the tensors that the host needs itself, by
+ * Uploads the shards into the tensors' buffers one by one; returns the tensors that the host needs itself, by
  * name.
  */
 export async function streamWeights(
@@ -45,7 +45,7 @@ export async function streamWeights(
       if (target) device.queue.writeBuffer(target.gpu, at, padded(part));
       onHost.get(tensor.name)?.set(part, at);
     }
-    // Without this the queue holds a copy of every shard at once.
+    // Each shard is awaited, because otherwise the queue would hold a copy of every shard at once.
     await finished(device);
     start += shardBytes;
   }
@@ -55,11 +55,11 @@ export async function streamWeights(
 interface TensorPart {
   readonly tensor: TensorEntry;
   readonly part: Uint8Array<ArrayBuffer>;
-  /** Byte of the tensor at which the part starts. */
+  /** The byte of the tensor at which the part starts. */
   readonly at: number;
 }
 
-/** The parts of tensors that lie in `shard`, whose first byte is byte `start` of the stream. */
+/** The parts of tensors in `shard`, whose first byte is byte `start` of the stream. */
 export function* partsIn(
   tensors: readonly TensorEntry[],
   start: number,

@@ -10,7 +10,7 @@ import {
 import type { BufferRegistry } from "./buffers.js";
 import type { DeviceBuffer, PageStore } from "./executor.js";
 
-/** What an executor has for itself, beside the weights: cache, inputs, outputs, workspace. */
+/** The memory of an executor beside the weights: cache, inputs, outputs, workspace. */
 export interface WorkingMemory {
   readonly memory: MemoryPlan;
   readonly buffers: BufferRegistry;
@@ -19,7 +19,10 @@ export interface WorkingMemory {
   readonly workspace: readonly GPUBuffer[];
 }
 
-/** As much as the caller asks for. Where less will do, that is tried before giving up. */
+/**
+ * Allocates a cache of the size that the caller asks for. If the caller allows less, smaller caches are tried
+ * before it gives up.
+ */
 export function allocateWhole(
   buffers: BufferRegistry,
   manifest: Manifest,

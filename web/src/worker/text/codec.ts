@@ -1,4 +1,4 @@
-/** The tokenizer and chat template of one model. */
+/** The tokenizer and the chat template of one model. */
 
 import { Tokenizer } from "@huggingface/tokenizers";
 import { ArtifactError, RequestError } from "../../protocol/errors.js";
@@ -19,7 +19,10 @@ import type { ChatOptions, SpecialTokens, TextCodec, TextFiles, TextStream, Told
 class ModelTextCodec implements TextCodec {
   readonly #tokenizer: Tokenizer;
   readonly #rules: ByteRules;
-  /** Tokens that are no text: special ones, and of those the ones that are no marks. */
+  /**
+   * Ids of tokens that add nothing to the text: all special tokens, and the special tokens that are not marks of
+   * answers.
+   */
   readonly #special: ReadonlySet<number>;
   readonly #silent: ReadonlySet<number>;
   readonly #template: ChatTemplate | null;
@@ -46,13 +49,12 @@ class ModelTextCodec implements TextCodec {
   encode(text: string, options: { readonly addSpecialTokens?: boolean } = {}): number[] {
     const addSpecialTokens = options.addSpecialTokens ?? true;
     const ids = this.#encode(wellFormed(text), addSpecialTokens);
-    // An empty prompt is just BOS, also for tokenizers that add none by themselves: a model cannot run on no
-    // token.
+    // An empty prompt becomes BOS, also for tokenizers that add no BOS, because a model cannot run on zero tokens.
     if (ids.length === 0 && addSpecialTokens && this.#bosTokenId !== null) return [this.#bosTokenId];
     return ids;
   }
 
-  /** The library finds some faults of a tokenizer only when it uses it. */
+  /** Encodes a text. Some faults of a tokenizer show only here, because the library checks them at first use. */
   #encode(text: string, addSpecialTokens: boolean): number[] {
     try {
       const { ids } = this.#tokenizer.encode(text, { add_special_tokens: addSpecialTokens });
@@ -96,13 +98,13 @@ class ModelTextCodec implements TextCodec {
   tokenText(tokenId: number): string {
     const token = this.#tokenizer.id_to_token(tokenId);
     if (token === undefined) return "";
-    // As in the middle of a text, so that a leading space shows.
+    // The decoder acts as in the middle of a text, so that a leading space is kept.
     const decoder = new IncrementalDecoder(this.#rules, true);
     return decoder.push(token) + decoder.flush();
   }
 }
 
-/** All strings of a record and of those in it. */
+/** All strings in a record and in the records that it contains. */
 function stringsIn(value: unknown): string[] {
   if (typeof value === "string") return [value];
   return typeof value === "object" && value !== null ? Object.values(value).flatMap(stringsIn) : [];
@@ -120,7 +122,7 @@ function openTokenizer(file: JsonObject, config: JsonObject): Tokenizer {
   }
 }
 
-/** Replaces unpaired surrogates, which no UTF-8 text can hold, by U+FFFD. */
+/** Replaces unpaired surrogates, which UTF-8 cannot encode, by U+FFFD. */
 function wellFormed(text: string): string {
   return text.replace(/\p{Surrogate}/gu, "\uFFFD");
 }

@@ -1,6 +1,7 @@
 /**
- * Where @huggingface/tokenizers 0.2.0 makes other tokens than the Rust tokenizers that the models were trained
- * with. Found by tests/unit/test_tokenizer_parity.py; when that passes without a fix, the fix can go.
+ * Fixes the cases where @huggingface/tokenizers 0.2.0 makes other tokens than the Rust tokenizers with which the
+ * models were trained. tests/unit/test_tokenizer_parity.py found them; a fix can be deleted once that test passes
+ * without it.
  */
 
 import {
@@ -26,7 +27,7 @@ import {
 import { withOwnSections } from "./sections.js";
 import { isObject, type JsonObject } from "./tokenizer-file.js";
 
-// JavaScript's \s holds U+FEFF and lacks U+0085, its \w and \d are ASCII's; Rust means Unicode's.
+// In JavaScript, \s contains U+FEFF and lacks U+0085, and \w and \d are ASCII alone; Rust uses Unicode's classes.
 const GPT2_WORDS =
   /'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\p{White_Space}\p{L}\p{N}]+|\p{White_Space}+(?!\P{White_Space})|\p{White_Space}+/gu;
 const BLANKS = /\p{White_Space}/gu;
@@ -49,7 +50,7 @@ function fixNormalizer(step: Normalizer): void {
   if (step instanceof SequenceNormalizer) {
     for (const inner of step.normalizers) if (inner) fixNormalizer(inner);
   } else if (step instanceof LowercaseNormalizer) {
-    // Letter by letter: JavaScript has another σ at the end of a word.
+    // The text is lowered letter by letter, because JavaScript writes another σ at the end of a word.
     does((text) => Array.from(text, (char) => char.toLowerCase()).join(""));
   } else if (step instanceof StripAccentsNormalizer) does((text) => text.replace(/\p{M}/gu, ""));
   else if (step instanceof PrependNormalizer)
@@ -62,7 +63,7 @@ function fixNormalizer(step: Normalizer): void {
     });
   } else if (step instanceof ReplaceNormalizer && step.pattern) {
     const { pattern } = step;
-    // By a function: $ in what replaces stands for itself.
+    // A function gives the replacement, because $ has a meaning in a replacement string.
     does((text) => text.replaceAll(pattern, () => step.config.content ?? ""));
   }
 }
@@ -90,7 +91,7 @@ function fixPreTokenizer(step: PreTokenizer): void {
     );
 }
 
-/** A text cut at the matches of a pattern, or with `invert` at what is between them, as Rust's `split` does. */
+/** Splits a text at the matches of a pattern, or with `invert` at the text between them, as Rust's `split` does. */
 function pieces(text: string, pattern: RegExp, behavior: string, invert: boolean): string[] {
   const parts: { text: string; cuts: boolean }[] = [];
   let at = 0;
@@ -118,7 +119,10 @@ function pieces(text: string, pattern: RegExp, behavior: string, invert: boolean
   return made.map((part) => part.text);
 }
 
-/** The library has no byte_fallback for Unigram: what is not in the vocabulary becomes tokens of its bytes. */
+/**
+ * The library lacks byte_fallback for Unigram, which turns characters outside the vocabulary into tokens of their
+ * bytes.
+ */
 function fallBack(model: Unigram): void {
   const encoder = new TextEncoder();
   const bytesOf = (text: string): string[] =>
@@ -135,8 +139,8 @@ function fallBack(model: Unigram): void {
 }
 
 /**
- * The library ignores Metaspace's `split` (true by default) and leaves the text in one piece, so that merges
- * may cross words. A Split after it restores the borders: each ▁ begins a piece.
+ * The library ignores Metaspace's `split` (true by default) and keeps the text in one piece, so that merges could
+ * cross words. A Split behind Metaspace restores the borders: each ▁ begins a piece.
  */
 export function withMetaspaceSplit(tokenizer: JsonObject): JsonObject {
   return { ...tokenizer, pre_tokenizer: splitMetaspace(tokenizer.pre_tokenizer) };

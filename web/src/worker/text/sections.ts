@@ -1,13 +1,16 @@
-/** Cuts a text at the added tokens of a tokenizer, before all else, as the Rust library does. */
+/** Splits a text at the added tokens of a tokenizer, before all other steps, as the Rust library does. */
 
 import type { AddedToken, Tokenizer } from "@huggingface/tokenizers";
 
-/** The library's own splitter by a trie: leftmost, longest. It is not exported, its class is had from an instance. */
+/**
+ * The library's own splitter, a trie that takes the leftmost, longest token. The library does not export the class,
+ * so it is taken from an instance.
+ */
 interface Splitter {
   split(text: string): string[];
 }
 
-/** The members of the library's tokenizer that are private there. */
+/** Members of the library's tokenizer that its types declare private. */
 interface Inside {
   readonly added_tokens: readonly AddedToken[];
   readonly splitter_normalized: Splitter & { readonly constructor: new (contents: string[]) => Splitter };
@@ -20,8 +23,9 @@ const WORD = /[\p{Alphabetic}\p{M}\p{Nd}\p{Pc}\p{Join_Control}]/u;
 const BLANK = /\p{White_Space}/u;
 
 /**
- * The library finds single-word tokens inside words, takes JavaScript's white space around tokens, holds the
- * second piece of a text for its beginning, and joins unknown characters across words.
+ * Replaces the library's splitting, which finds single-word tokens inside words, takes JavaScript's white space
+ * around tokens, treats the second piece of a text as the text's beginning, and joins unknown characters across
+ * words.
  */
 export function withOwnSections(tokenizer: Tokenizer): void {
   const inside = tokenizer as unknown as Inside;
@@ -71,7 +75,7 @@ function sections(text: string, splitter: Splitter, tokens: ReadonlyMap<string, 
     if (!token || (token.single_word && touchesWord(text, start, stop))) continue;
     if (token.lstrip) while (start > from && BLANK.test(text.charAt(start - 1))) start--;
     if (token.rstrip) while (stop < text.length && BLANK.test(text.charAt(stop))) stop++;
-    // The token before may have taken the blanks before this one, and then begins where it ends.
+    // The token before may have taken the white space before this token, which then begins where the other ends.
     if (start < from) start = from;
     if (start > from) made.push(text.slice(from, start));
     made.push({ token });

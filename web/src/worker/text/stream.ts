@@ -1,4 +1,4 @@
-/** From the token ids of one answer to its text, piece by piece. */
+/** Turns the token ids of one answer into text, piece by piece. */
 
 import type { ByteRules } from "./token-bytes.js";
 import type { TextDelta, TextStream } from "./types.js";
@@ -9,16 +9,15 @@ import type { TextDelta, TextStream } from "./types.js";
  */
 export type VisibleToken = (id: number) => string | undefined;
 
-/** Joins tokens into characters: nothing comes out before all bytes of a character are in. */
+/** Joins tokens into characters. A character comes out when all its bytes have come in. */
 export class IncrementalDecoder {
-  // ignoreBOM, since a U+FEFF in an answer is text like any other; by default the decoder would swallow the
-  // first.
+  // With ignoreBOM the decoder keeps a U+FEFF at the beginning of an answer, which it would drop by default.
   readonly #decoder = new TextDecoder("utf-8", { ignoreBOM: true });
   readonly #rules: ByteRules;
   readonly #after: readonly TextStep[];
   #first: boolean;
 
-  /** `begun`: the text has begun before the first token. */
+  /** `begun` says that text stands before the first token. */
   constructor(rules: ByteRules, begun: boolean) {
     this.#rules = rules;
     this.#first = !begun;
@@ -36,13 +35,13 @@ export class IncrementalDecoder {
     return this.#after.reduce((made, step) => step.push(made), text);
   }
 
-  /** What is left when no token follows: U+FFFD for the beginning of a character that never ended. */
+  /** Ends the text: an incomplete character becomes U+FFFD. */
   flush(): string {
     return this.#after.reduce((made, step) => step.push(made) + step.flush(), this.#decoder.decode());
   }
 }
 
-/** One rule for a whole text that comes in pieces. */
+/** A rule for a whole text, applied while the text comes in pieces. */
 interface TextStep {
   push(text: string): string;
   flush(): string;
@@ -72,7 +71,7 @@ class Stripping implements TextStep {
   }
 }
 
-/** Holds back what may be the beginning of the part that is replaced. */
+/** Replaces a part of the text, and holds back text that may be the beginning of that part. */
 class Replacing implements TextStep {
   #held = "";
 
@@ -97,7 +96,7 @@ class Replacing implements TextStep {
 }
 
 /**
- * Cuts a text at the first of the stop strings, which may arrive in pieces: a tail that could begin one is
+ * Cuts a text at the first stop string. A stop string may come in pieces, so an end of the text that may begin one is
  * held back.
  */
 export class StopFinder {
@@ -127,7 +126,7 @@ export class StopFinder {
   }
 }
 
-/** The length of the longest proper prefix of `stop` that `text` ends with. */
+/** The length of the longest proper prefix of `stop` with which `text` ends. */
 function overlap(text: string, stop: string): number {
   for (let length = Math.min(stop.length - 1, text.length); length > 0; length--) {
     if (text.endsWith(stop.slice(0, length))) return length;

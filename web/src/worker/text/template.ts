@@ -1,4 +1,4 @@
-/** Chat templates, with the variables that transformers gives them. */
+/** Renders chat templates with the variables that transformers gives them. */
 
 import { ArtifactError, RequestError } from "../../protocol/errors.js";
 import { type Body, fromJs, parse, render, type Value } from "./jinja/index.js";
@@ -22,7 +22,10 @@ export class ChatTemplate {
     this.#tokens = tokens;
   }
 
-  /** `continueLast` gives the text up to where the content of the last message ends: the answer goes on there. */
+  /**
+   * Renders a conversation. With `continueLast` the text ends with the content of the last message, and the answer
+   * continues from there.
+   */
   render(messages: readonly Told[], options: ChatOptions = {}): string {
     if (!options.continueLast) return this.#render(messages, options);
     return untilMark(this.#render(marked(messages), { ...options, addGenerationPrompt: false }));
@@ -37,7 +40,7 @@ export class ChatTemplate {
       const given = Object.entries({ ...variables, ...this.#tokens, ...own });
       return render(this.#template, new Map<string, Value>(given.map(([name, one]) => [name, fromJs(one)])));
     } catch (error) {
-      // Templates refuse conversations on purpose, for instance two user turns in a row; their words say why.
+      // A template rejects a conversation on purpose, for instance two user turns in a row; its own words say why.
       throw new RequestError(`the model's chat template refused the messages: ${reason(error)}`, "messages", {
         cause: error,
       });
@@ -46,8 +49,8 @@ export class ChatTemplate {
 }
 
 /**
- * Ends the content that is continued: to look for the content itself would find a short one in the template's
- * own words.
+ * Marks the end of the content that the answer continues. A search for the content itself could find a short content
+ * in the template's own words.
  */
 const MARK = "[the-answer-goes-on-here]";
 

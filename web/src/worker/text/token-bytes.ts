@@ -1,23 +1,23 @@
 /**
- * From a token to the bytes it stands for.
+ * Converts tokens to the bytes that they stand for.
  *
- * The library's own `decode` works on whole lists. Answers come token by token, and one character may span
- * several tokens, so the stream needs bytes, which a streaming TextDecoder then joins into characters. The
- * rules below are those of the decoders in tokenizer.json that causal language models use.
+ * The library's own `decode` works on whole lists. Answers come token by token, and one character may span several
+ * tokens, so the stream needs bytes, which a streaming TextDecoder then joins into characters. The rules below are
+ * those of the decoders in tokenizer.json that causal language models use.
  */
 
 import { ArtifactError } from "../../protocol/errors.js";
 import { asObject, isObject, type JsonObject } from "./tokenizer-file.js";
 
-/** How a tokenizer's tokens become text. */
+/** The rules by which a tokenizer's tokens become text. */
 export interface ByteRules {
-  /** The bytes of a token; `first` says that nothing visible came before it. */
+  /** The bytes of a token; `first` says that no visible token came before it. */
   bytes(token: string, first: boolean): Uint8Array<ArrayBuffer>;
-  /** What becomes of the whole text, in this order. */
+  /** Rules for the whole text, in the order in which they apply. */
   readonly after: readonly TextRule[];
 }
 
-/** A rule for a whole text: at most `count` of `char` are dropped at its start, or a part is replaced throughout. */
+/** A rule for a whole text: drops at most `count` of `char` at its start, or replaces a part everywhere. */
 export type TextRule =
   | { readonly kind: "strip"; readonly char: string; readonly count: number }
   | { readonly kind: "replace"; readonly part: string; readonly by: string };
@@ -27,8 +27,8 @@ type Rewrite = (token: string, first: boolean) => string;
 const encoder = new TextEncoder();
 
 /**
- * GPT-2's printable stand-ins for bytes: printable Latin-1 stands for itself, the rest for U+0100 onwards, in
- * order.
+ * GPT-2's printable characters for bytes: a printable Latin-1 character stands for its own byte, U+0100 onwards stand
+ * for the other bytes in order.
  */
 const BYTE_OF_CHAR: ReadonlyMap<string, number> = (() => {
   const map = new Map<string, number>();
@@ -44,7 +44,7 @@ function byteLevelBytes(token: string): Uint8Array<ArrayBuffer> {
   const bytes: number[] = [];
   for (const char of token) {
     const byte = BYTE_OF_CHAR.get(char);
-    // An added token holds plain text, perhaps with characters that no byte is written as.
+    // An added token is plain text and may hold characters that stand for no byte.
     if (byte === undefined) return encoder.encode(token);
     bytes.push(byte);
   }
@@ -74,8 +74,7 @@ function metaspaceRule(step: JsonObject): Rewrite {
 }
 
 /**
- * Rules for the `decoder` of a tokenizer.json. Throws where the decoder is of a kind that no supported model
- * uses.
+ * The rules of the `decoder` in a tokenizer.json. Throws if the decoder is of a kind that no supported model uses.
  */
 export function byteRules(decoder: unknown): ByteRules {
   const root = asObject(decoder, "tokenizer.json: decoder");
@@ -93,7 +92,7 @@ export function byteRules(decoder: unknown): ByteRules {
     const step = asObject(entry, "tokenizer.json: decoder step");
     if (step.type === "Replace") {
       const rule = replaceRule(step);
-      // Behind Fuse it sees the whole text, and so what begins in one token and ends in another.
+      // Behind Fuse, the rule sees the whole text, and so also matches across the border of two tokens.
       if (fused) after.push(rule);
       else rewrites.push((token) => token.replaceAll(rule.part, () => rule.by));
     } else if (step.type === "Metaspace" && !fused) rewrites.push(metaspaceRule(step));

@@ -1,7 +1,4 @@
-/**
- * The few facts of tokenizer.json and tokenizer_config.json that the codec reads itself, checked as they are
- * read.
- */
+/** Reads and checks the facts of tokenizer.json and tokenizer_config.json that the codec needs itself. */
 
 import { ArtifactError } from "../../protocol/errors.js";
 import type { TextFiles } from "./types.js";
@@ -21,7 +18,7 @@ function describe(value: unknown): string {
   return value === null ? "null" : Array.isArray(value) ? "a list" : typeof value;
 }
 
-/** Refuses a vocabulary that is not of texts and their ids, which the library takes as it comes. */
+/** Throws if the vocabulary is not a record of texts with ids, because the library does not check it. */
 export function checkVocabulary(tokenizer: JsonObject): void {
   const { vocab } = asObject(tokenizer.model, "the model of tokenizer.json");
   const isId = (id: unknown): boolean => Number.isInteger(id) && Number(id) >= 0;
@@ -38,7 +35,7 @@ export function checkVocabulary(tokenizer: JsonObject): void {
     );
 }
 
-/** Ids that the tokenizer marks as special: they steer the model and are no part of its text. */
+/** Ids of the tokens that the tokenizer marks as special: they steer the model and add nothing to its text. */
 export function specialIds(tokenizer: JsonObject): ReadonlySet<number> {
   const ids = new Set<number>();
   const added: readonly unknown[] = Array.isArray(tokenizer.added_tokens) ? tokenizer.added_tokens : [];
@@ -53,20 +50,22 @@ export function namedTokens(config: JsonObject): Record<string, string> {
   const names: Record<string, string> = {};
   for (const [key, value] of Object.entries(config)) {
     if (!key.endsWith("_token")) continue;
-    // Older files spell a token as an AddedToken record instead of its text.
+    // Older files write a token as an AddedToken record instead of its text.
     const text = isObject(value) ? value.content : value;
     if (typeof text === "string") names[key] = text;
   }
   return names;
 }
 
-/** The texts of a model's chat templates; `tools`: of conversations with tools, null where `plain` is. */
+/**
+ * The texts of a model's chat templates. `tools` is for conversations with tools; it is null where `plain` is null.
+ */
 export interface ChatTemplates {
   readonly plain: string | null;
   readonly tools: string | null;
 }
 
-/** As edge_runtime/text/files.py finds them; tests/vectors/chat_templates.json holds both. */
+/** Finds the templates, as edge_runtime/text/files.py does; tests/vectors/chat_templates.json tests both. */
 export function findTemplates(
   config: JsonObject,
   { chatTemplate, toolTemplate }: Pick<TextFiles, "chatTemplate" | "toolTemplate">,
@@ -83,7 +82,7 @@ export function findTemplates(
   return { plain: plain || null, tools: named.get("tool_use") || null };
 }
 
-/** The templates of a tokenizer config: one text, or a list of named ones. */
+/** The templates of a tokenizer config, which has one text or a list of named ones. */
 function namedTemplates(value: unknown): [string, string][] {
   if (typeof value === "string") return [["default", value]];
   const items: readonly unknown[] = Array.isArray(value) ? value : [];

@@ -33,12 +33,12 @@ export interface WasmParts {
 }
 
 /**
- * Replays plans in WebAssembly. Work is done before `run` returns, so every order promise holds by itself;
- * `fetch` lets the worker hear what else there is.
+ * Replays plans in WebAssembly. Work is done before `run` returns, so all ordering promises hold by
+ * themselves; during `fetch` the worker receives other messages.
  */
 export class WasmExecutor implements ModelBackend {
   readonly shape: BackendShape;
-  /** The host computes itself: a step ahead of the reading would only come later. */
+  /** The host computes itself, so a step ahead of the reading would only delay the reading. */
   readonly pipelined = false;
   #parts: WasmParts | null;
   #failure: DeviceError | null = null;
@@ -62,7 +62,7 @@ export class WasmExecutor implements ModelBackend {
     return smallest?.launches.length ?? 0;
   }
 
-  /** Threads that compute, and bytes of the memory; 0 once it is disposed of. */
+  /** The number of computing threads, and the bytes of the memory; both are 0 after `dispose`. */
   get held(): { readonly threads: number; readonly bytes: number } {
     const { threads, memory } = this.#parts ?? {};
     return { threads: threads?.count ?? 0, bytes: memory?.buffer.byteLength ?? 0 };
@@ -72,7 +72,7 @@ export class WasmExecutor implements ModelBackend {
     return [...this.#plans[name].keys()];
   }
 
-  /** The build has compiled all there is. */
+  /** Nothing is missing, because the build compiled every kernel. */
   missing(): number {
     return 0;
   }
@@ -97,7 +97,7 @@ export class WasmExecutor implements ModelBackend {
     this.#replay(name, size, 0, launches.length);
   }
 
-  /** Time is taken by the host's clock, which a page that is not isolated has in steps of 0.1 ms. */
+  /** The host's clock takes the times. On a page that is not isolated it has a resolution of 0.1 ms. */
   checkTimes(): void {}
 
   async profile(name: FunctionName, size: number): Promise<number[]> {
@@ -112,7 +112,7 @@ export class WasmExecutor implements ModelBackend {
 
   launchesIn(name: FunctionName, size: number): { kernel: string; weightBytes: number }[] {
     return this.#plan(name, size).launches.map(({ kernel, args }) => {
-      // What tokens look up is not read whole.
+      // A launch that looks tokens up does not read the whole table.
       const whole = args.some(({ space, name }) => space === "buffer" && name === "tokens") ? [] : args;
       const weights = whole.filter(({ space }) => space === "weight");
       const bytes = weights.map((arg) => this.#parts?.region(arg).bytes ?? 0);
@@ -141,13 +141,13 @@ export class WasmExecutor implements ModelBackend {
     parts?.threads.end();
   }
 
-  /** Everybody else's turn; then whether all went well. */
+  /** Lets other events of the loop run, and then throws if a launch has failed. */
   async #settle(): Promise<void> {
     await turn();
     if (this.#failure) throw this.#failure;
   }
 
-  /** Runs `count` launches of a plan from number `first` on. After a failure nothing runs any more. */
+  /** Runs `count` launches of a plan from number `first` on. After a failure, nothing runs any more. */
   #replay(name: FunctionName, size: number, first: number, count: number): void {
     const plan = this.#plan(name, size);
     const bound = this.#parts?.bound.get(plan);
@@ -160,8 +160,9 @@ export class WasmExecutor implements ModelBackend {
       const reason = errorOf(exports, memory) || (threads.failure ?? "one of its threads trapped");
       this.#failure = new DeviceError(`The kernel ${kernel} of ${name}.${size} failed: ${reason}. ${AGAIN}`);
     } catch (cause) {
-      // A trap. Where it came in a thread, the replay has returned above. The engine's own error does not go
-      // along as a cause: its stack holds the instance, whose memory is to be let go before it is taken again.
+      // The module trapped. If a thread trapped, the replay has returned above. The engine's own error is not
+      // passed on as the cause, because its stack holds the instance, whose memory must be freed before a new
+      // one is allocated.
       this.#failure = new DeviceError(
         `A kernel of ${name}.${size} trapped (${namedMessage(cause)}). ${AGAIN}`,
       );
@@ -171,7 +172,7 @@ export class WasmExecutor implements ModelBackend {
   #copy({ buffer, count }: Read): HostArray {
     const { at, dtype } = this.#named(buffer);
     const data = this.#parts?.memory.buffer ?? new ArrayBuffer(0);
-    // `slice` copies, out of shared memory too.
+    // `slice` copies the values, also out of shared memory.
     switch (dtype) {
       case "int32":
         return new Int32Array(data, at, count).slice();

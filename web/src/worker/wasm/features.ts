@@ -2,21 +2,24 @@ import type { Manifest, Program } from "../../artifact/manifest.js";
 import { DeviceError } from "../../protocol/errors.js";
 import { type ProgramWish, wantedPrograms } from "../device/wanted.js";
 
-/** Feature of programs whose memory is shared by threads. */
+/** The feature that programs with threads need: their memory is shared. */
 export const ATOMICS = "atomics";
 
-/** What gives a page shared memory. */
+/** The headers that give a page shared memory. */
 export const ISOLATE =
   "Serve the page with the headers Cross-Origin-Opener-Policy: same-origin and " +
   "Cross-Origin-Embedder-Policy: require-corp, which make it cross-origin isolated.";
 
-/** A module with one instruction on vectors: (func (result v128) i32.const 0 i8x16.splat i8x16.popcnt). */
+/** A module with one vector instruction: (func (result v128) i32.const 0 i8x16.splat i8x16.popcnt). */
 const SIMD = [
   0, 97, 115, 109, 1, 0, 0, 0, 1, 5, 1, 96, 0, 1, 123, 3, 2, 1, 0, 10, 10, 1, 8, 0, 65, 0, 253, 15, 253, 98,
   11,
 ];
 
-/** What WebAssembly has here, by the names of `requires.features`. `threads`: whether there are any. */
+/**
+ * The WebAssembly features of this browser, by the names of `requires.features`. `threads` says whether
+ * threads are available.
+ */
 export function wasmFeatures(threads: boolean): ReadonlySet<string> {
   const found = new Set<string>();
   if (typeof WebAssembly !== "object") return found;
@@ -26,8 +29,9 @@ export function wasmFeatures(threads: boolean): ReadonlySet<string> {
 }
 
 /**
- * The first program that can run here: the build lists the one with threads first. `threads`: as many as are
- * wanted; one needs no shared memory. `wish`: only programs that are so.
+ * The first program that can run here; the build lists the program with threads first. `threads` is the
+ * wanted number: one thread needs no shared memory. `wish` restricts the choice to programs with these
+ * properties.
  */
 export function ableProgram(
   { programs }: Pick<Manifest, "programs">,

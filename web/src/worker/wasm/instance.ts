@@ -2,7 +2,7 @@ import type { Program } from "../../artifact/manifest.js";
 import { ArtifactError, DeviceError, namedMessage } from "../../protocol/errors.js";
 import type { ReadFile } from "../store/packs.js";
 
-/** What the module exports (docs/wasm.md). Addresses come back with a sign. */
+/** The exports of the module (docs/wasm.md). Addresses are signed numbers. */
 export interface Exports {
   readonly nf_kernels: WebAssembly.Global;
   readonly __stack_pointer: WebAssembly.Global;
@@ -19,7 +19,8 @@ const POLICY =
 /** A program's module, verified and compiled. */
 export async function loadModule({ name, library }: Program, read: ReadFile): Promise<WebAssembly.Module> {
   if (!library) throw new ArtifactError(`The program ${name} has no library. Build the artifact again.`);
-  // Not while it streams in: nothing is compiled that is not what the manifest says.
+  // The module is not compiled while it streams in, so that nothing is compiled before its digest is checked
+  // against the manifest.
   const bytes = await read(library);
   try {
     return await WebAssembly.compile(bytes);
@@ -43,7 +44,7 @@ export async function instantiate(module: WebAssembly.Module, memory: WebAssembl
   }
 }
 
-/** What stands for each kernel in a launch. */
+/** The number that stands for each kernel in a launch. */
 export function kernelsOf(
   { nf_kernels }: Exports,
   { buffer }: WebAssembly.Memory,
@@ -64,6 +65,6 @@ export function kernelsOf(
 export function errorOf({ nf_error }: Exports, { buffer }: WebAssembly.Memory): string {
   const at = nf_error() >>> 0;
   const bytes = new Uint8Array(buffer, at);
-  // A decoder takes no shared memory.
+  // The bytes are copied, because a decoder accepts no shared memory.
   return new TextDecoder().decode(bytes.slice(0, Math.max(bytes.indexOf(0), 0)));
 }

@@ -3,10 +3,10 @@ import { WASM_RESERVED, WASM_STACK } from "../../format/constants.js";
 import { DeviceError, OutOfMemoryError } from "../../protocol/errors.js";
 import { bufferBytes, type Extents, storedAs } from "../device/memory.js";
 
-/** Where everything lies in a WebAssembly memory (docs/wasm.md). */
+/** Addresses of everything in a WebAssembly memory (docs/wasm.md). */
 
 export const WASM_PAGE = 64 * 2 ** 10;
-/** 4 GiB less a page, so that the size too is a number of 32 bits. */
+/** 4 GiB less a page, so that the size fits in 32 bits too. */
 export const MOST_BYTES = 65_535 * WASM_PAGE;
 
 export interface Region {
@@ -19,7 +19,7 @@ export interface NamedRegion extends Region {
 }
 
 export interface Layout {
-  /** Where the weight stream begins. */
+  /** The address of the weight stream. */
   readonly weights: number;
   readonly named: ReadonlyMap<string, NamedRegion>;
   readonly workspace: readonly Region[];
@@ -30,7 +30,7 @@ export interface Layout {
   readonly bytes: number;
 }
 
-/** Gives out memory from the bottom up; nothing is given back. */
+/** Allocates memory from the bottom up; nothing is freed. */
 class Bump {
   #end = WASM_RESERVED;
 
@@ -45,7 +45,7 @@ class Bump {
   }
 }
 
-/** `threads`: the first one included. */
+/** Lays out a memory. `threads` counts the first thread too. */
 export function layOut(
   manifest: Manifest,
   program: Program,
@@ -67,7 +67,7 @@ export function layOut(
   return { weights, named: new Map(named), workspace, tables: at, stacks, bytes };
 }
 
-/** A memory of just that size, zeroed. DeviceError where it cannot be had. */
+/** Makes a memory of exactly `bytes` bytes, filled with zeros. Throws DeviceError if the browser has none. */
 export function makeMemory(bytes: number, shared: boolean): WebAssembly.Memory {
   if (bytes > MOST_BYTES)
     throw new DeviceError(

@@ -19,11 +19,11 @@ import { Threads, worthStarting } from "./threads.js";
 
 export interface WasmOptions extends MemoryOptions {
   readonly host: Host;
-  /** Only the program of this name. */
+  /** Take only the program of this name. */
   readonly program?: string | undefined;
-  /** Only programs whose KV cache has so many bits a value. */
+  /** Take only programs whose KV cache has this many bits a value. */
   readonly kvBits?: number | undefined;
-  /** How many compute; by default as many as there seem to be cores. */
+  /** The number of computing threads; by default as many as there seem to be cores. */
   readonly threads?: number | undefined;
   readonly fetch?: Fetch | undefined;
   readonly signal?: AbortSignal | undefined;
@@ -50,7 +50,7 @@ export async function loadWasm(base: URL, manifest: Manifest, options: WasmOptio
   const count = shared ? wanted : 1;
   if (count < (options.threads ?? 1))
     options.onWarning?.(`One thread computes, not ${options.threads}: ${whyOne(host, program)}`);
-  // Memory first: a device that is too small should say so before the download, not after it.
+  // Memory comes first: a device that is too small should say so before the download, not after it.
   const room = await makeRoom(manifest, program, plans, { ...options, threads: count, shared });
   const threads = new Threads();
   try {
@@ -100,7 +100,7 @@ function threadsWanted(asked: number | undefined, { spawn, hardwareThreads }: Ho
   return spawn ? (asked ?? worthStarting(hardwareThreads)) : 1;
 }
 
-/** What stands in the way of more threads than one. */
+/** Why the program runs with a single thread. */
 function whyOne({ spawn }: Host, program: Program): string {
   if (typeof SharedArrayBuffer !== "function") return `memory cannot be shared here. ${ISOLATE}`;
   if (!spawn) return "there are no workers here, as in a service worker.";
@@ -111,7 +111,7 @@ function nameOf(threads: number): string {
   return `WebAssembly, ${threads} ${threads === 1 ? "thread" : "threads"}`;
 }
 
-/** The weights, straight from the store to their place: of the shards, two are in memory beside it. */
+/** Streams the weights from the store to their place; at most two shards are in memory at the same time. */
 async function streamInto(
   base: URL,
   { weights: { shards, shardBytes } }: Manifest,
@@ -149,7 +149,7 @@ function pagesOf(manifest: Manifest, program: Program, { plan, layout }: Room): 
   });
 }
 
-/** A tensor of float32, as it lies among the weights. */
+/** Reads a float32 tensor from the weights in memory. */
 function frequenciesIn({ memory, layout }: Room, { weights }: Manifest, name: string): Float32Array {
   const { offset = 0, bytes = 0 } = weights.tensors.find((tensor) => tensor.name === name) ?? {};
   return new Float32Array(memory.buffer, layout.weights + offset, bytes / 4);

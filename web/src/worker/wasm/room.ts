@@ -5,7 +5,7 @@ import type { Plans } from "../device/remote-artifact.js";
 import { type Layout, layOut, MOST_BYTES, makeMemory } from "./layout.js";
 import { Tables } from "./tables.js";
 
-/** A memory, and what is to lie where in it. */
+/** A memory, and the addresses in it. */
 export interface Room {
   readonly memory: WebAssembly.Memory;
   readonly plan: MemoryPlan;
@@ -14,14 +14,14 @@ export interface Room {
 }
 
 export interface RoomOptions extends MemoryOptions {
-  /** The first one included. */
+  /** The number of threads, the first one included. */
   readonly threads: number;
   readonly shared: boolean;
 }
 
 /**
- * Room for the weights and as much of a cache as the caller asks for. Where the cache's size was left open,
- * less is tried before giving up.
+ * Allocates memory for the weights and a cache of the size that the caller asks for. If the caller left the
+ * size open, smaller caches are tried before it gives up.
  */
 export function makeRoom(
   manifest: Manifest,

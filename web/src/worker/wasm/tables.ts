@@ -6,14 +6,17 @@ import { extentOf } from "../device/memory.js";
 import type { Launch, Plan, PlanArg } from "../device/plan.js";
 import type { Region } from "./layout.js";
 
-/** Plans as the module reads them (docs/wasm.md, "Tables"): tensors, arguments and launches, at addresses. */
+/**
+ * Plans in the form that the module reads (docs/wasm.md, "Tables"): tensors, arguments and launches, at
+ * addresses.
+ */
 
 const TENSOR = 40;
 const EXTENT = 8;
 const ARGUMENT = 16;
 const LAUNCH = 32;
 
-/** TVMFFIAny's kind of a value that is the address of a tensor. */
+/** TVMFFIAny's type index of a value that is the address of a tensor. */
 const TENSOR_ADDRESS = 7;
 const PROCESSOR = 1;
 const CODES = { int: 0, uint: 1, float: 2 } as const;
@@ -22,32 +25,32 @@ interface Tensor {
   readonly arg: PlanArg;
   readonly dtype: Dtype;
   readonly extents: readonly number[];
-  /** Within the tables. */
+  /** The offset of the tensor within the tables. */
   readonly at: number;
 }
 
-/** A plan's launches: where they begin, and how many there are. */
+/** The address of a plan's launches, and their number. */
 export interface BoundPlan {
   readonly at: number;
   readonly count: number;
 }
 
-/** What the tables of a program point at. */
+/** The addresses to which the tables of a program point. */
 export interface Targets {
   region(arg: PlanArg): Region;
-  /** What stands for a kernel in a launch. */
+  /** The number that stands for a kernel in a launch. */
   kernel(name: string): number;
 }
 
-/** The tables of all plans of a program, with nothing written yet. */
+/** The tables of all plans of a program; `write` writes them to memory. */
 export class Tables {
   readonly #tensors = new Map<string, Tensor>();
   readonly #launches: { readonly launch: Launch; readonly tensors: readonly Tensor[] }[] = [];
-  /** Where each plan's launches begin among all of them. */
+  /** The index of each plan's first launch among all launches. */
   readonly #starts = new Map<Plan, number>();
   #bytes = 0;
 
-  /** `shapes`: of the buffers as the program stores them, in the manifest's words. */
+  /** `shapes` are the shapes of the buffers in the program, with the words of the manifest. */
   constructor(
     plans: Iterable<Plan>,
     { routines }: Program,
@@ -72,7 +75,7 @@ export class Tables {
     return this.#bytes + args * ARGUMENT + this.#launches.length * LAUNCH;
   }
 
-  /** Writes them at `base`; returns each plan's launches. */
+  /** Writes the tables at `base`; returns each plan's launches. */
   write(memory: ArrayBufferLike, base: number, targets: Targets): Map<Plan, BoundPlan> {
     const view = new DataView(memory, base, this.bytes);
     for (const tensor of this.#tensors.values()) writeTensor(view, base, tensor, targets.region(tensor.arg));
@@ -95,7 +98,10 @@ export class Tables {
     return new Map([...this.#starts].map(bound));
   }
 
-  /** A buffer has its own extents: groups of layers share kernels, whose record names one's pages. */
+  /**
+   * The shape comes from the buffer and not from the kernel's record: groups of layers share kernels, whose
+   * record names the pages of one group.
+   */
   #tensor(arg: PlanArg, { dtype, shape }: Param): Tensor {
     const dims = (arg.space === "buffer" && this.shapes.get(arg.name)) || shape;
     const extents = dims.map((dim) => extentOf(dim, this.extents));

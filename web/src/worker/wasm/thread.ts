@@ -1,7 +1,7 @@
 import { namedMessage } from "../../protocol/errors.js";
 import type { ThreadTask, ThreadWord } from "../host.js";
 
-/** A thread beside the first, in a worker of its own. */
+/** A further thread, in a worker of its own. */
 
 /** The exports that a thread calls. */
 interface ThreadExports {
@@ -10,7 +10,7 @@ interface ThreadExports {
   nf_pool_fail(pool: number): void;
 }
 
-/** What a thread does: it computes until the pool is freed. Whoever waits for a thread that traps is told. */
+/** Runs a thread until the pool is freed. If the thread traps, `tell` reports it. */
 export function work({ module, memory, pool, stack }: ThreadTask, tell: (word: ThreadWord) => void): void {
   let exports: ThreadExports | null = null;
   try {

@@ -1,9 +1,9 @@
 import { namedMessage } from "../../protocol/errors.js";
 import type { ThreadPort, ThreadTask, ThreadWord } from "../host.js";
 
-/** Threads beside the first: workers of the host that each make an instance over the same memory. */
+/** Further threads: workers of the host, each with an instance over the same memory. */
 
-/** How long a load waits for its threads: what takes longer joins later. */
+/** How long a load waits for its threads; a thread that takes longer joins later. */
 const PATIENCE_MS = 5_000;
 
 /** The threads of one pool. */
@@ -17,12 +17,15 @@ export class Threads {
     return 1 + this.#running;
   }
 
-  /** What ended one of them. */
+  /** Why a thread ended; null while all run. */
   get failure(): string | null {
     return this.#failure;
   }
 
-  /** Starts a thread for each task; resolves when they run, or after a while. `onLack`: why one does not. */
+  /**
+   * Starts a thread for each task; resolves when all threads run, or after PATIENCE_MS. `onLack` hears why a
+   * thread does not run.
+   */
   async start(
     spawn: () => ThreadPort,
     tasks: readonly ThreadTask[],
@@ -66,10 +69,13 @@ export class Threads {
   }
 }
 
-/** More would wait for memory, and for one another. */
+/** More threads would wait for memory, and for one another. */
 const MOST_THREADS = 8;
 
-/** How many threads are worth starting on so many hardware threads: two share a core on most machines. */
+/**
+ * How many threads are worth starting on `hardware` hardware threads: on most machines two of them share a
+ * core.
+ */
 export function worthStarting(hardware: number): number {
   const cores = hardware <= 2 ? hardware : Math.ceil(hardware / 2);
   return Math.max(1, Math.min(cores, MOST_THREADS));

@@ -1,4 +1,4 @@
-/** Calls of `turn` that wait; one channel serves all of them. */
+/** Pending calls of `turn`; one channel serves all of them. */
 const waiting: (() => void)[] = [];
 let channel: MessageChannel | null = null;
 

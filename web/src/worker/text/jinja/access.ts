@@ -1,4 +1,4 @@
-/** Attributes, places, calls and arithmetic of values, as Python and Jinja's sandbox do them. */
+/** Attributes, items, calls and arithmetic of template values, as in Python and Jinja's sandbox. */
 
 import { formatted } from "./format.js";
 import { method } from "./methods.js";
@@ -20,12 +20,15 @@ import {
   whole,
 } from "./values.js";
 
-/** The most parts of a product of texts or lists. */
+/** The most characters or items of a multiplied string or list. */
 const MOST_PARTS = 16 << 20;
-/** The most bits of a number; a bigint has no other bound. */
+/** The most bits of an integer, because a bigint has no limit of its own. */
 const MOST_BITS = 4096n;
 
-/** `value.name`: what Python has of that name comes before a key. `what`: how the template names the value. */
+/**
+ * `value.name`: a method or an attribute of Python's type comes before a key of that name. `what` names the value in
+ * errors.
+ */
 export function attribute(value: Value, name: string, what = "a value"): Value {
   if (value === undefined) throw new Fault(`${what} is undefined, and has no ${name}`);
   if (value instanceof Thing) return value.attribute(name);
@@ -34,7 +37,7 @@ export function attribute(value: Value, name: string, what = "a value"): Value {
   return isDict(value) ? value.get(name) : undefined;
 }
 
-/** `value[place]`. */
+/** `value[place]`; `what` names the value in errors. */
 export function item(value: Value, place: Value, what = "a value"): Value {
   if (value === undefined) throw new Fault(`${what} is undefined`);
   if (isDict(value)) {
@@ -48,7 +51,7 @@ export function item(value: Value, place: Value, what = "a value"): Value {
   return items && typeof at === "bigint" ? items.at(Number(at)) : undefined;
 }
 
-/** Numbers of list places; null for what has none. */
+/** The items of a value that has numbered places; null for other values. */
 function placesOf(value: Value): readonly Value[] | null {
   if (typeof value === "string") return [...value];
   if (isList(value)) return value;
@@ -152,12 +155,12 @@ function ofFloats(sign: string, a: number, b: number): number {
   if (sign === "/") return a / b;
   if (sign === "**") return a ** b;
   const rest = a % b;
-  // The remainder has the sign of what divides.
+  // As in Python, the remainder has the sign of the divisor.
   const mod = rest !== 0 && rest < 0 !== b < 0 ? rest + b : rest;
   return sign === "%" ? mod : Math.round((a - mod) / b);
 }
 
-/** An attribute's path, as filters take it: names and places apart by points. */
+/** The value at a path of names and numbers with dots between them, as filters take it. */
 export function atPath(value: Value, path: Value, usual: Value = undefined): Value {
   const parts = typeof path === "string" ? splitAt(path, ".") : path === null ? [] : [path];
   return parts.reduce((made: Value, part) => {

@@ -1,13 +1,13 @@
 /**
- * JSON without what JavaScript's own loses: the digits of long numbers, 1.0 beside 1, and the order of names
- * that look like numbers. Templates write the calls of earlier answers from it.
+ * Reads JSON without the losses of JSON.parse: all digits of long numbers, 1.0 as distinct from 1, and the order of
+ * names that look like numbers. Templates write the calls of earlier answers from it.
  */
 
-/** Whole numbers are bigints, floats numbers, objects maps. */
+/** A JSON value: integers are bigints, floats are numbers, and objects are maps. */
 export type ExactValue = null | boolean | bigint | number | string | readonly ExactValue[] | ExactMap;
 export type ExactMap = ReadonlyMap<string, ExactValue>;
 
-/** Marks a value of JSON among values of JavaScript. */
+/** Marks an exact JSON value among ordinary JavaScript values. */
 export class Exact {
   constructor(readonly value: ExactValue) {}
 }
@@ -15,10 +15,10 @@ export class Exact {
 const TOKEN = /[ \t\r\n]*("[^"\\]*(?:\\.[^"\\]*)*"|-?\d[\d.eE+-]*|[a-z]+|[[\]{}:,])/gy;
 const WORDS: Readonly<Record<string, ExactValue>> = { true: true, false: false, null: null };
 
-/** Throws SyntaxError as JSON.parse does. */
+/** Parses a JSON text. Throws SyntaxError where JSON.parse does. */
 export function readExact(text: string): Exact {
   JSON.parse(text);
-  // It is valid: each token is what it begins as.
+  // JSON.parse has accepted the text, so the first character of a token says what the token is.
   const tokens = [...text.matchAll(TOKEN)].map(([, token = ""]) => token);
   let at = 0;
   const read = (): ExactValue => {
@@ -49,12 +49,12 @@ export function readExact(text: string): Exact {
   return new Exact(read());
 }
 
-/** Whether a number of JSON is one without a point and a power: for Python an int. */
+/** Whether a JSON number has neither a point nor an exponent, and so is an int in Python. */
 export function isWhole(text: string): boolean {
   return /^-?\d+$/.test(text);
 }
 
-/** JSON as Python writes it, and as models are trained to read it. */
+/** Writes JSON as Python's json.dumps does, because models are trained on such text. */
 export function writeExact(value: ExactValue): string {
   if (typeof value === "bigint") return String(value);
   if (typeof value === "number")
@@ -66,7 +66,7 @@ export function writeExact(value: ExactValue): string {
   return Array.isArray(value) ? `[${value.map(writeExact).join(", ")}]` : JSON.stringify(value);
 }
 
-/** A float as Python writes it. */
+/** Writes a float as Python does. */
 export function floatText(value: number): string {
   if (Number.isNaN(value)) return "nan";
   if (!Number.isFinite(value)) return value > 0 ? "inf" : "-inf";

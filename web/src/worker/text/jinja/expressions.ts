@@ -1,4 +1,4 @@
-/** Expressions of a template, with Jinja2's order of operators. */
+/** Parses the expressions of a template, with Jinja2's operator precedence. */
 
 import type { Token } from "./lexer.js";
 import { TemplateError } from "./lexer.js";
@@ -40,7 +40,7 @@ export class Cursor {
     return this.token.kind === kind && (text === undefined || this.token.text === text);
   }
 
-  /** Whether that token is here; if so, it is skipped. */
+  /** Skips the token if it stands here; returns whether it did. */
   skip(kind: Token["kind"], text?: string): boolean {
     const found = this.is(kind, text);
     if (found) this.#at++;
@@ -182,7 +182,7 @@ export class ExpressionParser {
     return this.at.fail(`unexpected ${text || kind}`);
   }
 
-  /** Parses a list up to a closing sign. */
+  /** Parses a list of items between commas, up to a closing sign. */
   #listed<T>(end: string, read: () => T): T[] {
     const made: T[] = [];
     while (!this.at.is("operator", end)) {
@@ -194,7 +194,7 @@ export class ExpressionParser {
     return made;
   }
 
-  /** One expression, or several between commas. `ends`: a name that ends it. */
+  /** Parses one expression, or a tuple of several between commas. `end` is a name that ends it. */
   tuple(options: { withChoice?: boolean; parenthesized?: boolean; end?: string } = {}): Expr {
     const { withChoice = true, parenthesized = false, end } = options;
     const ends = () =>
@@ -280,7 +280,7 @@ export class ExpressionParser {
     }
   }
 
-  /** The filters that follow; `inline`: the first has no sign before it. */
+  /** Parses the filters that follow an expression. `inline` says that the first filter has no | before it. */
   filters(begun: Expr | null, inline = false): Expr | null {
     let made = begun;
     for (let first = inline; first || this.#op("|"); first = false) {

@@ -1,4 +1,7 @@
-/** Jinja's filters. Escaped text is text: the build refuses a template that goes on with it (Jinja marks it). */
+/**
+ * Jinja's filters. Escaped text is ordinary text here, where Jinja marks it; the build rejects templates that use
+ * escaped text further.
+ */
 
 import { atPath, attribute, binary, item } from "./access.js";
 import { fixed, formatted, rounded, truncated } from "./format.js";
@@ -27,7 +30,7 @@ import {
 
 type Filter = readonly [names: string, run: (value: Value, ...args: readonly Value[]) => Value];
 
-/** What filters of filters and tests need. */
+/** The functions that filters need to apply other filters and tests. */
 interface Known {
   filter(name: string, value: Value, given: Given): Value;
   test(name: string, value: Value, given: Given): boolean;
@@ -37,7 +40,10 @@ function lowered(value: Value): Value {
   return typeof value === "string" ? value.toLowerCase() : value;
 }
 
-/** What a filter compares by: an attribute, with small letters unless case matters. */
+/**
+ * Returns the function that gives the value to compare for each item: an attribute, in lower case unless case
+ * matters.
+ */
 function keyed(attributePath: Value, caseSensitive: Value): (value: Value) => Value {
   const path = attributePath === undefined ? null : attributePath;
   return (value) => {
@@ -52,7 +58,7 @@ function sorted(items: Iterable<Value>, key: (value: Value) => Value, reverse: V
   return made.map(([, value]) => value);
 }
 
-/** Several attributes, apart by commas. */
+/** Like `keyed`, for a path that lists several attributes between commas. */
 function sortKeys(path: Value, caseSensitive: Value): (value: Value) => Value {
   const paths = typeof path === "string" ? path.split(",") : [path];
   const keys = paths.map((one) => keyed(one, caseSensitive));
@@ -95,7 +101,7 @@ function reversed(value: Value): Value {
 
 const FLOAT = /^[+-]?(?:\d+(?:_\d+)*\.?(?:\d+(?:_\d+)*)?|\.\d+(?:_\d+)*)(?:e[+-]?\d+(?:_\d+)*)?$/i;
 
-/** `float(value)`, or null where that fails. */
+/** `float(value)`; null where Python's float would fail. */
 function asFloat(value: Value): number | null {
   const number = numeric(value);
   if (number !== null) return Number(number);
@@ -283,7 +289,10 @@ export const FILTERS: Readonly<Record<string, Filter>> = {
 
 type Varied = (value: Value, given: Given, known: Known) => Value;
 
-/** What stays of a sequence: items, or those whose attribute passes a test. */
+/**
+ * Makes a filter that keeps the items which pass a test (`wanted`) or fail it; `ofAttribute` says that the test is
+ * about an attribute of the items.
+ */
 function choosing(wanted: boolean, ofAttribute: boolean): Varied {
   return (value, { args, named }, known) => {
     const [path, ...more] = ofAttribute ? args : [null, ...args];
@@ -305,7 +314,7 @@ function* where(value: Value, fits: (one: Value) => boolean): Iterable<Value> {
 }
 
 function* mapped(value: Value, change: (one: Value) => Value): Iterable<Value> {
-  // What is empty or false need not be iterable: so in Jinja.
+  // As in Jinja, an empty or false value need not be iterable.
   if (truth(value)) for (const one of through(value)) yield change(one);
 }
 
@@ -320,7 +329,7 @@ function map(value: Value, { args, named }: Given, known: Known): Value {
   return new Sequence("generator", mapped(value, change));
 }
 
-/** Filters that take any arguments. */
+/** Filters that take any number of arguments. */
 export const VARIED: Readonly<Record<string, Varied>> = {
   map,
   select: choosing(true, false),

@@ -1,8 +1,8 @@
-/** Python's two ways to put values into a text, and its rounding. */
+/** Python's two ways to format values in a string, and its rounding. */
 
 import { Fault, isDict, misfit, numeric, represented, shown, Tuple, typeName, type Value } from "./values.js";
 
-/** `form % values`: texts and numbers without a width. */
+/** `form % values`, for strings and numbers without a width. */
 export function formatted(form: string, values: Value): string {
   const list = values instanceof Tuple ? values.items : [values];
   let used = 0;
@@ -24,14 +24,14 @@ export function formatted(form: string, values: Value): string {
   return text;
 }
 
-/** The whole number before the point. */
+/** The integer part of a number. */
 export function truncated(number: bigint | number): bigint {
   if (typeof number === "bigint") return number;
   if (!Number.isFinite(number)) throw new Fault("a number is infinite");
   return BigInt(Math.trunc(number));
 }
 
-/** With so many digits behind the point; a tie goes to the even digit, of the exact value. */
+/** Writes a number with `digits` decimals. A tie of the exact value goes to the even digit. */
 export function fixed(number: bigint | number, digits: number): string {
   if (!Number.isFinite(Number(number))) return Number.isNaN(number) ? "nan" : number > 0 ? "inf" : "-inf";
   const scaled = rounded(number, digits);
@@ -41,7 +41,7 @@ export function fixed(number: bigint | number, digits: number): string {
   return (isMinus ? "-" : "") + text.slice(0, point) + (digits > 0 ? `.${text.slice(point)}` : "");
 }
 
-/** `number` times 10 to the power of `digits`, as a whole number; ties go to the even one. */
+/** `number` times 10 to the power of `digits`, rounded to an integer; a tie goes to the even one. */
 export function rounded(number: bigint | number, digits: number): bigint {
   let above = typeof number === "bigint" ? number : 0n;
   let below = 1n;
@@ -61,7 +61,7 @@ export function rounded(number: bigint | number, digits: number): bigint {
   return twice > below || (twice === below && floor % 2n !== 0n) ? floor + 1n : floor;
 }
 
-/** `form.format(…)`: fields by order, number or name, without further instructions. */
+/** `form.format(…)`, for fields by order, number or name without format specifications. */
 export function filled(form: string, args: readonly Value[], named: ReadonlyMap<string, Value>): string {
   let used = 0;
   return form.replace(/\{\{|\}\}|\{([^{}]*)\}|[{}]/g, (all, name: string | undefined) => {

@@ -1,6 +1,6 @@
 /**
- * Jinja for chat templates: reads and renders them as transformers does, Python's values included. Libraries of
- * JavaScript print other texts for the same template (docs/decisions/0027-a-jinja-for-browsers.md).
+ * Jinja for chat templates. Parses and renders templates as transformers does, including the behaviour of Python's
+ * values. JavaScript libraries print other texts for the same template (docs/decisions/0027-a-jinja-for-browsers.md).
  */
 
 export { TemplateError } from "./lexer.js";

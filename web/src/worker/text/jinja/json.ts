@@ -1,4 +1,4 @@
-/** A value as JSON, as Python's json.dumps writes it. */
+/** Writes a value as JSON, as Python's json.dumps does. */
 
 import { floatText } from "./exact.js";
 import { compareTexts } from "./texts.js";

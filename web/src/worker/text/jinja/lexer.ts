@@ -1,20 +1,23 @@
 /**
- * Jinja's tokens, as Jinja2's own lexer cuts them with the settings of transformers: trim_blocks,
- * lstrip_blocks, and no newline at the end of a template.
+ * Splits a template into tokens as Jinja2's lexer does with the settings of transformers: trim_blocks, lstrip_blocks,
+ * and no newline at the end of a template.
  */
 
 import { BLANK, isBlank, stripped } from "./texts.js";
 
 export type Kind = "data" | "begin" | "end" | "name" | "string" | "integer" | "float" | "operator" | "eof";
 
-/** `text`: what stands there; of a string its value, of begin and end "%" or "{" (the kind of tag). */
+/**
+ * A token. `text` is the source text; for a string it is the string's value, for the begin and the end of a tag it is
+ * "%" or "{", the kind of tag.
+ */
 export interface Token {
   readonly kind: Kind;
   readonly text: string;
   readonly line: number;
 }
 
-/** A template that Jinja would not read either, or one that needs what is not here. */
+/** The template is invalid in Jinja too, or it needs a feature that this implementation lacks. */
 export class TemplateError extends Error {}
 
 const RAW = new RegExp(`\\{%([-+]?)${BLANK}*raw${BLANK}*(?:-%\\}${BLANK}*|%\\})`, "y");
@@ -38,10 +41,10 @@ class Lexer {
   readonly #source: string;
   readonly #tokens: Token[] = [];
   #at = 0;
-  /** The last thing read ended with a line break, or nothing has been read. */
+  /** The last match ended with a line break, or nothing has been read. */
   #lineStarts = true;
   #line = 1;
-  /** Up to where its line breaks are counted. */
+  /** Line breaks are counted up to this position. */
   #counted = 0;
 
   constructor(template: string) {
@@ -70,7 +73,7 @@ class Lexer {
     throw new TemplateError(`${what} in line ${this.#lineHere()}`);
   }
 
-  /** What an expression finds here, which is then behind. */
+  /** Matches an expression at the current position, and moves behind the match. */
   #take(expression: RegExp): RegExpExecArray | null {
     expression.lastIndex = this.#at;
     const found = expression.exec(this.#source);
@@ -81,7 +84,7 @@ class Lexer {
     return found;
   }
 
-  /** Text up to the next tag, and that tag. */
+  /** Reads the text up to the next tag, and that tag. */
   #data(): void {
     const from = this.#at;
     const found = /\{[{%#]/g;
@@ -190,7 +193,7 @@ const ESCAPED: Readonly<Record<string, string>> = {
   "\n": "",
 };
 
-/** The value of a string, as Python reads its escapes: unknown ones stay as they are. */
+/** Resolves the escapes of a string as Python does: unknown escapes stay as they are. */
 function unescaped(text: string): string {
   return text.replace(ESCAPE, (all, x, u, long, octal, other?: string) => {
     const hex: string | undefined = x ?? u ?? long;

@@ -1,4 +1,4 @@
-/** What templates call by name: filters, tests and globals of Jinja2, and those that transformers adds. */
+/** The names that templates can use: filters, tests and globals of Jinja2, and the ones that transformers adds. */
 
 import { FILTERS, VARIED } from "./filters.js";
 import { DICT, inOrder, LIST, TEXT } from "./methods.js";
@@ -21,7 +21,7 @@ import {
   whole,
 } from "./values.js";
 
-/** The most numbers of a range. Jinja's sandbox has the same bound. */
+/** The most numbers of a range, as in Jinja's sandbox. */
 const MOST_RANGE = 100_000;
 
 export function filter(name: string, value: Value, given: Given): Value {
@@ -96,7 +96,10 @@ export function globals(): Iterable<readonly [string, Value]> {
   return Object.entries(GLOBALS);
 }
 
-/** All names that a template may use here, with the names of arguments: the build reads a copy of it. */
+/**
+ * All names that a template can use here, each with the names of its arguments. The build reads a copy of this
+ * record.
+ */
 export function vocabulary(): Readonly<Record<string, unknown>> {
   const names = (known: Readonly<Record<string, readonly [string, unknown]>>) =>
     Object.fromEntries(Object.entries(known).map(([name, [args]]) => [name, args]));

@@ -1,10 +1,13 @@
-/** What a template knows as `loop`. */
+/** The value `loop` of a template's for loop. */
 
 import { equal, type Func, isList, misfit, Sequence, size, Thing, through, type Value } from "./values.js";
 
 const NOTHING = Symbol("nothing");
 
-/** Looks at most one item ahead, for a loop's condition may depend on what its body did. */
+/**
+ * Iterates over the items and looks at most one item ahead, because a loop's condition may depend on what its body
+ * did.
+ */
 export class Loop extends Thing implements Iterable<Value> {
   readonly #items: Value;
   #rest: Iterator<Value>;

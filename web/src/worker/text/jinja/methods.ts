@@ -1,4 +1,4 @@
-/** The methods of Python's texts, lists and dicts that templates call; none that changes a value. */
+/** The methods of Python's strings, lists and dicts that templates call. No method changes a value. */
 
 import { filled } from "./format.js";
 import {
@@ -29,7 +29,7 @@ import {
 } from "./values.js";
 
 type Args = readonly Value[];
-/** What an own method does: with arguments in order of their names. */
+/** A method: the names of its arguments, and a function that takes the arguments in that order. */
 type Method<T> = readonly [names: string, run: (value: T, ...args: Args) => Value];
 
 function text(value: Value): string {
@@ -45,7 +45,7 @@ function count(value: Value): number {
   return value === undefined ? -1 : whole(value);
 }
 
-/** One of several beginnings or ends. */
+/** Whether one of several prefixes or suffixes fits. */
 function any(given: Value, fits: (one: string) => boolean): boolean {
   return given instanceof Tuple ? given.items.some((one) => fits(text(one))) : fits(text(given));
 }
@@ -68,13 +68,13 @@ function found(at: number, value: string): bigint {
   return BigInt(at < 0 ? -1 : lengthOf(value.slice(0, at)));
 }
 
-/** A place that must be there. */
+/** Throws if the searched part is missing (`at` is -1). */
 function placed(at: number): number {
   if (at < 0) misfit();
   return at;
 }
 
-/** Letters only of one case, and at least one. */
+/** Whether a string has letters, all of them in one case. */
 function isCase(value: string, same: string, other: string): boolean {
   return value === same && same !== other;
 }
@@ -115,7 +115,8 @@ export const TEXT: Readonly<Record<string, Method<string>>> = {
   isdigit: [
     "",
     (value) => {
-      // Python counts some of these as digits, such as ²: no property of Unicode that JavaScript has says which.
+      // Python counts some characters as digits, such as ²; no Unicode property that JavaScript knows covers exactly
+      // these.
       if (/\p{No}/u.test(value)) throw new Fault("isdigit of this text is not supported in the browser");
       return /^\p{Nd}+$/u.test(value);
     },
@@ -124,7 +125,7 @@ export const TEXT: Readonly<Record<string, Method<string>>> = {
   isspace: ["", isBlank],
   isupper: ["", (value) => isCase(value, value.toUpperCase(), value.toLowerCase())],
   islower: ["", (value) => isCase(value, value.toLowerCase(), value.toUpperCase())],
-  // In `method`: it takes any arguments.
+  // `method` implements `format`, because it takes any arguments.
   format: ["", () => undefined],
 };
 
@@ -137,7 +138,7 @@ export const LIST: Readonly<Record<string, Method<readonly Value[]>>> = {
 type Pairs = ReadonlyMap<Value, Value>;
 
 export const DICT: Readonly<Record<string, Method<Pairs>>> = {
-  // In `method`: an undefined default is not the same as none.
+  // `method` implements `get`, because an undefined default value differs from a missing one.
   get: ["key default", () => undefined],
   keys: ["", (value) => new Sequence("dict_keys", [...value.keys()])],
   values: ["", (value) => new Sequence("dict_values", [...value.values()])],
@@ -149,7 +150,7 @@ export function pairsOf(value: Pairs): Tuple[] {
   return [...value].map((pair) => new Tuple(pair));
 }
 
-/** Arguments in order of a function's names. Those that are not given are undefined. */
+/** Sorts arguments into the order of a function's argument names. Arguments that are not given are undefined. */
 export function inOrder(what: string, names: string, args: Args, named: ReadonlyMap<string, Value>): Value[] {
   const order = names === "" ? [] : names.split(" ");
   if (args.length > order.length) misfit(what);
@@ -157,7 +158,7 @@ export function inOrder(what: string, names: string, args: Args, named: Readonly
   return order.map((name, at) => (at < args.length ? args[at] : named.get(name)));
 }
 
-/** The method of a value, bound to it. */
+/** The method `name` of a value, bound to that value; undefined if the value has no such method. */
 export function method(value: Value, name: string): Func | undefined {
   if (typeof value === "string") {
     if (name === "format") return (args, named) => filled(value, args, named);

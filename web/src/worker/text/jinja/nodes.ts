@@ -1,11 +1,11 @@
-/** What a template consists of: the nodes of Jinja2's own tree, those that chat templates use. */
+/** The nodes of a parsed template: those of Jinja2's syntax tree that chat templates use. */
 
 import type { Value } from "./values.js";
 
 export interface Args {
   readonly args: readonly Expr[];
   readonly named: readonly (readonly [string, Expr])[];
-  /** `*rest` and `**more`. */
+  /** The arguments `*rest` and `**more`. */
   readonly rest: Expr | null;
   readonly more: Expr | null;
 }
@@ -25,13 +25,13 @@ export type Expr =
   | { readonly kind: "item"; readonly item: Expr; readonly place: Expr }
   | { readonly kind: "slice"; readonly item: Expr; readonly bounds: readonly (Expr | null)[] }
   | ({ readonly kind: "call"; readonly called: Expr } & Args)
-  /** `item` is null where the filter is of a block. */
+  /** `item` is null in the filter of a `filter` block. */
   | ({ readonly kind: "filter"; readonly item: Expr | null; readonly name: string } & Args)
   | ({ readonly kind: "test"; readonly item: Expr; readonly name: string } & Args);
 
 export type Call = Extract<Expr, { kind: "call" }>;
 
-/** What is set: a name, `namespace.name`, or several. */
+/** The left side of an assignment: a name, `namespace.name`, or several of these. */
 export type Target =
   | { readonly kind: "name"; readonly name: string }
   | { readonly kind: "of"; readonly space: string; readonly name: string }
@@ -39,7 +39,7 @@ export type Target =
 
 export interface Signature {
   readonly names: readonly string[];
-  /** Defaults of the last names. */
+  /** Default values of the last names. */
   readonly defaults: readonly Expr[];
 }
 

@@ -1,10 +1,10 @@
-/** From the tags of a template to its nodes, as Jinja2's parser reads them. */
+/** Parses the tags of a template into nodes, as Jinja2's parser does. */
 
 import { Cursor, ExpressionParser } from "./expressions.js";
 import { tokenize } from "./lexer.js";
 import type { Body, Expr, Node, Signature, Target } from "./nodes.js";
 
-/** Throws TemplateError. */
+/** Parses a template. Throws TemplateError if it is invalid. */
 export function parse(template: string): Body {
   return new Parser(new Cursor(tokenize(template))).all();
 }
@@ -14,7 +14,7 @@ class Parser extends ExpressionParser {
     return this.#body([]);
   }
 
-  /** Up to a tag of one of these names, which is behind then, but for what follows its name. */
+  /** Parses nodes up to a tag named in `ends`. The cursor then stands at that name. */
   #body(ends: readonly string[]): Body {
     const made: Node[] = [];
     for (;;) {
@@ -32,7 +32,7 @@ class Parser extends ExpressionParser {
     }
   }
 
-  /** The body of the tag that is read, up to its end. */
+  /** Parses the body of the tag whose name has just been read, up to its end tag. */
   #inner(end: string): Body {
     this.at.expect("end");
     const body = this.#body([end]);
@@ -49,7 +49,7 @@ class Parser extends ExpressionParser {
     if (name === "macro") return this.#macro();
     if (name === "call") return this.#call();
     if (name === "with") return this.#with();
-    // What transformers trains on: it says nothing of the text, and is a scope of its own.
+    // transformers uses this tag to mark text for training. It does not change the text, and it opens a scope.
     if (name === "generation") return { kind: "with", sets: [], body: this.#inner("endgeneration") };
     if (name === "filter") {
       const filter = this.filters(null, true) as Expr;

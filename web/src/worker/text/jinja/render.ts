@@ -1,4 +1,4 @@
-/** Renders the nodes of a template. What Jinja2 and Python would do is done; what is not here is refused. */
+/** Renders the nodes of a template as Jinja2 and Python do. Throws a Fault for whatever is not implemented here. */
 
 import { attribute, binary, called, item, sliced } from "./access.js";
 import { filter, globals, test } from "./library.js";
@@ -26,12 +26,15 @@ import {
   type Value,
 } from "./values.js";
 
-/** Turns of loops, and calls: a template takes a few for each message. As in Python's text/templates.py. */
+/**
+ * The most loop iterations and calls of a rendering; a template takes a few for each message. The limit is the same
+ * as in Python's text/templates.py.
+ */
 const MOST_STEPS = 1_000_000;
 const MOST_MS = 10_000;
 /** The most characters of a rendered conversation. */
 const MOST_CHARACTERS = 16 << 20;
-/** How deep calls of macros may nest: V8's stack has room for about ten times as many. */
+/** The deepest nesting of macro calls; V8's stack has room for about ten times as many. */
 const MOST_DEPTH = 200;
 
 type Leave = "break" | "continue" | null;
@@ -149,7 +152,7 @@ class Renderer {
 
   #loop(node: Extract<Node, { kind: "for" }>, items: Value, scope: Scope, depth: number): string {
     const out: string[] = [];
-    // The renderer counts what is put out where the loop stands.
+    // The output of the loop is counted again where the loop's text is put out.
     const counted = this.#characters;
     const wanted = node.test ? new Sequence("generator", this.#wanted(node, items, scope)) : items;
     const again: Func = (args) => {
@@ -171,7 +174,9 @@ class Renderer {
     return out.join("");
   }
 
-  /** The items that a loop's own condition takes, each looked at when its turn comes. */
+  /**
+   * The items for which the loop's own condition holds. Each condition is evaluated when the loop reaches its item.
+   */
   *#wanted(node: Extract<Node, { kind: "for" }>, items: Value, scope: Scope): Iterable<Value> {
     for (const one of through(items)) {
       this.#step();
@@ -334,7 +339,7 @@ function bound(characters: number): void {
   if (characters > MOST_CHARACTERS) throw new Fault("it makes too long a text");
 }
 
-/** How a template names a value, for messages. */
+/** The name of a value in the template, for messages. */
 function nameOf(node: Expr): string {
   if (node.kind === "name") return node.name;
   return node.kind === "attribute" ? `${nameOf(node.item)}.${node.name}` : "a value";

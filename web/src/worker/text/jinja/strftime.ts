@@ -7,7 +7,7 @@ const MONTHS = "January February March April May June July August September Octo
   " ",
 );
 
-/** How wide a number is, and what fills it. */
+/** The width of a number, and the character that pads it. */
 const WIDTHS: Readonly<Record<string, readonly [number, string]>> = {
   d: [2, "0"],
   e: [2, " "],
@@ -21,7 +21,7 @@ const WIDTHS: Readonly<Record<string, readonly [number, string]>> = {
   Y: [1, "0"],
 };
 
-/** What stands for others. */
+/** Codes that stand for a sequence of other codes. */
 const SHORT: Readonly<Record<string, string>> = {
   c: "%a %b %e %T %Y",
   D: "%m/%d/%y",
@@ -31,7 +31,7 @@ const SHORT: Readonly<Record<string, string>> = {
   X: "%T",
 };
 
-/** The letters after % that are known. */
+/** All letters that may follow %. */
 export const CODES = `${Object.keys(WIDTHS).join("")}${Object.keys(SHORT).join("")}AaBbhpzZ%`;
 
 export function strftime(date: Date, form: string): string {
@@ -58,7 +58,7 @@ function named(date: Date, code: string): string | null {
   if (code === "b" || code === "h") return month.slice(0, 3);
   if (code === "p") return date.getHours() < 12 ? "AM" : "PM";
   if (code === "%") return "%";
-  // Python's now() knows no zone.
+  // Python's now() has no time zone.
   return code === "z" || code === "Z" ? "" : null;
 }
 
@@ -70,7 +70,7 @@ function numberOf(date: Date, code: string): number {
     e: day,
     H: hours,
     I: hours % 12 || 12,
-    // In UTC, where each day has 24 hours.
+    // The day of the year is computed in UTC, where each day has 24 hours.
     j: (Date.UTC(year, month, day) - Date.UTC(year, 0, 0)) / 86_400_000,
     m: month + 1,
     M: date.getMinutes(),

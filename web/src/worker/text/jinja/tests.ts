@@ -31,7 +31,7 @@ function rest(value: Value, by: Value): number {
   return typeof a === "bigint" && typeof b === "bigint" ? Number(a % b) : Number(a) % Number(b);
 }
 
-/** Whether two values are one object; None and truth values are compared as values. */
+/** Whether two values are the same object; None and booleans are compared by value. */
 function isSame(value: Value, other: Value): boolean {
   const isPlace = [value, other].some((one) => ["string", "bigint", "number"].includes(typeof one));
   if (isPlace) throw new Fault("sameas of texts and numbers is not supported in the browser");

@@ -1,12 +1,15 @@
-/** Texts as Python sees them: code points, its white space, its line ends. JavaScript's own differ. */
+/** Strings as Python treats them: code points, white space and line ends. JavaScript's own functions differ. */
 
-/** What Python's `str.isspace` and `\s` take: JavaScript's \s has U+FEFF, and lacks U+001C–U+001F and U+0085. */
+/**
+ * White space as in Python's `str.isspace` and `\s`. JavaScript's \s has U+FEFF in addition, and lacks U+001C–U+001F
+ * and U+0085.
+ */
 export const BLANK =
   "[\\t-\\r\\x1c-\\x20\\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]";
 const BLANK_ONLY = new RegExp(`^${BLANK}+$`);
 const BLANK_START = new RegExp(`^${BLANK}+`);
 const BLANK_END = new RegExp(`${BLANK}+$`);
-// Apart, for a linter takes the separators U+001C–U+001E in an expression for a mistake.
+// The separators are written apart, because a linter reports U+001C–U+001E in a regular expression as a mistake.
 const SEPARATORS = "\\x1c-\\x1e";
 const LINE_ENDS = new RegExp(`\\r\\n|[\\n\\r\\v\\f${SEPARATORS}\\x85\\u2028\\u2029]`);
 
@@ -14,7 +17,7 @@ export function isBlank(text: string): boolean {
   return BLANK_ONLY.test(text);
 }
 
-/** `str.strip(chars)`, and lstrip, rstrip; without characters white space. */
+/** `str.strip(chars)`, lstrip and rstrip; without `chars` they strip white space. */
 export function stripped(
   text: string,
   chars: string | null,
@@ -22,7 +25,7 @@ export function stripped(
 ): string {
   if (chars === null) {
     const begun = side === "end" ? text : text.replace(BLANK_START, "");
-    // From the end by hand: the expression would try every run of blanks in a long text.
+    // A loop strips the end, because a regular expression would try every run of blanks in a long text.
     let end = begun.length;
     if (side !== "start") while (end > 0 && BLANK_END.test(begun.slice(end - 1, end))) end--;
     return begun.slice(0, end);
@@ -49,7 +52,7 @@ export function lines(text: string, keepEnds = false): string[] {
 
 const BLANK_RUNS = new RegExp(`${BLANK}+`, "g");
 
-/** `str.split(None, most)` and `rsplit`: at runs of white space. */
+/** `str.split(None, most)` and `rsplit`: splits at runs of white space. */
 export function words(text: string, most = -1, fromEnd = false): string[] {
   const rest = stripped(text, null, fromEnd ? "end" : "start");
   const runs = [...rest.matchAll(BLANK_RUNS)];
@@ -63,7 +66,7 @@ export function words(text: string, most = -1, fromEnd = false): string[] {
     made.push(rest.slice(at, run.index));
     at = run.index + run[0].length;
   }
-  // Blanks at an end that was not stripped are no words.
+  // White space at an end that was not stripped is no word.
   return [...made, rest.slice(at)].filter((word) => word !== "");
 }
 
@@ -78,14 +81,14 @@ export function splitAt(text: string, separator: string, most = -1, fromEnd = fa
   return [...parts.slice(0, most), parts.slice(most).join(separator)];
 }
 
-/** The number of code points: Python's `len`. */
+/** The number of code points, as Python's `len` counts them. */
 export function lengthOf(text: string): number {
   let count = 0;
   for (const _ of text) count++;
   return count;
 }
 
-/** Which of two texts comes first, by code points: JavaScript's `<` goes by UTF-16. */
+/** Compares two strings by code points, as Python does; JavaScript's `<` compares UTF-16 units. */
 export function compareTexts(a: string, b: string): number {
   const most = Math.min(a.length, b.length);
   for (let at = 0; at < most; at++) {
@@ -95,7 +98,7 @@ export function compareTexts(a: string, b: string): number {
   return a.length - b.length;
 }
 
-/** Surrogates stand for what comes after U+FFFF. */
+/** Surrogates encode code points above U+FFFF, so they rank behind all other units. */
 function rank(unit: number): number {
   if (unit < 0xd800) return unit;
   return unit < 0xe000 ? unit + 0x2000 : unit - 0x800;
@@ -103,7 +106,7 @@ function rank(unit: number): number {
 
 const ESCAPES: Readonly<Record<string, string>> = { "\n": "\\n", "\r": "\\r", "\t": "\\t", "\\": "\\\\" };
 
-/** `repr` of a text. */
+/** `repr` of a string. */
 export function quoted(text: string): string {
   const quote = text.includes("'") && !text.includes('"') ? '"' : "'";
   const inner = text.replace(/[\\\n\r\t'"]|[\p{C}\p{Z}]/gu, (char) => {
@@ -118,14 +121,17 @@ export function quoted(text: string): string {
   return quote + inner + quote;
 }
 
-/** A letter as it begins a word: of ß, which becomes two, only the first is large. */
+/**
+ * The first letter of a word in title case. Where upper case gives two letters, as for ß, only the first stays upper
+ * case.
+ */
 function large(letter: string): string {
   const [...upper] = letter.toUpperCase();
   const first = upper.findIndex((one) => /\p{Cased}/u.test(one));
   return upper.map((one, at) => (at > first ? one.toLowerCase() : one)).join("");
 }
 
-/** The first letter of each word large, all others small: `str.title()`. */
+/** `str.title()`: the first letter of each word in upper case, all others in lower case. */
 export function titled(text: string): string {
   return text.replace(
     /(\p{Cased})(\p{Cased}*)/gu,

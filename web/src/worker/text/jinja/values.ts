@@ -1,6 +1,6 @@
 /**
- * The values of a template, as Python has them. Undefined is `undefined`, None `null`; whole numbers are
- * bigints and floats are numbers, so that 1 and 1.0 stay apart and no digit of a long number is lost.
+ * The values of a template, with the types of Python. Undefined is `undefined`, None is `null`, ints are bigints and
+ * floats are numbers, so that 1 and 1.0 differ and a long number keeps all digits.
  */
 
 import { Exact, floatText, isWhole } from "./exact.js";
@@ -22,13 +22,13 @@ export type Value =
 export type Dict = ReadonlyMap<Value, Value>;
 export type Func = (args: readonly Value[], named: ReadonlyMap<string, Value>) => Value;
 
-/** What a filter, a test or a macro is given beside its value. */
+/** The arguments that a filter, a test or a macro receives beside its value. */
 export interface Given {
   readonly args: readonly Value[];
   readonly named: ReadonlyMap<string, Value>;
 }
 
-/** The template asks for what cannot be done with its values, or refuses on purpose. */
+/** The template asks for something that cannot be done with its values, or it calls raise_exception. */
 export class Fault extends Error {}
 
 export class Tuple {
@@ -36,8 +36,8 @@ export class Tuple {
 }
 
 /**
- * What can be gone through and is no list: of a range, the parts of a dict, or what a filter makes. `kind`: a
- * generator has no length and ends after one turn. `items`: also a function for what is computed on the way.
+ * An iterable that is not a list: a range, the keys, values or items of a dict, or the result of a filter. A sequence
+ * of kind "generator" has no length and can be read once; its `items` may be computed on demand.
  */
 export class Sequence {
   #rest: Iterator<Value> | null = null;
@@ -48,12 +48,12 @@ export class Sequence {
     readonly text = "",
   ) {}
 
-  /** A generator goes on where it was left. */
+  /** The items; a generator continues where an earlier loop stopped. */
   through(): Iterable<Value> {
     if (this.kind !== "generator") return this.items;
     this.#rest ??= this.items[Symbol.iterator]();
     const rest = this.#rest;
-    // Without `return`, so that a loop that is left early does not end it.
+    // The iterator has no `return`, so that a loop that stops early does not end the generator.
     return { [Symbol.iterator]: () => ({ next: () => rest.next() }) };
   }
 
@@ -66,7 +66,7 @@ export class Sequence {
 /** A value with attributes: a loop, a namespace, a macro. */
 export abstract class Thing {
   abstract attribute(name: string): Value;
-  /** What a call of it gives, where it can be called. */
+  /** The function behind a value that can be called. */
   readonly call?: Func;
 }
 
@@ -86,13 +86,13 @@ export function isList(value: Value): value is readonly Value[] {
   return Array.isArray(value);
 }
 
-/** A dict's key. Python takes 1, 1.0 and true for one key; what would need that is refused. */
+/** The key of a dict entry. Python takes 1, 1.0 and true for the same key; keys that would need this are rejected. */
 export function keyOf(value: Value): Value {
   if (typeof value === "string" || typeof value === "bigint" || value === null) return value;
   unfit(value, "as a key of a dict is not supported in the browser");
 }
 
-/** Values of JavaScript as values of a template: as Python reads them from their JSON. */
+/** Converts JavaScript values to template values, as Python would read them from their JSON. */
 export function fromJs(value: unknown): Value {
   if (value instanceof Exact) return value.value;
   if (typeof value === "number") return fromNumber(value);
@@ -116,13 +116,13 @@ export function truth(value: Value): boolean {
   return !!value || Number.isNaN(value);
 }
 
-/** A number, or null: truth values count as 0 and 1. */
+/** The value as a number, with booleans as 0 and 1; null if it is no number. */
 export function numeric(value: Value): bigint | number | null {
   if (typeof value === "boolean") return value ? 1n : 0n;
   return typeof value === "bigint" || typeof value === "number" ? value : null;
 }
 
-/** A whole number, for a place or a width. */
+/** The value as a whole number, for a place or a width. */
 export function whole(value: Value): number {
   const number = numeric(value);
   if (typeof number !== "bigint") unfit(value, "is no whole number");
@@ -146,7 +146,7 @@ function equalLists(a: readonly Value[], b: readonly Value[]): boolean {
   return a.length === b.length && a.every((one, at) => equal(one, b[at]));
 }
 
-/** Below zero where `a` comes before `b`; NaN where neither does. */
+/** Negative if `a` sorts before `b`, positive if behind; NaN if the values have no order. */
 export function compare(a: Value, b: Value): number {
   const [x, y] = [numeric(a), numeric(b)];
   if (x !== null && y !== null) return x < y ? -1 : x > y ? 1 : equal(x, y) ? 0 : Number.NaN;
@@ -162,7 +162,7 @@ function compareLists(a: readonly Value[], b: readonly Value[]): number {
   return at < b.length ? compare(a[at], b[at]) : 1;
 }
 
-/** What a loop goes through. */
+/** The items over which a loop iterates. */
 export function through(value: Value): Iterable<Value> {
   if (isList(value)) return value;
   if (isDict(value)) return value.keys();
@@ -173,7 +173,7 @@ export function through(value: Value): Iterable<Value> {
   unfit(value, "is not iterable");
 }
 
-/** `len`. */
+/** `len(value)`. */
 export function size(value: Value): number {
   if (typeof value === "string") return lengthOf(value);
   if (isDict(value)) return value.size;
@@ -193,7 +193,7 @@ export function contains(value: Value, item: Value): boolean {
   return false;
 }
 
-/** The name of its type in Python. */
+/** The name of the value's type in Python. */
 export function typeName(value: Value): string {
   if (value === undefined) return "an undefined value";
   if (value === null) return "None";
@@ -206,23 +206,23 @@ export function typeName(value: Value): string {
   return value instanceof Sequence ? `a ${value.kind}` : "a function";
 }
 
-/** Refuses arguments that are too many, too few or of another kind. `what`: what they are given to. */
+/** Throws for arguments that are too many, too few or of a wrong type. `what` names the called function. */
 export function misfit(what = "something"): never {
   throw new Fault(`${what} is given wrong arguments`);
 }
 
-/** Refuses what cannot be done with a value of its type. */
+/** Throws for an operation that the type of the value does not support. */
 export function unfit(value: Value, what: string): never {
   throw new Fault(`${typeName(value)} ${what}`);
 }
 
-/** `str`. */
+/** `str(value)`. */
 export function shown(value: Value): string {
   if (typeof value === "string") return value;
   return value === undefined ? "" : represented(value);
 }
 
-/** `repr`. */
+/** `repr(value)`. */
 export function represented(value: Value): string {
   if (value === undefined) return "Undefined";
   if (value === null) return "None";

@@ -1,0 +1,47 @@
+"""Rows of a step whose logits are read: which rows a step has room for, and what their logits say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nearfar.edge_runtime.engine.requests import RowScores, ScoredRow
+
+
+def scored_rows(rows: Seq[ScoredRow], start: int, count: int, room: int) -> tuple[int, tuple[ScoredRow, ...]]:
+    """The rows of `rows` that a chunk of up to `count` positions from `start` on scores, with at most `room`
+    rows of logits, and the positions that the chunk then has.
+
+    It ends before a needed row for which there is no room. Optional rows share what room is left evenly.
+    """
+    if not rows:
+        return count, ()
+    needed = [row for row in rows if not row.optional and start <= row.position < start + count]
+    if len(needed) > room:
+        count = needed[room].position - start
+        needed = needed[:room]
+    optional = [row for row in rows if row.optional and start <= row.position < start + count]
+    spare = room - len(needed)
+    kept = optional[:: -(-len(optional) // spare)] if spare and optional else []
+    return count, tuple(sorted([*needed, *kept], key=lambda row: row.position))
+
+
+def row_scores(logits: npt.NDArray[Any], rows: Iterable[ScoredRow]) -> tuple[RowScores, ...]:
+    """The scores of rows, from their logits, float32 [R, vocab]. A row that is not finite has only NaN."""
+    return tuple(_scores(values.astype(np.float64), row) for values, row in zip(logits, rows, strict=True))
+
+
+def _scores(logits: npt.NDArray[np.float64], row: ScoredRow) -> RowScores:
+    if not np.isfinite(logits).all():
+        return RowScores((float("nan"),) * len(row.tokens), float("nan"), float("nan"), float("nan"))
+    second, best = np.partition(logits, -2)[-2:].tolist() if len(logits) > 1 else (-np.inf, logits[0])
+    weights = np.exp(logits - best)
+    total = float(weights.sum())
+    log_sum = best + float(np.log(total))
+    entropy = log_sum - float(weights @ logits) / total
+    found = tuple(float(logits[token]) - log_sum for token in row.tokens)
+    return RowScores(found, max(entropy, 0.0), best - log_sum, second - log_sum)

@@ -1,0 +1,29 @@
+"""Answers OpenAI's completions: what the routes of chat completions and of plain completions share."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from nearfar.fallback_server.http import convert
+from nearfar.fallback_server.http.answering import Completion
+from nearfar.fallback_server.http.apis.asking import asked
+from nearfar.fallback_server.http.calls import Call, Service
+from nearfar.fallback_server.http.schemas import ChatRequest, CompletionRequest
+from nearfar.fallback_server.http.shapes import ChatShape, CompletionShape, Head
+
+
+async def complete(service: Service, request: Request, body: ChatRequest | CompletionRequest) -> Response:
+    """Answer a completion. An engine that passes requests on gets the body as received."""
+    wanted = asked(service, request, body)
+    if service.engine.passes_on and isinstance(request, convert.JsonRequest):
+        wanted = replace(wanted, body=convert.as_it_came(request.read, body))
+    options = body.stream_options
+    continuous = bool(options and options.continuous_usage_stats)
+    include_usage = continuous or bool(options and options.include_usage)
+    head = Head(wanted.id, wanted.model, include_usage, continuous)
+    kind = ChatShape if wanted.chat else CompletionShape
+    shape = Completion(kind(head, wanted.choices), head)
+    return await Call(service, request, wanted).respond(shape, bool(body.stream))

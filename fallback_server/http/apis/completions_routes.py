@@ -1,0 +1,19 @@
+"""The route of OpenAI's plain completions."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from nearfar.fallback_server.http.apis.completing import complete
+from nearfar.fallback_server.http.calls import Service
+from nearfar.fallback_server.http.schemas import CompletionRequest
+
+
+def add(api: APIRouter, service: Service) -> None:
+    """Add the route to /v1."""
+
+    @api.post("/completions", response_model=None)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Continue one or several texts."""
+        return await complete(service, request, body)

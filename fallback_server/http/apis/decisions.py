@@ -1,0 +1,240 @@
+"""OpenAI's Decisions API: typed questions about an input, answered by the probabilities of their labels.
+
+Each question becomes the last message of the conversation, and each of its answers a label after it. No text
+is generated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from collections.abc import Sequence as Seq
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag, field_validator
+
+from nearfar.edge_runtime.openai.label_odds import Odds, label_odds
+from nearfar.fallback_server.engines.base import Question, Scores
+from nearfar.fallback_server.http.apis.asking import Record, known_of, with_one_system
+from nearfar.fallback_server.http.apis.responses import ITEMS, Item, messages_of
+from nearfar.fallback_server.http.fields import MAX_PARTS, SILENT, Strict, Text, few, many, one_of
+from nearfar.fallback_server.http.schemas import MAX_MESSAGES, ModelName, SilentFields, TemplateVariables
+from nearfar.format.requests import MAX_LABEL_CHARS, MAX_LABELS
+
+MAX_QUESTIONS = 400
+"""The most questions of a request: OpenAI's limit."""
+YES, NO = "Yes", "No"
+ONE_WORD = f"Is this true? Answer with one word, {YES} or {NO}."
+ONE_OF = "Answer with one of the following and nothing else:"
+
+Message = Mapping[str, Any]
+
+Label = Annotated[str, Field(min_length=1, max_length=MAX_LABEL_CHARS)]
+
+
+class TextPart(Strict):
+    """A part of the instructions of a question; this server reads text only."""
+
+    place = "questions.instructions."
+    type: Literal["input_text"]
+    text: str
+
+
+Instructions = Annotated[
+    Text | Annotated[list[TextPart], many(MAX_PARTS, 1), few(MAX_PARTS), Tag("list[part]")],
+    one_of({dict: "list[part]", TextPart: "list[part]"}, "this must be a string or a list of parts"),
+]
+
+
+class Asked(Strict):
+    """What all questions have."""
+
+    place = "questions."
+    name: Annotated[str | None, Field(max_length=256)] = None
+    instructions: Instructions
+
+    @property
+    def said(self) -> str:
+        """The instructions as one text."""
+        given = self.instructions
+        return given if isinstance(given, str) else "".join(part.text for part in given)
+
+    def texts(self) -> list[str]:
+        """The answers as text, in order."""
+        return [YES, NO]
+
+    def described(self) -> list[str | None]:
+        """What the request says of each answer."""
+        return [None, None]
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels of the answers: their texts, or their numbers where two texts are equal."""
+        texts = self.texts()
+        return texts if len(set(texts)) == len(texts) else [str(at + 1) for at in range(len(texts))]
+
+    @property
+    def message(self) -> str:
+        """The question as the model reads it."""
+        listed = zip(self.labels, self.texts(), self.described(), strict=True)
+        return "\n".join([self.said, "", ONE_OF, *(_line(*each) for each in listed)])
+
+
+class Predicate(Asked):
+    """How likely it is that a statement about the input is true."""
+
+    type: Literal["predicate"]
+
+    @property
+    def message(self) -> str:
+        """The question as the model reads it."""
+        return f"{self.said}\n\n{ONE_WORD}"
+
+
+class ChoiceValue(Strict):
+    """One of the values to choose from; a string and a boolean of the same text are different values."""
+
+    place = "questions.choices."
+    value: Label | bool
+    description: str | None = None
+
+
+class Choice(Asked):
+    """Which of the given values fits the input."""
+
+    type: Literal["choice"]
+    choices: Annotated[list[ChoiceValue], many(MAX_LABELS, 2), few(MAX_LABELS)]
+
+    @field_validator("choices")
+    @classmethod
+    def _differ(cls, given: list[ChoiceValue]) -> list[ChoiceValue]:
+        if len({(type(each.value), each.value) for each in given}) < len(given):
+            raise ValueError("each value must differ from the others")
+        return given
+
+    def texts(self) -> list[str]:
+        """The values as text."""
+        return [
+            str(each.value).lower() if isinstance(each.value, bool) else each.value for each in self.choices
+        ]
+
+    def described(self) -> list[str | None]:
+        """The descriptions of the values."""
+        return [each.description for each in self.choices]
+
+
+class Level(Strict):
+    """A level of a rating, the lowest first."""
+
+    place = "questions.levels."
+    label: Label
+    description: str | None = None
+
+
+class Rating(Asked):
+    """How the input rates on ordered levels."""
+
+    type: Literal["score"]
+    levels: Annotated[list[Level], many(MAX_LABELS, 2), few(MAX_LABELS)]
+
+    def texts(self) -> list[str]:
+        """The labels of the levels."""
+        return [each.label for each in self.levels]
+
+    def described(self) -> list[str | None]:
+        """The descriptions of the levels."""
+        return [each.description for each in self.levels]
+
+
+def _kind(question: Any) -> str | None:
+    given = question.get("type") if isinstance(question, dict) else getattr(question, "type", None)
+    return given if isinstance(given, str) else None
+
+
+AskedQuestion = Annotated[
+    Annotated[Predicate, Tag("predicate")]
+    | Annotated[Choice, Tag("choice")]
+    | Annotated[Rating, Tag("score")],
+    Discriminator(_kind),
+]
+
+
+class DecisionRequest(SilentFields):
+    """/v1/decisions. `neutral` is an extension of nearfar: a text without content that stands for the input
+    in a second prompt, to take out of the probabilities what the model prefers for any input.
+    """
+
+    model: ModelName = None
+    input: str | Annotated[list[Item], many(MAX_MESSAGES, 1), few(MAX_MESSAGES)]
+    questions: Annotated[list[AskedQuestion], many(MAX_QUESTIONS, 1), few(MAX_QUESTIONS)]
+    neutral: Annotated[str | None, Field(max_length=MAX_LABEL_CHARS)] = None
+    chat_template_kwargs: TemplateVariables | None = None
+    prompt_cache_options: Annotated[dict[str, str] | None, Field(max_length=16), few(16), SILENT] = None
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _readable(cls, given: Any) -> Any:
+        return known_of(given, "input", ITEMS)
+
+
+def questions_of(body: DecisionRequest, before: Seq[Message]) -> list[Question]:
+    """Return what the engine is asked: each question after the input, then each after the neutral text.
+    `before`: the input as messages of a chat completion.
+    """
+    made = [Question(tuple(each.labels), _asked(before, each.message)) for each in body.questions]
+    if body.neutral is None:
+        return made
+    neutral = [{"role": "user", "content": body.neutral}]
+    return made + [Question(tuple(each.labels), _asked(neutral, each.message)) for each in body.questions]
+
+
+def input_messages(body: DecisionRequest) -> list[Record]:
+    """Return the input as messages of a chat completion."""
+    return with_one_system(messages_of(body.input))
+
+
+def _asked(before: Seq[Message], question: str) -> tuple[Message, ...]:
+    """Return the messages with a question at the end. Many chat templates refuse two turns of the user in a
+    row, so it joins a last message of text.
+    """
+    last: Message = before[-1] if before else {}
+    if last.get("role") == "user" and isinstance(last.get("content"), str):
+        return (*before[:-1], {**last, "content": f"{last['content']}\n\n{question}"})
+    return (*before, {"role": "user", "content": question})
+
+
+def decision(body: DecisionRequest, model: str, scores: Scores) -> Record:
+    """Return the answers in OpenAI's shape."""
+    count, answers = len(body.questions), list[Record]()
+    for at, asked in enumerate(body.questions):
+        sums = [sum(each) for each in scores.found[at]]
+        neutral = None if body.neutral is None else [sum(each) for each in scores.found[count + at]]
+        answers.append(_answer(asked, label_odds(scores.labels[at], sums, neutral)))
+    usage = {
+        "input_tokens": scores.tokens,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": 0,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": scores.tokens,
+    }
+    return {"model": model, "answers": answers, "usage": usage}
+
+
+def _answer(asked: Asked, odds: Odds) -> Record:
+    shares = odds.probabilities
+    if isinstance(asked, Choice):
+        values = [each.value for each in asked.choices]
+        listed = [{"value": v, "probability": share} for v, share in zip(values, shares, strict=True)]
+        chosen = {"choice": values[odds.choice], "confidence": odds.confidence, "probabilities": listed}
+        return {"type": "choice", "name": asked.name, **chosen}
+    if isinstance(asked, Rating):
+        labels = enumerate(zip(asked.texts(), shares, strict=True))
+        rated = [{"value": at, "label": label, "probability": share} for at, (label, share) in labels]
+        mean = sum(at * share for at, share in enumerate(shares))
+        made = {"score": mean, "confidence": odds.confidence, "probabilities": rated}
+        return {"type": "score", "name": asked.name, **made}
+    return {"type": "predicate", "name": asked.name, "probability": shares[0]}
+
+
+def _line(label: str, text: str, description: str | None) -> str:
+    said = f"{label}: {text}" if label != text else label
+    return f"- {said}" + (f" ({description})" if description else "")
