@@ -120,7 +120,11 @@ def states(cache: int) -> str:
     return f"kv.{cache}.s"
 
 
-NAMES: dict[Parts, tuple[Callable[[int], str], ...]] = {"kv": (keys, values), "k": (taken,), "state": (states,)}
+NAMES: dict[Parts, tuple[Callable[[int], str], ...]] = {
+    "kv": (keys, values),
+    "k": (taken,),
+    "state": (states,),
+}
 
 
 def of_cache(cache: int, parts: Parts) -> tuple[str, ...]:

@@ -68,8 +68,8 @@ def _caches(manifest: Manifest) -> Iterator[str]:
     for index, group in enumerate(manifest.groups):
         if group.stride is not None and (group.stride % manifest.cache.page_size or group.window != 2):
             yield (
-                f"group {index} of states has window {group.window} and stride {group.stride}: the window must be "
-                f"2, the stride a multiple of the page_size {manifest.cache.page_size}"
+                f"group {index} of states has window {group.window} and stride {group.stride}: the window "
+                f"must be 2, the stride a multiple of the page_size {manifest.cache.page_size}"
             )
     for index, cache in enumerate(manifest.caches):
         strided = cache.group < len(manifest.groups) and manifest.groups[cache.group].stride is not None

@@ -77,7 +77,9 @@ class Step:
         then states.
         """
         found = {cache.group for cache in self.caches}
-        return tuple(sorted(found, key=lambda g: (g.stride is not None, g.window is not None, -(g.window or 0))))
+        return tuple(
+            sorted(found, key=lambda g: (g.stride is not None, g.window is not None, -(g.window or 0)))
+        )
 
     def group(self, cache: int) -> int:
         """The number of the group of a cache."""

@@ -220,9 +220,9 @@ class Conv(Op):
     """Causal convolution of each column by itself, over positions: of the row at position p,
     out = activation(Σ_t weight[column·taps + t] · x(p − taps + 1 + t) + bias).
 
-    x of the rows goes to cache `cache`, which keeps one tensor (parts "k", [1, width] a position) for the last
-    `taps` positions. Before position 0 x is 0. `activation`: None leaves the sum as it is. Short convolutions
-    of LFM2, and those before a recurrence (Qwen 3.5), are this.
+    x of the rows goes to cache `cache`, which keeps one tensor (parts "k", [1, width] a position) for the
+    last `taps` positions. Before position 0 x is 0. `activation`: None leaves the sum as it is. The short
+    convolutions of LFM2, and those before a recurrence (Qwen 3.5), are this operation.
     """
 
     op: ClassVar = "conv"
@@ -252,9 +252,9 @@ class Conv(Op):
 class Delta(Op):
     """The gated delta rule (Yang et al., "Gated Delta Networks", 2024) over the state S of each head.
 
-    x = [q | k | v] with `key_heads` heads of q and k, each for as many neighbouring heads of v; gates = [a | b],
-    one of each for a head of v. The cache `state` keeps S, [heads, depth, head_dim] float32: heads of v, the
-    length of a head of k, the length of a head of v. For each row, in order of positions:
+    x = [q | k | v] with `key_heads` heads of q and k, each for as many neighbouring heads of v; gates =
+    [a | b], one of each for a head of v. The cache `state` keeps S, [heads, depth, head_dim] float32: heads
+    of v, the length of a head of k, the length of a head of v. For each row, in order of positions:
     1. q and k have length 1: q / sqrt(Σ q² + eps), and q is multiplied by depth ** −0.5.
     2. S ← exp(−exp(a_log) · softplus(a + dt_bias)) · S
     3. S ← S + k ⊗ (σ(b) · (v − Sᵀ k))

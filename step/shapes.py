@@ -10,7 +10,6 @@ from typing import Literal, Protocol
 
 from nearfar.step.params import Param
 
-
 Parts = Literal["kv", "k", "state"]
 """What a cache keeps. "kv": keys and values by position. "k": one tensor by position. "state": one matrix
 [depth, head_dim] a head, behind the last position of a column; it is float32, and so is "k".

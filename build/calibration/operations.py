@@ -24,7 +24,6 @@ from nearfar.build.calibration.arithmetic import (
 from nearfar.step import ops
 from nearfar.step.model import Step
 
-
 Update = Callable[[Array, Array], Array]
 """From rows [B] and the states before them [B, heads, depth, head_dim] to the states behind them."""
 

@@ -150,7 +150,7 @@ class StepFunction:
         }
 
     def kept(self, cache: int) -> relax.Var:
-        """The one buffer of a cache that keeps one tensor, or states: float32 [pages, heads, rows, head_dim]."""
+        """The buffer of a cache that keeps one tensor, or states: float32 [pages, heads, rows, head_dim]."""
         shape = self.step.caches[cache]
         (name,) = buffers.of_cache(cache, shape.parts)
         rows = shape.depth or self._cache.page_size

@@ -84,9 +84,7 @@ def conv(f: StepFunction, op: ops.Conv) -> relax.Expr:
         f.m, shape.head_dim, op.taps, **f.geometry(), activation=op.activation, bias=op.bias is not None
     )
     have = {"x": f.wide_value(op.x), "weight": f.vector(op.weight), "cache": f.kept(op.cache)}
-    return operators.rebuilt(
-        job, have | f.where(op.cache) | ({"bias": f.vector(op.bias)} if op.bias else {})
-    )
+    return operators.rebuilt(job, have | f.where(op.cache) | ({"bias": f.vector(op.bias)} if op.bias else {}))
 
 
 def delta(f: StepFunction, op: ops.Delta) -> relax.Expr:

@@ -120,8 +120,8 @@ class MlxTarget:
         """
         if any(cache.parts != "kv" for cache in source.model.step.caches):
             raise BuildError(
-                "target mlx keeps keys and values only, and this model has layers with a short convolution or a "
-                "recurrent state. Build for cpu or wasm"
+                "target mlx keeps keys and values only, and this model has layers with a short convolution "
+                "or a recurrent state. Build for cpu or wasm"
             )
         if options.export_function:
             if source.model.embedding is not None:

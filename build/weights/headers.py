@@ -108,8 +108,8 @@ def _entry(file: Path, name: str, record: object, data: int) -> Entry:
 
 
 def flattened(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape as parameters have it: taps of a convolution of each column by itself, [columns, 1, taps], are
-    a vector.
+    """The shape as parameters have it: the taps of a convolution of single columns, [columns, 1, taps], are a
+    vector.
     """
     return (shape[0] * shape[2],) if len(shape) == 3 and shape[1] == 1 else shape
 

@@ -218,8 +218,8 @@ class SequenceTable:
         return max(length - 1, 0) // self.page_size * self.page_size if self._states else 0
 
     def keep(self, sequence: Sequence) -> None:
-        """Keep the states behind the rows that the device was given, if these fill whole pages and the last of
-        them has not been read.
+        """Keep the states behind the rows that the device was given, if these fill whole pages and the last
+        row has not been read.
 
         The pages enter the prefix index when the rows have been read. The next row gets copies of them.
         """
@@ -315,7 +315,9 @@ class SequenceTable:
         first. With states it can be 0, all that was written, or a border.
         """
         self._check_length(sequence, length, len(sequence.tokens), "truncate")
-        back = [group for group in self._states if length != sequence.written]  # whose state is an earlier one
+        back = [
+            group for group in self._states if length != sequence.written
+        ]  # whose state is an earlier one
         kept = [self._held_at(sequence, group, length) for group in back]
         for group, held in zip(back, kept, strict=True):
             for page in held.pages:
@@ -399,7 +401,11 @@ class SequenceTable:
         """Whether the sequence can write its shared tail in place, if it gives up the border there."""
         page = self._tail(sequence, group)
         kept = (group, page) in sequence.kept.get(sequence.written, ())
-        return bool(self.windows[group].stride) and page is not None and self.allocators[group].refs[page] == 1 + kept
+        return (
+            bool(self.windows[group].stride)
+            and page is not None
+            and self.allocators[group].refs[page] == 1 + kept
+        )
 
     def _give_up_border(self, sequence: Sequence, group: int) -> None:
         """Make the tail the sequence's own: its state is lost to others."""
@@ -441,7 +447,9 @@ class SequenceTable:
         """The pages of a group that a sequence with the first `length` tokens holds."""
         held, window = sequence.held[group], self.windows[group]
         if not window.stride:
-            return Held(held.first if length else 0, held.pages[: max(window.columns(length) - held.first, 0)])
+            return Held(
+                held.first if length else 0, held.pages[: max(window.columns(length) - held.first, 0)]
+            )
         page = self._state_at(sequence, group, length) if length else None
         return Held(window.first_column(length), [] if page is None else [page])
 

@@ -13,8 +13,8 @@ class Window:
     to p.
 
     A *column* is a place in a sequence's row of the page table: position p is in column p // column. It is a
-    page of `page_size` positions; or, with a `stride`, a page that holds the state behind the last of `stride`
-    positions that was computed. Size 2 then means: a row reads the state behind the position before it.
+    page of `page_size` positions; or, with a `stride`, a page that holds the state behind the last computed
+    one of `stride` positions. Size 2 then means: a row reads the state behind the position before it.
     """
 
     size: int | None

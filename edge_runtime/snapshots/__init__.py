@@ -20,7 +20,14 @@ from nearfar.edge_runtime.snapshots import file
 from nearfar.edge_runtime.snapshots.file import Progress
 from nearfar.edge_runtime.snapshots.record import Snapshot, key_rounding, origin
 from nearfar.edge_runtime.snapshots.seam import chat_prefix, text_prefix, whole_pages
-from nearfar.edge_runtime.snapshots.transfer import Array, capture, head_dim_of, kv_dtype, quantized_bits, restore
+from nearfar.edge_runtime.snapshots.transfer import (
+    Array,
+    capture,
+    head_dim_of,
+    kv_dtype,
+    quantized_bits,
+    restore,
+)
 from nearfar.errors import RequestError, SnapshotError
 
 if TYPE_CHECKING:

@@ -75,8 +75,8 @@ async def restore(core: EngineCore, tokens: Seq[int], tensors: Mapping[str, Arra
     needed = [saved - window.first_column(len(tokens)) * size for window in table.windows]
     if saved % size and any(window.stride for window in table.windows):
         raise SnapshotError(
-            f"the snapshot has the states behind {saved} tokens, which are no whole pages of {size} tokens here: "
-            "save it again with this engine"
+            f"the snapshot has the states behind {saved} tokens, which are no whole pages of {size} tokens "
+            "here: save it again with this engine"
         )
     head_dim = head_dim_of(core.manifest)
     await asyncio.to_thread(check_layout, layouts, tensors, saved, needed, head_dim)
@@ -277,7 +277,11 @@ def _reader(
 
 
 def _state_writer(
-    core: EngineCore, sequence: Sequence, group: int, tensors: Mapping[str, Array], layout: Mapping[str, Array]
+    core: EngineCore,
+    sequence: Sequence,
+    group: int,
+    tensors: Mapping[str, Array],
+    layout: Mapping[str, Array],
 ) -> Callable[[], None]:
     """A call that writes the states of a group behind the last token."""
     content = {name: np.ascontiguousarray(tensors[name][None], dtype=layout[name].dtype) for name in layout}

@@ -47,7 +47,7 @@ def model(read: ConfigReader, context: int | None = None) -> Model:
 
 def _types(read: ConfigReader, layers: int) -> tuple[str, ...]:
     """The type of each layer. Older configs list the numbers of the layers that attend."""
-    attending = range(layers)
+    attending = tuple(range(layers))
     if read.given("full_attn_idxs") and not read.given("layer_types"):
         attending = read.indices("full_attn_idxs", layers)
     return read.choices("layer_types", TYPES, [TYPES[i in attending] for i in range(layers)])

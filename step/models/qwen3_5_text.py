@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from nearfar.step import ops
 from nearfar.step.builder import StepBuilder, Value
 from nearfar.step.config import ConfigReader
-from nearfar.step.decoder import Attention, Decoder, Mlp, gated_mlp, order_of, read_activation, read_decoder
+from nearfar.step.decoder import Decoder, Mlp, gated_mlp, order_of, read_activation, read_decoder
 from nearfar.step.model import Model
 from nearfar.step.ops import Activation
 from nearfar.step.params import RotaryOrder, TensorPiece
@@ -26,7 +26,7 @@ MROPE = ("mrope_section", "mrope_interleaved")
 
 @dataclass(frozen=True)
 class DeltaLayer:
-    """The sizes of a layer with the delta rule, of heads of keys and values, and of the convolution before it."""
+    """The sizes of a layer with the delta rule: heads of keys and values, and the convolution before it."""
 
     key_heads: int
     heads: int
@@ -64,8 +64,8 @@ def _types(read: ConfigReader, layers: int) -> tuple[str, ...]:
 
 def _delta_layer(read: ConfigReader) -> DeltaLayer:
     sizes = {
-        "key_heads": ("num_key_heads", 16), "heads": ("num_value_heads", 32), "key_dim": ("key_head_dim", 128),
-        "value_dim": ("value_head_dim", 128), "taps": ("conv_kernel_dim", 4),
+        "key_heads": ("num_key_heads", 16), "heads": ("num_value_heads", 32), "taps": ("conv_kernel_dim", 4),
+        "key_dim": ("key_head_dim", 128), "value_dim": ("value_head_dim", 128),
     }  # fmt: skip
     found = {name: read.size(f"linear_{key}", default) for name, (key, default) in sizes.items()}
     layer = DeltaLayer(**found, activation=read_activation(read))
@@ -77,7 +77,7 @@ def _delta_layer(read: ConfigReader) -> DeltaLayer:
 def _attention(
     s: StepBuilder, x: Value, layer: int, c: Decoder, order: RotaryOrder | None, bias: bool
 ) -> Value:
-    """Attention whose result is multiplied by a gate. In the tensor q_proj, heads of q and gates alternate."""
+    """Attention times a gate. In the tensor q_proj, heads of queries and of gates alternate."""
     at, name, dim = f"model.layers.{layer}.self_attn", f"layers.{layer}", c.head_dim
     q, gate = (
         [
@@ -89,9 +89,14 @@ def _attention(
     kv = c.kv_heads * dim
     k, v = TensorPiece(f"{at}.k_proj.weight", kv, 0, order), TensorPiece(f"{at}.v_proj.weight", kv)
     both = s.linear(x, f"{name}.qkv_gate", [*q, k, v, *gate], bias)
-    qkv, gates = s.columns(both, 0, c.heads * dim + 2 * kv), s.columns(both, c.heads * dim + 2 * kv, c.heads * dim)
+    qkv, gates = (
+        s.columns(both, 0, c.heads * dim + 2 * kv),
+        s.columns(both, c.heads * dim + 2 * kv, c.heads * dim),
+    )
     norms = {
-        which: s.vector(f"{name}.{which}_norm", (TensorPiece(f"{at}.{which}_norm.weight", dim, 0, order),), 1.0)
+        which: s.vector(
+            f"{name}.{which}_norm", (TensorPiece(f"{at}.{which}_norm.weight", dim, 0, order),), 1.0
+        )
         for which in "qk"
     }
     cache = s.cache(c.kv_heads, dim)

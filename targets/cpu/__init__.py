@@ -26,7 +26,18 @@ from nearfar.kernels.jobs import (
     Split,
 )
 from nearfar.targets.cpu import packing
-from nearfar.targets.cpu.kernels import attention, conv, delta, embed, greedy, linear, norm, paged, rope, sample
+from nearfar.targets.cpu.kernels import (
+    attention,
+    conv,
+    delta,
+    embed,
+    greedy,
+    linear,
+    norm,
+    paged,
+    rope,
+    sample,
+)
 from nearfar.targets.cpu.units import Unit
 
 __all__ = ["CpuKernels"]

@@ -140,10 +140,8 @@ OPERATIONS: Mapping[type[ops.Op], Callable[[StepGraph, Any], str]] = {
 REFUSED: Mapping[type[ops.Op], str] = {
     ops.Embedding: "is for models that give logits: build embeddings for another target, or leave "
     "--embeddings out",
-    ops.Conv: "has no short convolutions: ONNX Runtime's graph here keeps keys and values only. Build for cpu or "
-    "wasm",
-    ops.Delta: "has no recurrent states: ONNX Runtime's graph here keeps keys and values only. Build for cpu or "
-    "wasm",
+    ops.Conv: "has no short convolutions: its graph keeps keys and values only. Build for cpu or wasm",
+    ops.Delta: "has no recurrent states: its graph keeps keys and values only. Build for cpu or wasm",
 }
 """Operations that a graph cannot have, with the target's reason."""
 

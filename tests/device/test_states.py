@@ -1,5 +1,5 @@
-"""Models with short convolutions and recurrent states, beside transformers: conversations, several requests at
-once, prefixes, snapshots, on cpu and in WebAssembly, and by the engine in JavaScript.
+"""Models with short convolutions and recurrent states, beside transformers: conversations, several requests
+at once, prefixes, snapshots, on cpu and in WebAssembly, and by the engine in JavaScript.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ BUCKETS = Buckets((1, 64), (1, 4))
 
 @pytest.fixture(scope="module")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Artifacts of both cases for cpu and wasm, with a cache of floats, and of codes for the one with states."""
+    """Artifacts of both cases for cpu and wasm."""
     made = {}
     for name, case in CASES.items():
         folder = made[name] = tmp_path_factory.mktemp(name)
@@ -132,7 +132,8 @@ async function main(dist, model, first, second) {
     const asked = { prompt, max_tokens: 20, temperature: 0, ignore_eos: true, logprobs: 0 };
     const made = await engine.completions.create(asked);
     const [{ text, logprobs }] = made.choices;
-    console.log(JSON.stringify([logprobs.token_logprobs, made.usage.prompt_tokens_details?.cached_tokens ?? 0]));
+    const cached = made.usage.prompt_tokens_details?.cached_tokens ?? 0;
+    console.log(JSON.stringify([logprobs.token_logprobs, cached]));
     return text;
   };
   await Promise.all([ask(first), ask(second)]);
@@ -147,7 +148,10 @@ main(...process.argv.slice(1));
 def test_the_engine_in_javascript_answers_as_transformers(artifacts: dict[str, Path], name: str) -> None:
     if not (WEB / "dist" / "node" / "index.js").is_file():
         pytest.skip("the web package is not built (run `make setup`)")
-    texts = ["The state of a layer is a page. " * (10 if name.startswith("qwen") else 2), "Another prompt, shorter."]
+    texts = [
+        "The state of a layer is a page. " * (10 if name.startswith("qwen") else 2),
+        "Another prompt, shorter.",
+    ]
     command = ["node", "-e", ASK, str(WEB / "dist"), str(artifacts[name] / "wasm"), *texts]
     made = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert made.returncode == 0, made.stderr

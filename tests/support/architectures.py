@@ -260,7 +260,8 @@ QWEN3_5: dict[str, Any] = {
 MROPE = {"rope_type": "default", "rope_theta": 1e5, "mrope_section": [1, 1, 0], "mrope_interleaved": True,
          "partial_rotary_factor": 0.25}  # fmt: skip
 DELTAS = [
-    case("qwen3_5_text", "plain", **QWEN3_5, num_hidden_layers=4, rope_parameters=MROPE, prompts=(9, 45, 300)),
+    case("qwen3_5_text", "plain", **QWEN3_5, num_hidden_layers=4, rope_parameters=MROPE,
+         prompts=(9, 45, 300)),
     case("qwen3_5_text", "odd", **{**QWEN3_5, "linear_num_value_heads": 6, "linear_key_head_dim": 12,
          "linear_value_head_dim": 20, "linear_conv_kernel_dim": 3}, head_dim=32, attention_bias=True,
          tie_word_embeddings=True, layer_types=[LINEAR_ATTENTION, GLOBAL, LINEAR_ATTENTION]),

@@ -24,7 +24,10 @@ def apply(table: SequenceTable, op: str, args: dict[str, Any]) -> dict[str, Any]
     if op == "clear":
         return {"evicted": table.clear()}
     if op == "borders":
-        return {"border": table.border(args["length"]), "leaves": table.leaves(args["length"], args["common"])}
+        return {
+            "border": table.border(args["length"]),
+            "leaves": table.leaves(args["length"], args["common"]),
+        }
     sequence = table.sequences[args["slot"]]
     match op:
         case "reserve":

@@ -208,7 +208,9 @@ def conv(job: Conv, a: Arrays) -> dict[str, Array]:
         total = a["bias"].astype(np.float64) if job.bias else np.zeros(job.width)
         for tap, there in enumerate(range(position - job.taps + 1, position + 1)):
             if there >= 0:
-                total = total + weight[:, tap] * cache[table[there // job.page_size], 0, there % job.page_size]
+                total = (
+                    total + weight[:, tap] * cache[table[there // job.page_size], 0, there % job.page_size]
+                )
         out[row] = total if job.activation is None else ACTIVATIONS[job.activation](total)
     return {"out": out, "cache": cache}
 
@@ -253,11 +255,19 @@ def state_inputs(job: Conv | Delta, rng: np.random.Generator, pages: int = 12) -
     def normal(*shape: int) -> Array:
         return rng.standard_normal(shape).astype(np.float32)
 
-    out: dict[str, Array] = {"x": normal(job.m, width), "positions": positions, "slots": slots, "page_table": table}
+    out: dict[str, Array] = {
+        "x": normal(job.m, width),
+        "positions": positions,
+        "slots": slots,
+        "page_table": table,
+    }
     if isinstance(job, Conv):
         out |= {"weight": normal(width * job.taps), "cache": normal(pages, 1, size, width)}
         return out | ({"bias": normal(width)} if job.bias else {})
-    out |= {"gates": 2 * normal(job.m, 2 * job.heads), "state": normal(pages, job.heads, job.key_dim, job.value_dim)}
+    out |= {
+        "gates": 2 * normal(job.m, 2 * job.heads),
+        "state": normal(pages, job.heads, job.key_dim, job.value_dim),
+    }
     return out | {"a_log": normal(job.heads) - 1, "dt_bias": normal(job.heads)}
 
 

@@ -158,7 +158,9 @@ class NumpyExecutor:
         pages = self.buffers[page_table(group)][self.buffers["slots"][row], first // size : -(-n // size)]
         assert (pages >= 0).all(), "a row reads what has no page"
         read = slice(first % size, n - first // size * size)
-        return tuple(c[pages].swapaxes(1, 2).reshape(-1, c.shape[1], c.shape[3])[read] for c in self.kv[cache])
+        return tuple(
+            c[pages].swapaxes(1, 2).reshape(-1, c.shape[1], c.shape[3])[read] for c in self.kv[cache]
+        )
 
     def _take(self, row: int, token: int) -> None:
         self.buffers["sampled"][row] = token

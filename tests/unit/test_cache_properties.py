@@ -29,7 +29,7 @@ class CacheMachine(RuleBasedStateMachine):
     pages: tuple[int, ...] = (9,)
     windows: tuple[int | None, ...] = (None,)
     strides: tuple[int | None, ...] | None = None
-    """Of a group of states; a page of it has the content of the last position that was written there."""
+    """Positions of a column of states by group. A page of states has the content of the last position."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,9 @@ class CacheMachine(RuleBasedStateMachine):
                     assert (group, page) not in self.table.index
                     if group in self.states and sequence.slot >= 0:  # a snapshot brings the last state alone
                         assert self.state_before(sequence, group, position) == tuple(whole[:position])
-                    self.memory[group][page][0 if group in self.states else place] = tuple(whole[: position + 1])
+                    self.memory[group][page][0 if group in self.states else place] = tuple(
+                        whole[: position + 1]
+                    )
         self.table.append(sequence, new)
         return True
 
@@ -292,7 +294,7 @@ class States(CacheMachine):
 
 
 class FewStates(CacheMachine):
-    """So few states that borders are given up; a column is a page long."""
+    """A pool with so few states that borders are given up; a column is a page long."""
 
     pages, windows, strides = (9, 4), (None, 2), (None, 3)
 

@@ -24,8 +24,9 @@ from tests.unit.test_windows import GREEDY, collect, nothing_held, prompt
 
 CONFIG: dict[str, Any] = {
     **tiny.CONFIG, "model_type": "qwen3_5_text", "num_hidden_layers": 2, "max_position_embeddings": 1024,
-    "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 1, "partial_rotary_factor": 0.5,
-    "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 4, "eos_token_id": None,
+    "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 1,
+    "partial_rotary_factor": 0.5, "linear_num_value_heads": 2, "linear_key_head_dim": 8,
+    "linear_value_head_dim": 4, "eos_token_id": None,
 }  # fmt: skip
 pipelining = pytest.mark.parametrize("pipelined", [True, False], ids=["pipelined", "lockstep"])
 COUNT = 20

@@ -1,7 +1,8 @@
-"""The gated delta rule: heads in parallel; the rows of a sequence by sixteens, or one by one where they are few.
+"""The gated delta rule: heads in parallel; the rows of a sequence in chunks of sixteen, or one by one if they
+are few.
 
-Rows one by one read and write the whole state for each. A chunk of n rows reads and writes it once. With the
-state S before the chunk, G_r the sum of the logarithms of decay up to row r, and d_r what row r adds along k_r:
+Rows one by one read and write the whole state for each. A chunk of n rows reads and writes it once. S is the
+state before the chunk, G_r the sum of the logarithms of decay up to row r, and d_r what row r adds along k_r:
     d_r = β_r · (v_r − e^G_r · Sᵀk_r − Σ_{i<r} e^(G_r − G_i) · (k_i·k_r) · d_i)
     out_r = e^G_r · Sᵀq_r + Σ_{i≤r} e^(G_r − G_i) · (k_i·q_r) · d_i
     S ← e^G_n · S + Σ_i e^(G_n − G_i) · k_i ⊗ d_i
@@ -87,7 +88,10 @@ def _rows(at: _Head, chunked: bool) -> None:
         v.put1(upcoming, [0], m + 1)
         with T.If(position < 0):
             with T.Then():
-                _each(job, lambda j, n: v.put_some(buf["out"], [m, at.head * job.value_dim + j], v.splat(0.0), n))
+                _each(
+                    job,
+                    lambda j, n: v.put_some(buf["out"], [m, at.head * job.value_dim + j], v.splat(0.0), n),
+                )
             with T.Else():
                 page = _opened(at, m, position)
                 if not chunked:
@@ -103,7 +107,7 @@ def _rows(at: _Head, chunked: bool) -> None:
 
 
 def _opened(at: _Head, m: Expr, position: Expr) -> Expr:
-    """The page of a row's column, with the state before the row: at the first row of a column it is copied."""
+    """The page of a row's column, with the state before the row; the first row of a column copies it."""
     job, state = at.job, at.buf["state"]
     slot = T.Bind(at.buf["slots"][m])
     page = T.Bind(at.buf["page_table"][slot, position // job.stride])
@@ -157,7 +161,9 @@ def _row(at: _Head, m: Expr, page: Expr) -> None:
     x, gates = buf["x"], buf["gates"]
     of_q, of_k = _length(at, m, at.q), _length(at, m, at.k)
     decay = v.keep(v.exp(at.decay(v.splat(gates[m, at.head]))))
-    rate = v.keep(v.splat(1.0) / (v.splat(1.0) + v.exp(v.splat(0.0) - v.splat(gates[m, job.heads + at.head]))))
+    rate = v.keep(
+        v.splat(1.0) / (v.splat(1.0) + v.exp(v.splat(0.0) - v.splat(gates[m, job.heads + at.head])))
+    )
     scale = v.f32(job.key_dim**-0.5)
 
     def columns(parts: list[tuple[Expr, int]]) -> None:
@@ -173,7 +179,10 @@ def _row(at: _Head, m: Expr, page: Expr) -> None:
             value = v.some(x, [m, at.v + j], n)
             v.put1(change, [each], (value - decay * change[each]) * rate)
         with T.serial(0, job.key_dim) as i:
-            key, query = T.Bind(v.splat(x[m, at.k + i] * of_k)), T.Bind(v.splat(x[m, at.q + i] * (of_q * scale)))
+            key, query = (
+                T.Bind(v.splat(x[m, at.k + i] * of_k)),
+                T.Bind(v.splat(x[m, at.q + i] * (of_q * scale))),
+            )
             for each, (j, n) in enumerate(parts):
                 after = T.Bind(v.some(state, [page, at.head, i, j], n) * decay + key * change[each])
                 v.put_some(state, [page, at.head, i, j], after, n)
@@ -252,21 +261,20 @@ def _load(at: _Head, m: Expr, count: Expr, keys: Expr, queries: Expr, rate: Expr
     """
     job, x, gates = at.job, at.buf["x"], at.buf["gates"]
     scale = v.f32(job.key_dim**-0.5)
-    with T.serial(0, CHUNK) as r:
-        with T.If(r < count):
-            with T.Then():
-                of_q, of_k = _length(at, m + r, at.q), _length(at, m + r, at.k)
-                with T.serial(0, job.key_dim) as i:
-                    v.put1(keys, [i * CHUNK + r], x[m + r, at.k + i] * of_k)
-                    v.put1(queries, [i * CHUNK + r], x[m + r, at.q + i] * (of_q * scale))
-                v.put1(grown, [r], gates[m + r, at.head])
-                v.put1(rate, [r], gates[m + r, job.heads + at.head])
-            with T.Else():
-                with T.serial(0, job.key_dim) as i:
-                    v.put1(keys, [i * CHUNK + r], v.f32(0.0))
-                    v.put1(queries, [i * CHUNK + r], v.f32(0.0))
-                v.put1(grown, [r], v.f32(0.0))
-                v.put1(rate, [r], v.f32(0.0))
+    with T.serial(0, CHUNK) as r, T.If(r < count):
+        with T.Then():
+            of_q, of_k = _length(at, m + r, at.q), _length(at, m + r, at.k)
+            with T.serial(0, job.key_dim) as i:
+                v.put1(keys, [i * CHUNK + r], x[m + r, at.k + i] * of_k)
+                v.put1(queries, [i * CHUNK + r], x[m + r, at.q + i] * (of_q * scale))
+            v.put1(grown, [r], gates[m + r, at.head])
+            v.put1(rate, [r], gates[m + r, job.heads + at.head])
+        with T.Else():
+            with T.serial(0, job.key_dim) as i:
+                v.put1(keys, [i * CHUNK + r], v.f32(0.0))
+                v.put1(queries, [i * CHUNK + r], v.f32(0.0))
+            v.put1(grown, [r], v.f32(0.0))
+            v.put1(rate, [r], v.f32(0.0))
     v.put(rate, [0], v.splat(1.0) / (v.splat(1.0) + v.exp(v.splat(0.0) - v.lanes(rate, [0]))))
     v.put(grown, [0], at.decay(v.lanes(grown, [0])))
     with T.serial(1, CHUNK) as r:

@@ -14,7 +14,8 @@ from tests.support.job_reference import reference, state_inputs
 CONVS = [
     Conv(m, width, taps, 16, 4, 4, activation, bias)
     for m, width, taps, activation, bias in (
-        (1, 48, 3, None, False), (4, 40, 4, "silu", True), (64, 100, 20, None, True), (16, 5, 1, "sigmoid", False),
+        (1, 48, 3, None, False), (4, 40, 4, "silu", True), (64, 100, 20, None, True),
+        (16, 5, 1, "sigmoid", False),
     )
 ]  # fmt: skip
 DELTAS = [
