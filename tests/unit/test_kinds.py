@@ -178,7 +178,7 @@ def test_what_pytorch_is_not_used_for(config: dict[str, Any], why: str | None, t
         return
     with pytest.raises(CheckpointError, match="leave --engine torch out"):
         require_checkpoint(model)
-    if config["model_type"] not in ("gemma2", "mistral3"):
+    if config["model_type"] not in ("gemma2", "mistral3", "lfm2", "qwen3_5"):
         with pytest.raises(CheckpointError, match="nearfar serve does not answer with it either"):
             check_known(config)
 
