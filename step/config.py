@@ -80,10 +80,10 @@ class ConfigReader:
         return tuple(ids)
 
     def indices(self, key: str, count: int) -> tuple[int, ...]:
-        """A list of indices below `count`."""
+        """A list of numbers below `count`, which may be absent."""
         value = self._get(key, [])
         if not isinstance(value, list) or not all(type(item) is int and 0 <= item < count for item in value):
-            self.refuse(key, f"numbers from 0 to {count - 1}")
+            self.refuse(key, f"a list of numbers from 0 to {count - 1}")
         return tuple(value)
 
     def numbers(self, key: str, count: int, least: float, most: float) -> tuple[float, ...]:

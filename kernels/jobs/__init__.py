@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from nearfar.step.ops import Activation
 
+from .experts import Experts, Route
 from .linear import Embed, Linear, Norm
 from .logits import Greedy, Logprobs, OverLogits, Sample
 from .names import Output, labelled, short
@@ -17,7 +18,7 @@ from .paged import Attend, Paged, RopeAppend, Rows, Split
 from .project import Project
 from .state import Conv, Delta
 
-GraphJob = Embed | Norm | Linear | RopeAppend | Rows | Project | Attend | Conv | Delta
+GraphJob = Embed | Norm | Linear | RopeAppend | Rows | Project | Attend | Route | Experts | Conv | Delta
 """Jobs of a step; their arguments are tensors of the graph."""
 SamplerJob = Greedy | Sample | Logprobs
 """Jobs of the sampler; their arguments are buffers of the artifact, by name."""
@@ -29,6 +30,7 @@ __all__ = [
     "Conv",
     "Delta",
     "Embed",
+    "Experts",
     "GraphJob",
     "Greedy",
     "Job",
@@ -40,6 +42,7 @@ __all__ = [
     "Paged",
     "Project",
     "RopeAppend",
+    "Route",
     "Rows",
     "Sample",
     "SamplerJob",

@@ -4,7 +4,7 @@ weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -18,6 +18,7 @@ from nearfar.kernels.jobs import (
     Conv,
     Delta,
     Embed,
+    Experts,
     Greedy,
     Job,
     Linear,
@@ -25,11 +26,12 @@ from nearfar.kernels.jobs import (
     Norm,
     Project,
     RopeAppend,
+    Route,
     Rows,
     Sample,
     Split,
 )
-from nearfar.kernels.quantized import Array, Matrix, Part, QuantTensor
+from nearfar.kernels.quantized import Array, Matrix, Part, QuantPieces, QuantTensor
 from nearfar.targets.gpu import pieces
 from nearfar.targets.gpu.classes import CLASSES, DISCRETE, SOFTWARE, DeviceClass, Tuning
 from nearfar.targets.gpu.kernels.append.project import project, projects
@@ -65,7 +67,7 @@ class GpuKernels:
         """The packed arrays of a matrix."""
         return pieces.parts(matrix, self.binding)
 
-    def pack(self, matrix: Matrix, tensor: QuantTensor | Array) -> tuple[Array, ...]:
+    def pack(self, matrix: Matrix, tensor: QuantTensor | QuantPieces | Array) -> tuple[Array, ...]:
         """Pack a matrix into its parts."""
         return pieces.pack(matrix, tensor, self.binding)
 
@@ -76,10 +78,9 @@ class GpuKernels:
 
     def check(self, job: Job) -> None:
         """BuildError if no kernel takes the job: by its type, then by its shapes."""
-        if isinstance(job, REFUSED):
+        if type(job) in REFUSED:
             raise BuildError(
-                "the GPU targets have no kernel for layers with a short convolution or a recurrent state "
-                f"({job.label}). Build for cpu or wasm"
+                f"the GPU targets have no kernels for {REFUSED[type(job)]}: build for cpu or mlx"
             )
         if type(job) not in STAGES:
             raise BuildError(f"the GPU targets have no kernel for {job}")
@@ -120,8 +121,10 @@ STAGES: dict[type[Job], Callable[[Any, Any], Staged]] = {
     Logprobs: _alike(logprobs),
 }
 """The makers of each job's kernel. `_shaping` decides which part of a program's tuning they get."""
-REFUSED = (Conv, Delta)
-"""Jobs without a kernel; a build refuses models that need them."""
+REFUSED: Mapping[type[Job], str] = {
+    Route: "experts", Experts: "experts", Conv: "short convolutions", Delta: "recurrent states",
+}  # fmt: skip
+"""Jobs without a kernel, with the word for their models in messages."""
 SHAPED = (Linear, Project, Attend)
 """Jobs whose kernels differ between programs."""
 

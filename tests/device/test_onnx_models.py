@@ -15,7 +15,9 @@ SHORT = ("olmo2-plain",)
 """Cases whose heads ONNX Runtime has no attention for."""
 
 
-@pytest.mark.parametrize("case", [case for case in ATTENDING if str(case) not in SHORT], ids=str)
+@pytest.mark.parametrize(
+    "case", [case for case in ATTENDING if str(case) not in SHORT and not case.experts], ids=str
+)
 def test_answers_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
     with opened(case, "onnx", tmp_path) as engine:
         check_answers(case, engine)
@@ -27,10 +29,16 @@ def test_heads_without_attention_are_refused_by_name(case: Case, tmp_path: Path)
         build(BuildOptions(str(checkpoint(case)), tmp_path, ("onnx",), "none", context=case.context))
 
 
+def test_experts_are_refused_by_name(tmp_path: Path) -> None:
+    case = next(case for case in ATTENDING if case.experts)
+    with pytest.raises(BuildError, match="target onnx has no experts"):
+        build(BuildOptions(str(checkpoint(case)), tmp_path, ("onnx",), "none"))
+
+
 @pytest.mark.parametrize(("target", "said"), [
     ("onnx", "no short convolutions"), ("mlx", "a short convolution or a recurrent state"),
-    ("vulkan", "no kernel for layers with a short convolution"),
-    ("webgpu", "no kernel for layers with a short convolution"),
+    ("vulkan", "no kernels for short convolutions"),
+    ("webgpu", "no kernels for short convolutions"),
 ])  # fmt: skip
 def test_targets_without_states_refuse_them_by_name(target: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=said):
