@@ -134,9 +134,9 @@ TIMES := $(CURDIR)/out/test-times
 # pytest keeps its rewritten assertions as byte code; without it each process rewrites all test files (12 CPU seconds).
 unexport PYTHONDONTWRITEBYTECODE
 test: export NEARFAR_TEST_ARTIFACTS := $(CURDIR)/out/tests
-test: setup-dev clients ## lint and all tests, products of parameters in turns: what CI runs
+test: setup-dev ## lint and all tests, products of parameters in turns: what CI runs
 	rm -rf "$(NEARFAR_TEST_ARTIFACTS)" "$(TIMES)" && mkdir -p "$(NEARFAR_TEST_ARTIFACTS)" "$(TIMES)"
-	@$(SIDE) -j3 lint-python $(if $(WEB),lint-web test-web)
+	@$(SIDE) -j4 lint-python clients $(if $(WEB),lint-web test-web)
 	NEARFAR_TEST_TIMES="$(TIMES)/side-by-side.json" $(BIN)/python -m pytest -rs -m "not alone" --numprocesses auto --dist loadgroup --no-loadscope-reorder
 	NEARFAR_TEST_TIMES="$(TIMES)/alone.json" $(BIN)/python -m pytest -rs -m alone
 	$(BIN)/python -m tests.support.budgets "$(TIMES)"/*.json
