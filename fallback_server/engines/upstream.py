@@ -8,6 +8,7 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass
@@ -27,11 +28,13 @@ from nearfar.fallback_server.engines.base import (
     Scores,
     Unready,
 )
+from nearfar.fallback_server.engines.forwarding import Forward, forwarded_call
 from nearfar.fallback_server.engines.relay import Counts, Relay, Route, prompt_size, prompt_text, unavailable
 from nearfar.fallback_server.prefixes import BLOCKS, CHARACTERS
+from nearfar.fallback_server.tenants import Tenant
 from nearfar.remote.breaker import BreakerOptions
 from nearfar.remote.errors import RemoteError, briefly
-from nearfar.remote.server import EMBEDDINGS, Server, Waits, client, root_of
+from nearfar.remote.server import EMBEDDINGS, MESSAGES, RESPONSES, Form, Server, Waits, client, root_of
 
 log = logging.getLogger(__name__)
 
@@ -124,10 +127,7 @@ class UpstreamEngine:
 
     async def submit(self, prepared: Prepared) -> Relay:
         """Start a request; it is sent when its pieces are iterated."""
-        options, name = self.options, self._there(prepared.request.model)
-        rights = (options.continues, options.salts, options.priorities)
-        route = Route(self.book, name, options.attempts, *rights, self.counts)
-        relay = self._live[prepared.request.id] = Relay(route, prepared)
+        relay = self._live[prepared.request.id] = Relay(self._route(prepared.request.model), prepared)
         relay.on_close = lambda: self._live.pop(prepared.request.id, None)
         return relay
 
@@ -164,6 +164,34 @@ class UpstreamEngine:
     async def score(self, prepared: Prepared) -> Scores:
         """Raise RequestError: upstreams are asked for text only."""
         raise RequestError("this server passes requests on: ask the server that computes the model")
+
+    def native(self, path: str, model: str, tenant: Tenant) -> frozenset[str] | None:
+        """Return the fields that a path takes at the servers of a model; None where none lists the path, or
+        where prompts would share a cache with other tenants' although the server could keep them apart.
+        """
+        name = self._there(model)
+        places = [a.paths[path] for a in self.book.addresses if path in a.paths and a.serves(path, name)]
+        if not places:
+            return None
+        fields = frozenset.intersection(*(place.fields for place in places))
+        generates = path.startswith((RESPONSES, MESSAGES))
+        if generates and self.options.salts and tenant.salt and "cache_salt" not in fields:
+            return None
+        return fields
+
+    def forward(
+        self, prepared: Prepared, path: str, call: Mapping[str, Any] | Form, takes: frozenset[str]
+    ) -> Forward:
+        """Forward a request to a path that `native` gave the fields of."""
+        route = self._route(prepared.request.model)
+        if isinstance(call, Form):
+            return Forward(route, prepared, path, call.renamed(route.model))
+        return Forward(route, prepared, path, forwarded_call(call, route, prepared, takes))
+
+    def _route(self, model: str) -> Route:
+        options = self.options
+        rights = (options.continues, options.salts, options.priorities)
+        return Route(self.book, self._there(model), options.attempts, *rights, self.counts)
 
     async def texts_of(self, tokens: Seq[Seq[int]]) -> list[str]:
         """Raise RequestError: the tokenizer is where the model is."""
