@@ -246,7 +246,9 @@ def _check(root: Path) -> None:
         artifact.verify()
         TextCodec.open(artifact)
     except ArtifactError as error:
-        raise BuildError(f"the build made what its own reader refuses, please report it: {error}") from error
+        raise BuildError(
+            f"the build wrote an artifact that its own reader rejects, please report it: {error}"
+        ) from error
 
 
 def _write_license(checkpoint: Checkpoint, root: Path) -> str:

@@ -9,13 +9,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.build.adapters import folder_of, pair_of, short_name
 from nearfar.build.embedding import gives_embeddings, longest_text
 from nearfar.build.options import GROUP_SIZE, QUANT, BuildOptions
 from nearfar.build.tensors import check_model, right_head
 from nearfar.build.unread import check_unread, foreign_code
+from nearfar.build.weights.adapted import merged
 from nearfar.build.weights.choice import choose_matrices
 from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.containers import open_checkpoint
+from nearfar.build.weights.lora import open_lora
 from nearfar.build.weights.packed import find_packed
 from nearfar.build.weights.packed.contract import Packed, finer, held_in
 from nearfar.build.weights.quantize import Scheme
@@ -86,12 +89,16 @@ def open_source(options: BuildOptions) -> Source:
     """Open and check the checkpoint. Raises CheckpointError or BuildError before any weight is read, except
     for a head that may equal the embedding.
     """
-    checkpoint = open_checkpoint(options.checkpoint)
+    pair = pair_of(options.checkpoint, options.adapter)
+    checkpoint = open_checkpoint(pair.checkpoint)
     embeds = gives_embeddings(checkpoint.path, options.embeddings)
     context = options.context or (longest_text(checkpoint.path) if embeds else None)
     reading = read_model(checkpoint.config, checkpoint.entries, context)
     check_unread(reading.config, reading.model_type)
     packed = find_packed(checkpoint)
+    if pair.adapter is not None:
+        lora = open_lora(folder_of(pair.adapter), short_name(pair.adapter))
+        checkpoint, packed = merged(checkpoint, packed, lora)
     head = right_head(reading, checkpoint, packed, context, embeds)
     reading = head.reading
     model = _with_end_tokens(reading.model, checkpoint)
@@ -108,9 +115,10 @@ def open_source(options: BuildOptions) -> Source:
     chosen = choose_matrices(params, checkpoint, scheme, packed, keeps)
     report = chosen.report
     report.skipped = dict(Counter(_part(name) for name in reading.skipped))
+    carried = packed.notes if packed is not None and keeps else ()
     return Source(
         checkpoint, reading, model, chosen.matrices, scheme, report, packed, chosen.keeps, answers, sampling,
-        notes=(*head.notes, *filter(None, (more, *_surprises(reading)))),
+        notes=(*head.notes, *carried, *filter(None, (more, *_surprises(reading)))),
     )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from nearfar.format.answers import AnswerFormat
 from nearfar.format.kv import Float, KvDtype
 from nearfar.format.sampling import NOTHING, SamplingDefaults
 from nearfar.step.model import op_of, param_of
-from nearfar.step.ops import Embedding, Op
+from nearfar.step.ops import Embedding, Experts, Op, Route, chosen_from
 from nearfar.step.params import Param as StepParam
 
 FORMAT = "nearfar-artifact"
@@ -121,6 +121,25 @@ class StepRecords:
     def parameters(self) -> tuple[StepParam, ...]:
         """The parameters in `params`; ValueError for an invalid one, which `parse` has ruled out."""
         return tuple(map(param_of, self.params))
+
+    def share(self, param: str, rows: int) -> float:
+        """The largest share of a parameter that a step of `rows` rows reads: of the matrices of experts,
+        those that the rows choose.
+        """
+        chosen = self._chosen.get(param)
+        return 1.0 if chosen is None else min(1.0, rows * chosen[0] / chosen[1])
+
+    @functools.cached_property
+    def _chosen(self) -> dict[str, tuple[int, int]]:
+        """How many matrices of a stack each row chooses, and of how many, by the parameter's name."""
+        tops = {op.out: op.top for op in self.operations if isinstance(op, Route)}
+        stacks = {param.name: param.stack for param in self.parameters}
+        return {
+            name: (tops[op.route], stacks[name])
+            for op in self.operations
+            if isinstance(op, Experts)
+            for name in chosen_from(op)
+        }
 
 
 Carriage = Literal["exact", "codes exact, offsets rounded", "requantized"]

@@ -4,7 +4,7 @@ into.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,13 +23,19 @@ class Matrix:
     """A weight matrix [n, k] (n outputs, k inputs) as the kernels see it.
 
     `bits` is one of codes.BITS for the affine layout (MLX: w = scale*q + bias per `group` inputs), 32 or 16
-    for dense float32/float16.
+    for dense float32/float16. `stack`: the matrix is so many matrices [n/stack, k], one below the other.
     """
 
     n: int
     k: int
     bits: int
     group: int = 0
+    stack: int = 1
+
+    @property
+    def each(self) -> Matrix:
+        """One of the stacked matrices."""
+        return replace(self, n=self.n // self.stack, stack=1)
 
     @property
     def quantized(self) -> bool:
@@ -45,8 +51,12 @@ class Matrix:
     @property
     def label(self) -> str:
         """The matrix in kernels' names, such as `1536x576_q4g64`."""
-        scheme = f"q{self.bits}g{self.group}" if self.quantized else f"f{self.bits}"
-        return f"{self.n}x{self.k}_{scheme}"
+        return f"{self.n}x{self.k}_{self.scheme}"
+
+    @property
+    def scheme(self) -> str:
+        """How the matrix is stored, in kernels' names."""
+        return f"q{self.bits}g{self.group}" if self.quantized else f"f{self.bits}"
 
 
 @dataclass(frozen=True)

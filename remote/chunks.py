@@ -164,7 +164,7 @@ def _map(value: object, name: str) -> Mapping[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise ShapeError(f"{name} is no object: {value!r:.80}")
+        raise ShapeError(f"{name} is not an object: {value!r:.80}")
     return value
 
 
@@ -172,7 +172,7 @@ def _list(value: object, name: str) -> list[Any]:
     if value is None:
         return []
     if not isinstance(value, list):
-        raise ShapeError(f"{name} is no list: {value!r:.80}")
+        raise ShapeError(f"{name} is not a list: {value!r:.80}")
     return value
 
 
@@ -181,7 +181,7 @@ def _text(value: object, name: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise ShapeError(f"{name} is no text: {value!r:.80}")
+        raise ShapeError(f"{name} is not a text: {value!r:.80}")
     return value if value.isascii() else value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -189,7 +189,7 @@ def _count(value: object, name: str) -> int:
     if value is None:
         return 0
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_TOKENS:
-        raise ShapeError(f"{name} is no count: {value!r:.80}")
+        raise ShapeError(f"{name} is not a count: {value!r:.80}")
     return value
 
 
@@ -200,7 +200,7 @@ def _number(value: object) -> float:
         or not isinstance(value, int | float)
         or (isinstance(value, int) and abs(value) > MAX_TOKENS)
     ):
-        raise ShapeError(f"logprob is no number: {value!r:.80}")
+        raise ShapeError(f"logprob is not a number: {value!r:.80}")
     return float(value) if math.isfinite(value) else -9999.0
 
 

@@ -22,9 +22,9 @@ _BAD = (400, 413, 422)
 _ABSENT = (404, 405, 501)
 _BRIEFLY = {
     "timeout": "no answer in time",
-    "shape": "its answer has not the right shape",
+    "shape": "its answer does not have the right shape",
     "cut": "the connection was cut",
-    "error": "it told an error in the middle of an answer",
+    "error": "it reported an error in the middle of an answer",
 }
 A_PAGE = "a web page, so another kind of server is there: check the address and its port"
 TEXT = 2000
@@ -102,7 +102,7 @@ def error_of(where: str, status: int, text: str, headers: Mapping[str, str]) -> 
     """Make the error for a status and its body, which may be anything."""
     told = _told(text)
     if status in _BAD:  # clients see this message: the error page of a proxy in between is not for them
-        message = told.message or f"the server refuses the request (status {status})"
+        message = told.message or f"the server rejects the request (status {status})"
         return RefusedError(message, told.param, status, told.code, told.kind)
     shown = f"{where}: status {status}: {told.message or shown_page(text)}"
     seconds, page = _seconds(headers), not told.message and _is_page(text)
@@ -149,7 +149,7 @@ def unreachable(where: str, error: Exception) -> str:
         return f"{where} {said}"
     # httpx's class, compared by name so that httpx is not imported for it
     if type(error).__name__ == "UnsupportedProtocol":
-        return f"{where.rstrip('/')} is no address of a server: give http://HOST:PORT or https://HOST"
+        return f"{where.rstrip('/')} is not the address of a server: give http://HOST:PORT or https://HOST"
     return f"{where} cannot be reached: {reason_of(error)}"
 
 

@@ -109,7 +109,7 @@ def root_of(url: str) -> str:
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
-        raise RequestError(f"{url!r} is no address: {error}", "url") from error
+        raise RequestError(f"{url!r} is not an address: {error}", "url") from error
     if parsed.scheme not in ("http", "https") or not parsed.host:
         raise RequestError(
             f"the address must begin with http:// or https:// and name a host, not {url!r}", "url"

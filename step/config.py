@@ -79,6 +79,13 @@ class ConfigReader:
             self.refuse(key, f"token ids from 0 to {vocab - 1:,} (vocab_size is {vocab:,})")
         return tuple(ids)
 
+    def indices(self, key: str, count: int) -> tuple[int, ...]:
+        """A list of numbers below `count`, which may be absent."""
+        value = self._get(key, [])
+        if not isinstance(value, list) or not all(type(item) is int and 0 <= item < count for item in value):
+            self.refuse(key, f"a list of numbers from 0 to {count - 1}")
+        return tuple(value)
+
     def numbers(self, key: str, count: int, least: float, most: float) -> tuple[float, ...]:
         """A list of `count` numbers from `least` to `most`."""
         value = self._get(key, None)

@@ -4,7 +4,7 @@ files.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -38,14 +38,14 @@ def tensor_specs(source: Source) -> list[TensorSpec]:
     dtype, specs = dense_dtype(source), []
     for param in source.params:
         matrix = source.matrices.get(param.name)
-        for name, n in param.tensors.items():
-            if matrix is None:
-                specs.append(TensorSpec(name, dtype, (n,)))
-            elif not matrix.quantized:
-                specs.append(TensorSpec(name, dtype, (n, matrix.k)))
+        for name, rows in param.tensors.items():
+            shape = replace(param.piece(name), transposed=False).shape(rows, param.k)
+            high = shape[:-1]
+            if matrix is None or not matrix.quantized:
+                specs.append(TensorSpec(name, dtype, shape))
             else:
-                affine = (n, matrix.k // matrix.group)
-                specs.append(TensorSpec(name, "uint32", (n, matrix.k * matrix.bits // 32)))
+                affine = (*high, matrix.k // matrix.group)
+                specs.append(TensorSpec(name, "uint32", (*high, matrix.k * matrix.bits // 32)))
                 specs += [
                     TensorSpec(f"{module_of(name)}.{part}", "float16", affine)
                     for part in ("scales", "biases")
@@ -78,7 +78,7 @@ class MlxWriter(OverFiles):
         """Write the tensors that the parameter was stacked from, as the checkpoint has them."""
         start = 0
         for name, n in param.tensors.items():
-            part = values[start : start + n]
+            part = values[start : start + n].reshape(param.piece(name).shape(n, 0))
             self._files.write(name, part if self._dtype == "float32" else to_float16(part, name))
             start += n
 
@@ -115,11 +115,18 @@ class MlxTarget:
         return {"float"}
 
     def check(self, source: Source, options: BuildOptions) -> None:
-        """Raise BuildError for an exported function of an embedding model, or without mlx installed."""
+        """Raise BuildError for an exported function of an embedding model or with experts, or without mlx
+        installed.
+        """
         if options.export_function:
             if source.model.embedding is not None:
                 raise BuildError(
                     "--export-function is for models that give logits: leave it, or --embeddings, out"
+                )
+            if any(param.stack > 1 for param in source.params):
+                raise BuildError(
+                    "--export-function is not for models with experts: a function would copy the matrices of "
+                    "all experts at every step. Leave it out"
                 )
             _exporter()
 

@@ -56,15 +56,18 @@ def choose_matrices(
             continue
         carries = packed is not None and bool(keeps)
         codes = _codes(param, packed, scheme, keeps, groups) if packed and carries else _Codes(scheme)
-        reason = codes.reason or _why_dense(param, codes.scheme)
+        reason = (
+            codes.reason or (None if codes.keeps else _kept_float(param)) or _why_dense(param, codes.scheme)
+        )
         if reason is None and codes.scheme is not None:
-            matrices[param.name] = Matrix(param.n, param.k, codes.scheme.bits, codes.scheme.group_size)
+            bits, group = codes.scheme.bits, codes.scheme.group_size
+            matrices[param.name] = Matrix(param.n, param.k, bits, group, param.stack)
             report.quantized.append(param.name)
             kept |= codes.keeps
         else:
             names = [name for name in param.tensors if name in checkpoint.entries]
             wide = scheme.bits == 0 and any(checkpoint.entries[name].dtype == np.float32 for name in names)
-            matrices[param.name] = Matrix(param.n, param.k, 32 if wide else 16)
+            matrices[param.name] = Matrix(param.n, param.k, 32 if wide else 16, stack=param.stack)
             report.dense.append({"name": param.name, "reason": reason or ""})
         if packed and carries:
             becomes = "float16" if reason or codes.scheme is None else codes.scheme.label
@@ -102,6 +105,11 @@ def _codes(
     return _Codes(joint(found), keeps=frozenset(kept))
 
 
+def _kept_float(param: Param) -> str | None:
+    """The reason why a matrix is quantized only if the checkpoint has its codes; None where it may be."""
+    return "a router: rounded weights would choose other experts" if param.floats else None
+
+
 def _why_dense(param: Param, scheme: Scheme | None) -> str | None:
     """The reason why a matrix is not quantized; None where it is."""
     if scheme is None or not scheme.bits:
@@ -109,5 +117,5 @@ def _why_dense(param: Param, scheme: Scheme | None) -> str | None:
     if scheme.fits(param.k):
         return None
     if param.k % scheme.group_size:
-        return f"width {param.k} is no multiple of group size {scheme.group_size}"
+        return f"width {param.k} is not a multiple of group size {scheme.group_size}"
     return f"codes of {scheme.bits} bits in rows of {param.k} are no whole words"

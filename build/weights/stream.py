@@ -36,7 +36,7 @@ from nearfar.errors import CheckpointError
 from nearfar.format.manifest import CARRIED, Carriage, Weights
 from nearfar.kernels.quantized import Array, Matrix, QuantTensor
 from nearfar.processors import processors
-from nearfar.step.params import Param
+from nearfar.step.params import Param, TensorPiece
 
 KEPT = "as in the checkpoint"
 """The report's method in a build that carries codes over."""
@@ -205,9 +205,10 @@ class WeightStream:
 
     def _jobs(self) -> Iterator[_Job]:
         for param in self.params:
-            for index, (name, n) in enumerate(param.tensors.items()):
-                for start, stop in slices(n, param.k) if param.is_matrix else [(0, n)]:
-                    yield _Job(param, name, start, stop, index == len(param.tensors) - 1 and stop == n)
+            last = next(reversed(param.tensors))
+            for name, n in param.tensors.items():
+                for start, stop in _ranges(param, name, n):
+                    yield _Job(param, name, start, stop, name == last and stop == n)
 
     def _work(self, job: _Job) -> _Done:
         """Read a slice and convert it to its stored form."""
@@ -230,7 +231,7 @@ class WeightStream:
             return _Done(_dense(self._finite(job), matrix, job.tensor), anew)
         dtype = np.dtype(np.float32) if packed is not None else self.checkpoint.entries[job.tensor].dtype
         piece = Slice.empty(job.stop - job.start, matrix.k, matrix.group, dtype)
-        if packed is None and dtype == piece.rows.dtype:
+        if packed is None and dtype == piece.rows.dtype and not job.param.piece(job.tensor).stack:
             self.checkpoint.read_into(job.tensor, job.start, piece.rows)
         else:
             piece.rows[...] = self._rows(job)
@@ -241,7 +242,7 @@ class WeightStream:
         """Read a slice as floats, dequantized where the checkpoint has codes."""
         if self.packed is not None and job.tensor in self.packed.tensors:
             return self.packed.weights(job.tensor, job.start, job.stop)
-        return self.checkpoint.read(job.tensor, job.start, job.stop)
+        return read_rows(self.checkpoint, job.param.piece(job.tensor), job.param, job.start, job.stop)
 
     def _finite(self, job: _Job) -> Array:
         array = self._rows(job)
@@ -255,6 +256,35 @@ class WeightStream:
         sizes = [self.checkpoint.entries[name].bytes for name in names]
         rows = job.param.tensors[job.tensor]
         return sum(size * job.stop // rows - size * job.start // rows for size in sizes)
+
+
+def _ranges(param: Param, tensor: str, n: int) -> list[tuple[int, int]]:
+    """The ranges of rows of a tensor that are read together; none crosses the border of two matrices."""
+    if not param.is_matrix:
+        return [(0, n)]
+    piece = param.piece(tensor)
+    each = n // (piece.stack or 1)
+    parts = [(0, each)] if piece.transposed else slices(each, param.k)
+    return [(first + start, first + stop) for first in range(0, n, each) for start, stop in parts]
+
+
+def read_rows(
+    checkpoint: Checkpoint, piece: TensorPiece, param: Param, start: int = 0, stop: int | None = None
+) -> Array:
+    """Read rows [start, stop) of the tensor of a piece, as the parameter has them: [rows, k], or [rows] of a
+    vector. Of a tensor with several matrices all that have such rows are read.
+    """
+    if not piece.stack and not piece.transposed:
+        return checkpoint.read(piece.tensor, start, stop)
+    rows = param.tensors[piece.tensor]
+    stop = rows if stop is None else min(stop, rows)
+    each = rows // (piece.stack or 1)
+    first = start // each
+    held = checkpoint.read(piece.tensor, *([first, -(-stop // each)] if piece.stack else []))
+    if piece.transposed:
+        held = held.swapaxes(-1, -2)
+    flat = held.reshape(-1, param.k) if param.is_matrix else held.reshape(-1)
+    return np.ascontiguousarray(flat[start - first * each : stop - first * each])
 
 
 def _stack(parts: Sequence[Piece]) -> Piece:

@@ -134,9 +134,7 @@ class Relay:
             except RefusedError as error:
                 if answering or not self._began:
                     raise
-                log.warning(
-                    "upstream %s cannot go on with an answer: %s", address.server.name, briefly(error)
-                )
+                log.warning("upstream %s cannot continue an answer: %s", address.server.name, briefly(error))
                 break
             if self._began and not self._can_continue():
                 break

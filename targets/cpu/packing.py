@@ -18,7 +18,7 @@ instructions take.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -81,8 +81,10 @@ def first_lines(matrix: Matrix) -> list[int]:
 
 
 def parts(matrix: Matrix) -> tuple[Part, ...]:
-    """The packed arrays of a matrix: `blocks` if it is quantized, otherwise `dense`."""
-    nb, k = blocks(matrix.n), matrix.k
+    """The packed arrays of a matrix: `blocks` if it is quantized, otherwise `dense`. Each matrix of a stack
+    begins with a block.
+    """
+    nb, k = matrix.stack * blocks(matrix.each.n), matrix.k
     if not matrix.quantized:
         return (Part("dense", (nb, k, ROWS), "float16" if matrix.bits == 16 else "float32"),)
     return (Part("blocks", (nb, k // matrix.group, first_lines(matrix)[-1] + 1, ROWS), "uint32"),)
@@ -133,6 +135,9 @@ def _in_quads(plane: Plane, words: U32) -> U32:
 
 def pack(matrix: Matrix, tensor: QuantTensor | Array) -> tuple[Array, ...]:
     """Pack a matrix into the arrays of `parts`."""
+    if matrix.stack > 1:
+        high = blocks(matrix.each.n) * ROWS * matrix.stack
+        return pack(replace(matrix, n=high, stack=1), padded(matrix, tensor, high))
     if not isinstance(tensor, QuantTensor):
         dtype = np.float16 if matrix.bits == 16 else np.float32
         return (np.ascontiguousarray(_by_block(np.asarray(tensor, dtype), matrix.n)),)
@@ -149,6 +154,22 @@ def pack(matrix: Matrix, tensor: QuantTensor | Array) -> tuple[Array, ...]:
     by_block = np.ascontiguousarray(_by_block(affine.astype(np.float16), matrix.n))
     packed[:, :, -1] = by_block.reshape(*part.shape[:2], 2 * ROWS).view(np.uint32)
     return (packed,)
+
+
+def padded(matrix: Matrix, tensor: QuantTensor | Array, high: int) -> QuantTensor | Array:
+    """A stack of matrices, each padded by rows of zeros so that all have `high` rows."""
+    if high == matrix.n:
+        return tensor
+
+    def one(array: Array) -> Array:
+        made = np.zeros((matrix.stack, high // matrix.stack, *array.shape[1:]), array.dtype)
+        made[:, : matrix.each.n] = array.reshape(matrix.stack, matrix.each.n, *array.shape[1:])
+        return made.reshape(high, *array.shape[1:])
+
+    if not isinstance(tensor, QuantTensor):
+        return one(tensor)
+    words, scales, biases = (one(array) for array in (tensor.words, tensor.scales, tensor.biases))
+    return QuantTensor(words, scales, biases, tensor.bits)  # type: ignore[arg-type]
 
 
 def bundles(step: Step, *, rounds: bool) -> Bundles:

@@ -14,16 +14,24 @@ from nearfar.build.weights.packed.gguf_blocks import BLOCKS
 from nearfar.edge_runtime import Engine
 from nearfar.errors import CheckpointError
 from tests.support import gguf_files, tiny
-from tests.support.architectures import CASES, Case, checkpoint
+from tests.support.architectures import CASES, Case, checkpoint, prompt, reference
 from tests.support.gguf_files import WIDE
 from tests.support.packed import CONFIG, answer, greedy, weights, write
 from tests.support.parity import SMALL, check_answers
+from tests.support.step_reference import StepReference
 
 ARCHITECTURES = {
     "llama-plain", "llama-tied", "llama-biased", "llama-linear", "llama-yarn", "mistral-window",
     "qwen2-plain", "qwen3-plain", "smollm3-plain", "phi3-plain", "phi3-partial", "granite-plain",
     "gemma2-plain", "gemma3_text-plain", "olmo2-grouped", "ernie4_5-plain",
 }  # fmt: skip
+READ = (
+    "olmo3-yarn", "exaone4-hybrid", "exaone4-global", "glm-plain", "glm4-unbiased", "hunyuan_v1_dense-alpha",
+    "ministral3-growing", "gemma-plain", "gemma4_text-shared", "gemma4_text-own", "gemma4_text-twice",
+    "seed_oss-plain", "seed_oss-out-biased", "arcee-plain", "granitemoehybrid-dense",
+    "internlm3-plain", "iquestcoder-plain",
+)  # fmt: skip
+"""Cases whose files are read, and computed in NumPy: their lists run on devices elsewhere."""
 LIKE_GGUF = {
     "gemma2-plain": {"query_pre_attn_scalar": 24, "attention_bias": False},
     "gemma3_text-plain": {"query_pre_attn_scalar": 24},
@@ -53,8 +61,22 @@ def test_floats_answer_as_transformers(case: Case, tmp_path: Path) -> None:
         check_answers(case, engine)
 
 
-KINDS = (*BLOCKS, "Q4_K_M")
-EXACT = ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "Q4_1", "Q5_1", "MXFP4")
+@pytest.mark.parametrize("name", READ)
+def test_a_file_is_the_checkpoint_that_it_was_made_of(name: str, tmp_path: Path) -> None:
+    case = next(case for case in CASES if str(case) == name)
+    file = gguf_files.write(checkpoint(case), tmp_path / "a-model")
+    source = open_source(BuildOptions(str(file), tmp_path / "out", quant="none", context=case.context))
+    held = {tensor: source.checkpoint.read(tensor).astype(np.float32) for tensor in source.checkpoint.entries}
+    tokens = prompt(case, max(case.prompts))
+    expected = reference(case)(tokens)
+    found = StepReference(source.model, held).logits(tokens)
+    assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+FEW_BITS = ("TQ1_0", "IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS")
+"""Types whose codes tests/unit/test_gguf.py compares alone: on devices they are what others are."""
+KINDS = (*(kind for kind in BLOCKS if kind not in FEW_BITS), "Q4_K_M")
+EXACT = ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "Q4_1", "Q5_1", "MXFP4", "TQ2_0")
 
 
 @pytest.mark.parametrize("kind", KINDS)

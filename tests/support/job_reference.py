@@ -19,12 +19,14 @@ from nearfar.kernels.jobs import (
     Activation,
     Attend,
     Embed,
+    Experts,
     GraphJob,
     Linear,
     Norm,
     Paged,
     Project,
     RopeAppend,
+    Route,
     Rows,
 )
 from nearfar.kernels.quantized import Matrix, QuantTensor
@@ -35,7 +37,8 @@ Arrays = Mapping[str, Array]
 
 
 def reference(job: GraphJob, arrays: Arrays) -> dict[str, Array]:
-    """What the job computes from its inputs, by name; the matrix is `w`. Nothing is written in place.
+    """What the job computes from its inputs, by name; the matrix is `w`, of Experts `gate_up` and `down`.
+    Nothing is written in place.
 
     `out`: float64, of a linear job with `rows` its m rows only, of Rows as it is. RopeAppend and Project with
     `append`: also k_cache and v_cache as they are afterwards, in their dtype; of those that are quantized
@@ -195,6 +198,46 @@ def attend(job: Attend, a: Arrays) -> Array:
     return out.reshape(job.m, -1)
 
 
+def route(job: Route, a: Arrays) -> Array:
+    """See Route."""
+    x = a["x"].astype(np.float64)
+    power = np.exp(x - x.max(-1, keepdims=True))
+    scores = 1 / (1 + np.exp(-x)) if job.score == "sigmoid" else power / power.sum(-1, keepdims=True)
+    keys = scores + a["bias"] if job.bias else scores
+    chosen = np.argsort(-keys, axis=-1, kind="stable")[:, : job.top]
+    weights = np.take_along_axis(scores, chosen, -1)
+    if job.normalize is not None:
+        weights = weights / (weights.sum(-1, keepdims=True) + job.normalize)
+    out = np.concatenate([chosen, weights * job.scale], -1)
+    padding = a["positions"][: job.m] < 0
+    out[padding] = [-1.0] * job.top + [0.0] * job.top
+    return out
+
+
+def experts(job: Experts, a: Arrays) -> Array:
+    """See Experts."""
+    x, out = a["x"].astype(np.float64), np.zeros((job.m, job.n))
+    stacks = [a[name].reshape(job.experts, -1, a[name].shape[1]) for name in ("gate_up", "down")]
+    biases = [
+        a[name].reshape(job.experts, -1) if name in a else np.zeros((job.experts, 1))
+        for name in ("gate_up_bias", "down_bias")
+    ]
+    for row in range(job.m):
+        for j in range(job.top):
+            expert, weight = int(a["route"][row, j]), float(a["route"][row, j + job.top])
+            if expert < 0:
+                continue
+            gate, up = np.split(stacks[0][expert] @ x[row] + biases[0][expert], 2)
+            if job.clamp is None:
+                hidden = ACTIVATIONS[job.activation](gate) * up
+            else:
+                alpha, limit = job.clamp
+                gate = np.minimum(gate, limit)
+                hidden = (np.clip(up, -limit, limit) + 1) * gate / (1 + np.exp(-alpha * gate))
+            out[row] += weight * (stacks[1][expert] @ hidden + biases[1][expert])
+    return out
+
+
 def random_matrix(rng: np.random.Generator, matrix: Matrix) -> tuple[QuantTensor | Array, Array]:
     """What Kernels.pack takes, and its numbers in float64 [n, k]: products with unit rows are about 1."""
     if not matrix.quantized:
@@ -232,8 +275,10 @@ def random_inputs(
         match job:
             case Linear():
                 made = normal(job.x_dtype, job.x_rows if job.rows else job.m, job.matrix.k)
-            case Norm():
+            case Norm() | Experts():
                 made = normal("float32", job.m, job.k)
+            case Route():
+                return normal("float32", job.m, job.experts)
             case _:
                 made = normal(job.dtype, job.m, job.x_heads * job.head_dim)
         made[0, 3] = 40  # an outlier, as models have them
@@ -253,11 +298,24 @@ def random_inputs(
         shape = (pages, job.kv_heads, job.page_size, job.head_dim)
         return quantized_kv.rounded(rng.standard_normal(shape), job.kv_dtype)
 
+    def chosen() -> Array:
+        """Distinct experts with weights that add up to 1; of several rows the last but one is padding."""
+        numbers = np.stack([rng.permutation(job.experts)[: job.top] for _ in range(job.m)])
+        parts = rng.random((job.m, job.top)) + 0.1
+        made = np.concatenate([numbers, parts / parts.sum(-1, keepdims=True)], -1).astype(np.float32)
+        made[-2 : -1 if job.m > 1 else -2] = [-1.0] * job.top + [0.0] * job.top
+        return made
+
+    def bias() -> Array:
+        return normal("float32", job.experts if isinstance(job, Route) else job.matrix.n)
+
     makers: dict[str, Callable[[], Array]] = {
         "x": x, "tokens": lambda: rng.integers(0, job.matrix.n, 256).astype(np.int32),
         "logit_rows": lambda: rng.integers(0, job.x_rows, 16).astype(np.int32),
         "norm": lambda: weights(job.matrix.k), "weight": lambda: weights(job.k // job.groups),
-        "bias": lambda: normal("float32", job.matrix.n),
+        "bias": bias, "route": chosen,
+        "gate_up_bias": lambda: normal("float32", job.gate_up.n),
+        "down_bias": lambda: normal("float32", job.down.n),
         "residual": lambda: normal(job.out[1], job.m, job.out[0][1]),
         "q": lambda: normal(job.dtype, *job.q_shape), "rope": table, "k_cache": cache, "v_cache": cache,
         "q_norm": lambda: norms(job.heads), "k_norm": lambda: norms(job.kv_heads),
@@ -281,4 +339,6 @@ REFERENCES: Mapping[type[GraphJob], Callable[[Any, Arrays], dict[str, Array]]] =
     Rows: _alone(rows),
     Project: project,
     Attend: _alone(attend),
+    Route: _alone(route),
+    Experts: _alone(experts),
 }

@@ -105,7 +105,20 @@ def test_what_is_made_anew_is_as_near_as_its_codes_allow(kind: str, tmp_path: Pa
     assert set(source.report.carried.values()) == {"requantized"}
 
 
-@pytest.mark.parametrize("kind", sorted(set(BLOCKS) - set(BECOMES)))
+@pytest.mark.parametrize(
+    ("kind", "becomes"), [("IQ1_M", "q8 in groups of 32"), ("IQ2_XS", "float16"), ("IQ2_S", "float16")]
+)
+def test_rare_types_in_groups_of_16_are_requantized_where_a_target_lacks_them(
+    kind: str, becomes: str, tmp_path: Path
+) -> None:
+    source = opened(mixed(tmp_path, kind)[0]).held_by("mlx", MLX)
+    assert {name for (was, name) in source.report.anew if was == kind} == {becomes}
+
+
+RARE = ("IQ1_M", "IQ2_XS", "IQ2_S")
+
+
+@pytest.mark.parametrize("kind", sorted(set(BLOCKS) - set(BECOMES) - set(RARE)))
 def test_what_a_target_holds_is_carried_over(kind: str, tmp_path: Path) -> None:
     source = opened(mixed(tmp_path, kind)[0])
     for target in target_names():

@@ -84,6 +84,11 @@ class Format(ABC):
         self._held: dict[str, tuple[str, ...]] = {}
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """No lines, unless a format overrides this."""
+        return ()
+
+    @property
     def scheme(self) -> Scheme | None:
         """The most common scheme of the matrices."""
         return most_common(self.tensors.values())

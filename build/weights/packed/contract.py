@@ -64,6 +64,11 @@ class Packed(Protocol):
         """The quantized matrices, each with the scheme that holds its codes exactly; None where none does."""
         ...
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines for the user about codes that are carried over."""
+        ...
+
     def kind(self, tensor: str) -> str:
         """How a matrix is quantized, in the format's words: Q6_K, GPTQ q4 in groups of 32."""
         ...

@@ -16,6 +16,7 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from nearfar.build.weights.packed import gguf_grids
 from nearfar.build.weights.packed.affine import Affine
 from nearfar.build.weights.packed.e2m1 import E2M1_BITS, e2m1_affine
 from nearfar.build.weights.quantize import F32
@@ -157,6 +158,15 @@ BLOCKS: Mapping[str, Blocks] = {
     "IQ4_NL": Blocks(8, 32, _iq4_nl),
     "IQ4_XS": Blocks(8, 32, _iq4_xs),
     "MXFP4": Blocks(E2M1_BITS, 32, _mxfp4),
+    "TQ1_0": Blocks(2, 256, gguf_grids.tq1_0),
+    "TQ2_0": Blocks(2, 256, gguf_grids.tq2_0),
+    "IQ1_S": Blocks(2, 32, gguf_grids.iq1_s),
+    "IQ1_M": Blocks(5, 16, gguf_grids.iq1_m),
+    "IQ2_XXS": Blocks(8, 32, gguf_grids.iq2_xxs),
+    "IQ2_XS": Blocks(8, 16, gguf_grids.iq2_xs),
+    "IQ2_S": Blocks(8, 16, gguf_grids.iq2_s),
+    "IQ3_XXS": Blocks(6, 32, gguf_grids.iq3_xxs),
+    "IQ3_S": Blocks(4, 32, gguf_grids.iq3_s),
 }
 """The quantized types, by ggml's names."""
 

@@ -68,15 +68,15 @@ def _body(job: Linear, unit: Unit, dot: Products, buf: dict[str, Expr]) -> None:
         quantise_row(job, dot, buf, m, buf["scratch:0"], buf["scratch:1"])
     with v.parallel(packing.blocks(job.columns)) as block, T.serial(0, job.m // dot.rows) as t:
         acc = v.local((dot.rows, v.ROWS), "float32")
-        _accumulate(job.matrix, unit, dot, buf, block, t, acc)
+        accumulate(job.matrix, unit, dot, buf, block, t, acc)
         up = None
         if job.gate is not None:
             up = v.local((dot.rows, v.ROWS), "float32")
-            _accumulate(job.matrix, unit, dot, buf, block + packing.blocks(job.columns), t, up)
+            accumulate(job.matrix, unit, dot, buf, block + packing.blocks(job.columns), t, up)
         finish_tile(job, buf, block, t * dot.rows, dot.rows, acc, up)
 
 
-def _accumulate(
+def accumulate(
     matrix: Matrix, unit: Unit, dot: Products, buf: dict[str, Expr], block: Expr, t: Expr, acc: Expr
 ) -> None:
     """acc[row] = x'[rows of tile t] · W[block]ᵀ, for some columns of the block at a time."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 from tvm import tirx
@@ -10,6 +11,7 @@ from tvm.script.ir_builder import tirx as T
 
 from nearfar.format.sizes import MAX_ROWS
 from nearfar.kernels.jobs import Linear
+from nearfar.kernels.quantized import Matrix
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.dot import LARGEST, Products
 
@@ -57,17 +59,24 @@ def quantise_row(job: Linear, dot: Products, ins: dict[str, Expr], m: Expr, xq: 
     sums over the row, so that greedy text equals that of float32 on the dequantized weights. linear_quant
     states the cost.
     """
-    group, tile = job.matrix.group, dot.rows
     x, row = ins["x"], source_row(job, ins.get("logit_rows"), m)
     rms = norm_scale(x, row, job.matrix.k, job.norm) if job.norm is not None else None
+
+    def value_at(i: Expr) -> Expr:
+        value = v.lanes(x, [row, i])
+        return value if rms is None else T.Bind(value * v.splat(rms) * v.lanes(ins["norm"], [i]))
+
+    quantise(job.matrix, dot, value_at, m, xq, xs)
+
+
+def quantise(
+    matrix: Matrix, dot: Products, value_at: Callable[[Expr], Expr], m: Expr, xq: Expr, xs: Expr
+) -> None:
+    """Quantize a row of inputs as row m; see quantise_row. `value_at` gives sixteen values from one on."""
+    group, tile = matrix.group, dot.rows
     t, r = (m, v.i32(0)) if tile == 1 else (T.Bind(m // tile), T.Bind(m % tile))
-    with T.serial(0, job.matrix.k // group) as g:
-        regs = []
-        for i in range(0, group, v.LANES):
-            value = v.lanes(x, [row, g * group + i])
-            if rms is not None:
-                value = T.Bind(value * v.splat(rms) * v.lanes(ins["norm"], [g * group + i]))
-            regs.append(value)
+    with T.serial(0, matrix.k // group) as g:
+        regs = [value_at(g * group + i) for i in range(0, group, v.LANES)]
         total, largest = regs[0], tirx.abs(regs[0])
         for value in regs[1:]:
             total, largest = T.Bind(total + value), T.Bind(tirx.max(largest, tirx.abs(value)))
