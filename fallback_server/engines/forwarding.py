@@ -19,7 +19,8 @@ from nearfar.remote.answer import failing
 from nearfar.remote.clock import Clock, StoppedError
 from nearfar.remote.errors import RemoteError, briefly
 from nearfar.remote.events import blocks_of, body, data_of
-from nearfar.remote.server import ANSWER_BYTES, Form, Server
+from nearfar.remote.forms import Form
+from nearfar.remote.server import ANSWER_BYTES, Server
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.edge_runtime.text.beside import beside
@@ -34,7 +34,8 @@ from nearfar.fallback_server.prefixes import BLOCKS, CHARACTERS
 from nearfar.fallback_server.tenants import Tenant
 from nearfar.remote.breaker import BreakerOptions
 from nearfar.remote.errors import RemoteError, briefly
-from nearfar.remote.server import EMBEDDINGS, MESSAGES, RESPONSES, Form, Server, Waits, client, root_of
+from nearfar.remote.forms import Form
+from nearfar.remote.server import EMBEDDINGS, MESSAGES, RESPONSES, Server, Waits, client, root_of
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +95,7 @@ class UpstreamEngine:
         self._prober = asyncio.create_task(self._list_always())
 
     @classmethod
-    async def connect(cls, urls: Seq[str], options: UpstreamOptions, names: Seq[str] = ()) -> UpstreamEngine:
+    async def connect(cls, urls: Seq[str], options: UpstreamOptions, names: Seq[str] = ()) -> Self:
         """Query the addresses for their models; an address that is not up yet is queried again.
 
         `names`: the names that clients use for the model here; by default each model's upstream name.

@@ -19,6 +19,7 @@ from nearfar.fallback_server.http.apis import (
     messages_routes,
     models_routes,
     ollama_routes,
+    rerank_routes,
     responses_routes,
     tokens_routes,
 )
@@ -119,6 +120,9 @@ def _apis(service: Service, options: AppOptions) -> Iterator[APIRouter]:
     settings = (options.limits.json_depth, options.strict_fields, service.engine.passes_on)
     passing = Passing(service) if service.engine.passes_on else None
     v1, api = json_router("/v1", *settings, passing), json_router("/api", *settings)
+    v2 = json_router("/v2", *settings, passing)
+    rerank_routes.add(v1, service)
+    rerank_routes.add(v2, service)
     chat_routes.add(v1, service)
     completions_routes.add(v1, service)
     embeddings_routes.add(v1, service)
@@ -129,10 +133,11 @@ def _apis(service: Service, options: AppOptions) -> Iterator[APIRouter]:
     models_routes.add(v1, service)
     ollama_routes.add(api, service)
     yield v1
+    yield v2
     yield api
     if passing is not None:
         others = json_router("", *settings, passing)
-        known = {getattr(route, "path", "") for route in v1.routes}
+        known = {getattr(route, "path", "") for route in (*v1.routes, *v2.routes)}
         for path in NATIVE:
             if path not in known:
                 others.add_api_route(path, absent, methods=["POST"], response_model=None)

@@ -54,16 +54,14 @@ class Passing:
         path, engine = request.url.path, self._service.engine
         if request.method != "POST" or path not in NATIVE or not isinstance(engine, Forwards):
             return None
-        tenant = tenant_of(request)
+        tenant, form, body = tenant_of(request), None, dict[str, Any]()
         if path in FORMS:
             form = read_form(await request.body(), request.headers.get("content-type", ""))
-            call, model, body = form, form.model, dict[str, Any]()
         else:
             body = await request.read_json()
             if not isinstance(body, dict) or (path.startswith(RESPONSES) and _is_kept(body)):
                 return None
-            call, model = None, _name(body)
-        model = self._service.named(model, tenant)
+        model = self._service.named(_name(body) if form is None else form.model, tenant)
         takes = engine.native(path, model, tenant)
         if takes is None:
             return None
@@ -76,7 +74,7 @@ class Passing:
             body=body,
         )
         return await Call(self._service, request, wanted).forward(
-            lambda prepared: engine.forward(prepared, path, call or body, takes), _streams(body)
+            lambda prepared: engine.forward(prepared, path, form or body, takes), _streams(body)
         )
 
 

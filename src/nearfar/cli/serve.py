@@ -19,6 +19,7 @@ from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.local import TextOptions
 from nearfar.fallback_server.engines.opening import KINDS, EngineOptions, check_program
 from nearfar.fallback_server.engines.upstream import KEY_VARIABLE, UpstreamOptions
+from nearfar.fallback_server.engines.vllm import VllmOptions
 from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.fallback_server.http.prices import parse_prices
 from nearfar.fallback_server.ray_engine.options import RayOptions, parse_replicas
@@ -28,7 +29,7 @@ from nearfar.store.serving import served
 
 DEFAULTS = ServeOptions()
 ENGINES, LIMITS = EngineOptions(), ServerLimits()
-TEXT, UPSTREAM, RAY = TextOptions(), UpstreamOptions(), RayOptions()
+TEXT, UPSTREAM, VLLM, RAY = TextOptions(), UpstreamOptions(), VllmOptions(), RayOptions()
 DEFAULT_REPLICAS = f"{RAY.min_replicas}:{RAY.max_replicas}"
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
@@ -110,6 +111,17 @@ def serve(
             "of its own there.",
         ),
     ] = UPSTREAM.salts,
+    vllm_command: Annotated[
+        str, _option("Engine", "--vllm-command", "vllm: its program, also of another environment.")
+    ] = VLLM.command,
+    vllm_option: Annotated[
+        list[str] | None,
+        _option(
+            "Engine",
+            "--vllm-option",
+            "vllm: an option for it, such as --vllm-option=--max-model-len=8192; may be repeated.",
+        ),
+    ] = None,
     upstream_priorities: Annotated[
         bool,
         _option(
@@ -280,6 +292,7 @@ def serve(
         program=program,
         trust=trust,
         max_running=max_running,
+        vllm=replace(VLLM, command=vllm_command, arguments=tuple(vllm_option or ())),
         text=replace(TEXT, reasoning=reasoning),
         upstream=replace(
             UPSTREAM, continues=upstream_continues, salts=upstream_salts, priorities=upstream_priorities
