@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from nearfar.edge_runtime.openai.embeddings import Vector
@@ -28,6 +28,7 @@ from nearfar.fallback_server.engines.base import (
     Scores,
     Unready,
 )
+from nearfar.fallback_server.engines.choosing import AUTO, AutoModels, Standing
 from nearfar.fallback_server.engines.forwarding import Forward, forwarded_call
 from nearfar.fallback_server.engines.relay import Counts, Relay, Route, prompt_size, prompt_text, unavailable
 from nearfar.fallback_server.prefixes import BLOCKS, CHARACTERS
@@ -35,7 +36,17 @@ from nearfar.fallback_server.tenants import Tenant
 from nearfar.remote.breaker import BreakerOptions
 from nearfar.remote.errors import RemoteError, briefly
 from nearfar.remote.forms import Form
-from nearfar.remote.server import EMBEDDINGS, MESSAGES, RESPONSES, Server, Waits, client, root_of
+from nearfar.remote.server import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    MESSAGES,
+    RESPONSES,
+    Server,
+    Waits,
+    client,
+    root_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +68,8 @@ class UpstreamOptions:
     `--scheduling-policy priority`, nearfar); else only a request that has the field is sent with it.
     `failures` in a row open a circuit breaker for `open_seconds`. `slack`: how many more requests than the
     least loaded an address may have and still be preferred for a prompt whose beginning it knows. Each
-    address is queried for its models every `probe_seconds`.
+    address is queried for its models every `probe_seconds`. `auto`: the models that the name "auto" stands
+    for.
     """
 
     key: str | None = None
@@ -73,6 +85,7 @@ class UpstreamOptions:
     connect_timeout: float = 5.0
     first_token_timeout: float = 120.0
     between_timeout: float = 60.0
+    auto: AutoModels | None = None
 
 
 class UpstreamEngine:
@@ -116,7 +129,9 @@ class UpstreamEngine:
         """
         found = [ModelInfo(model.id, model.context or 0) for model in self.book.models()]
         if not self._names:
-            return tuple(found)
+            auto = self.options.auto
+            both = auto is not None and any(info.id in (auto.small, auto.large) for info in found)
+            return (*found, *([ModelInfo(AUTO)] if both else []))
         context = next((model.context_length for model in found if model.id == self._named), 0)
         return tuple(ModelInfo(name, context) for name in self._names)
 
@@ -124,7 +139,23 @@ class UpstreamEngine:
         """Estimate the prompt's tokens; the upstream tokenizes and checks."""
         text = await beside(lambda: prompt_text(request), prompt_size(request))
         tokens = max(len(text) // CHARS_PER_TOKEN, 1)
+        if self.options.auto is not None and request.model == AUTO:
+            request = replace(request, model=await self._chosen(self.options.auto, request, tokens))
         return Prepared(request, (), tokens, beginning=text[: CHARACTERS * BLOCKS])
+
+    async def _chosen(self, auto: AutoModels, request: EngineRequest, tokens: int) -> str:
+        """Return the model that answers a request to "auto". Raises EngineError where neither can."""
+        path = CHAT if request.chat else COMPLETIONS
+        standings = [self._standing(name, path, request.tenant) for name in (auto.small, auto.large)]
+        large = await beside(lambda: auto.choose(request, tokens, *standings), prompt_size(request))
+        if large is None:
+            raise EngineError("none of the models that auto stands for can answer this now; try again later")
+        return auto.large if large else auto.small
+
+    def _standing(self, model: str, path: str, tenant: Tenant) -> Standing:
+        up = tenant.allows(model) and self.book.able(path, model)
+        context = next((info.context_length for info in self.models() if info.id == model), 0)
+        return Standing(up, context)
 
     async def submit(self, prepared: Prepared) -> Relay:
         """Start a request; it is sent when its pieces are iterated."""

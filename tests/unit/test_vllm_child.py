@@ -94,7 +94,7 @@ def test_it_is_restarted(server: RunningServer, how: str) -> None:
 
 
 def test_what_it_said_is_told_where_it_does_not_start(command: str) -> None:
-    with pytest.raises(Exception, match=r"status 3.*no such model\\x1b\[31m") as raised:
+    with pytest.raises(Exception, match=r"(?s)status 3.*no such model\\x1b\[31m") as raised:
         RunningServer(lambda: open_engine(("broken",), "vllm", options(command)))
     assert isinstance(raised.value, EngineError)
 

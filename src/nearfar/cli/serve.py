@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from nearfar.auto_models import auto_models
 from nearfar.cli.models import artifacts_of, named
 from nearfar.cli.progress import Shown
 from nearfar.edge_runtime.artifact.options import LoadOptions
@@ -111,6 +112,14 @@ def serve(
             "of its own there.",
         ),
     ] = UPSTREAM.salts,
+    auto: Annotated[
+        str | None,
+        _option("Engine", "--auto", "upstream: SMALL,LARGE: the model name auto chooses between these."),
+    ] = None,
+    auto_policy: Annotated[
+        Path | None,
+        _option("Engine", "--auto-policy", "The routing policy for auto, as JSON (docs/routing.md)."),
+    ] = None,
     vllm_command: Annotated[
         str, _option("Engine", "--vllm-command", "vllm: its program, also of another environment.")
     ] = VLLM.command,
@@ -295,7 +304,11 @@ def serve(
         vllm=replace(VLLM, command=vllm_command, arguments=tuple(vllm_option or ())),
         text=replace(TEXT, reasoning=reasoning),
         upstream=replace(
-            UPSTREAM, continues=upstream_continues, salts=upstream_salts, priorities=upstream_priorities
+            UPSTREAM,
+            continues=upstream_continues,
+            salts=upstream_salts,
+            priorities=upstream_priorities,
+            auto=None if auto is None else auto_models(auto, auto_policy),
         ),
     )
     for option, count in (
@@ -358,6 +371,8 @@ def serve(
         engines=engines,
         ray=on_ray if ray else None,
     )
+    if auto_policy is not None and auto is None:
+        raise RequestError("--auto-policy goes with --auto SMALL,LARGE")
     log = logging.getLogger("nearfar.serve")
     shown = Shown(Console(stderr=True), lambda text: log.info("waiting for the model: %s", text))
     LoadOptions(threads=threads, kv_memory=kv_memory)
