@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -30,7 +30,7 @@ from nearfar.edge_runtime.text.tokenizer import tokenizer_of
 from nearfar.errors import ArtifactError, BuildError, CheckpointError
 from nearfar.format.answers import AnswerFormat
 from nearfar.format.sampling import NOTHING, SamplingDefaults
-from nearfar.kernels.quantized import Matrix
+from nearfar.kernels.quantized import Held, Matrix
 from nearfar.step.config import ConfigReader
 from nearfar.step.model import Model
 from nearfar.step.params import Param
@@ -67,21 +67,22 @@ class Source:
         """Bytes of a weight as targets store it."""
         return self.matrices[param.name].bytes if param.is_matrix else 4 * param.n
 
-    def held_by(self, target: str, groups: Collection[int]) -> Source:
-        """The source as a target with only these group sizes stores it: codes in other groups are requantized
-        in finer groups. Raises BuildError where the options ask for other groups.
+    def held_by(self, target: str, held: Held) -> Source:
+        """The source as a target that can store `held` stores it: codes in other groups are requantized in
+        finer groups, scales that are stored in other ways become float16 pairs. Raises BuildError where the
+        options ask for other groups.
         """
-        there = {matrix.group for matrix in self.matrices.values() if matrix.quantized}
-        if there <= set(groups):
+        if all(map(held.holds, self.matrices.values())):
             return self
         if not self.keeps:
+            there = {matrix.group for matrix in self.matrices.values() if matrix.quantized}
             raise BuildError(
-                f"target {target} has no kernels for groups of {min(there - set(groups))}: use --group-size "
-                f"{', '.join(map(str, groups))}, or build for this target apart"
+                f"target {target} has no kernels for groups of {min(there - set(held.groups))}: use "
+                f"--group-size {', '.join(map(str, held.groups))}, or build for this target apart"
             )
-        chosen = choose_matrices(self.params, self.checkpoint, self.scheme, self.packed, self.keeps, groups)
+        chosen = choose_matrices(self.params, self.checkpoint, self.scheme, self.packed, self.keeps, held)
         report = replace(chosen.report, skipped=self.report.skipped, keys=self.report.keys)
-        scheme = held_in(self.scheme, groups) or finer(self.scheme, groups) or self.scheme
+        scheme = held_in(self.scheme, held) or finer(self.scheme, held.groups) or self.scheme
         return replace(self, matrices=chosen.matrices, scheme=scheme, report=report, keeps=chosen.keeps)
 
 
@@ -211,7 +212,7 @@ def _scheme(options: BuildOptions, packed: Packed | None) -> tuple[Scheme, froze
     if packed is None or scheme is None:
         return Scheme.parse(options.quant or QUANT, options.group_size or GROUP_SIZE), frozenset()
     asked = Scheme.parse(options.quant or scheme.name, options.group_size or scheme.group_size)
-    if asked != scheme:
+    if replace(asked, scales=scheme.scales) != scheme:
         raise BuildError(
             f"{options.checkpoint} is quantized already ({packed.name}: {scheme.name}, group "
             f"{scheme.group_size}) and --quant asks for {asked.name}, group {asked.group_size}: leave "

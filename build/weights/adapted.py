@@ -20,6 +20,7 @@ from nearfar.build.weights.packed.contract import Carried, Packed, Shape, Wanted
 from nearfar.build.weights.quantize import F32, Scheme, to_float32
 from nearfar.edge_runtime.text.files import ChatTemplates
 from nearfar.errors import CheckpointError
+from nearfar.format.scales import PAIRS, Scales
 from nearfar.kernels.quantized import Array
 from nearfar.step.reading import OTHER_PARTS, SPELLINGS
 
@@ -229,9 +230,9 @@ class AdaptedPacked:
         """The checkpoint's tensors that hold a matrix."""
         return self._packed.entries(tensor)
 
-    def carry(self, tensor: str, start: int, stop: int) -> Carried:
+    def carry(self, tensor: str, start: int, stop: int, scales: Scales = PAIRS) -> Carried:
         """Rows of a matrix that the adapter leaves as it is."""
-        return self._packed.carry(tensor, start, stop)
+        return self._packed.carry(tensor, start, stop, scales)
 
     def weights(self, tensor: str, start: int, stop: int) -> F32:
         """Rows [start, stop) dequantized, with what the adapter adds to them."""

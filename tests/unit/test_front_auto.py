@@ -22,7 +22,7 @@ CHAT = "/v1/chat/completions"
 EASY = "What color is the sky?"
 HARD = (
     "Prove that the determinant of an orthogonal matrix over the reals is 1 or -1, derive the eigenvalues of "
-    "a rotation in three dimensions, and compute the integral of x^2 e^{-x^2} over the real line step by step."
+    "a rotation in three dimensions, and compute the integral of x^2 e^{-x^2} over the reals step by step."
 )
 
 

@@ -1,7 +1,7 @@
 import { describe, expect, test } from "vitest";
 import { frequenciesOf, type Manifest, type Program, precisionOf } from "../src/artifact/manifest.js";
 import { openManifest, parseManifest } from "../src/artifact/reader.js";
-import { VERSION } from "../src/format/constants.js";
+import { OLDEST, VERSION } from "../src/format/constants.js";
 import { ArtifactError } from "../src/protocol/errors.js";
 import { within } from "../src/storage/http.js";
 import { parsePlan, planNames } from "../src/worker/device/plan.js";
@@ -92,16 +92,16 @@ describe("manifest", () => {
     ],
     [
       "a newer version",
-      /format version 4, this runtime reads up to 3.*Upgrade/,
+      /format version 5, this runtime reads up to 4.*Upgrade/,
       (m) => {
         m.version = VERSION + 1;
       },
     ],
     [
       "an older version",
-      /format version 2, this runtime reads 3.*Build it again/,
+      /format version 2, this runtime reads from 3 on.*Build it again/,
       (m) => {
-        m.version = VERSION - 1;
+        m.version = OLDEST - 1;
       },
     ],
     [

@@ -6,7 +6,7 @@ from nearfar.build.weights.container import Checkpoint
 from nearfar.build.weights.gguf.container import GgufCheckpoint
 from nearfar.build.weights.gguf.header import Type
 from nearfar.build.weights.packed.affine import Affine, AffineFormat
-from nearfar.build.weights.packed.contract import Wanted, scheme_for
+from nearfar.build.weights.packed.contract import Wanted
 from nearfar.build.weights.packed.gguf_blocks import BLOCKS, read_rows
 from nearfar.kernels.quantized import GROUPS
 
@@ -30,9 +30,7 @@ class Gguf(AffineFormat):
             name: tensor.type for name, tensor in checkpoint.tensors.items() if tensor.type.dtype is None
         }
         found = {
-            name: scheme_for(
-                BLOCKS[kind.name].bits, BLOCKS[kind.name].group, checkpoint.tensors[name].shape[-1]
-            )
+            name: BLOCKS[kind.name].scheme(checkpoint.tensors[name].shape[-1])
             for name, kind in self._types.items()
         }
         super().__init__(checkpoint, found)

@@ -183,7 +183,7 @@ def _matrix_bytes(artifact: Artifact) -> int:
         if name not in looked_up_in(op)
     }
     stored = (matrix for matrix in artifact.manifest.quantization.matrices if matrix.name in read)
-    return sum(m.n * (m.k * m.bits // 8 + (4 * m.k // m.group_size if m.group_size else 0)) for m in stored)
+    return sum(matrix.bytes for matrix in stored)
 
 
 def _tensors(artifact: Artifact) -> list[tuple[str, str, int]]:

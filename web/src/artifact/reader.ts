@@ -92,9 +92,9 @@ function checkFormat(root: Field<format.ManifestRecord>): BackendName {
         "Upgrade the npm package nearfar.",
       { code: "artifact-unsuitable" },
     );
-  if (version < format.VERSION)
+  if (version < format.OLDEST)
     throw new ArtifactError(
-      `The artifact has format version ${version}, this runtime reads ${format.VERSION}. ` +
+      `The artifact has format version ${version}, this runtime reads from ${format.OLDEST} on. ` +
         "Build it again with this version of nearfar.",
       { code: "artifact-unsuitable" },
     );
