@@ -64,7 +64,7 @@ def front(tmp_path: Path) -> Iterator[Any]:
 
 def chosen(client: httpx.Client, text: str, key: str = "", **more: Any) -> Any:
     body = {"model": "auto", "messages": [{"role": "user", "content": text}], "max_tokens": 50, **more}
-    answered = client.post(CHAT, json=body, headers={"Authorization": f"Bearer {key}"})
+    answered = client.post(CHAT, json=body, headers={"x-api-key": key})
     return answered.json()["choices"][0]["message"]["content"] if answered.is_success else answered
 
 
