@@ -41,6 +41,8 @@ from nearfar.fallback_server.http.tracing import Span, Tracer
 from nearfar.fallback_server.tenants import ANONYMOUS, Tenant
 from nearfar.remote.chunks import Passed
 
+TOKEN_BYTES = 200
+"""Bytes of a whole answer of an upstream that count as one token under way."""
 GONE = 499
 """Status of a request whose client left; it appears only in logs."""
 
@@ -215,9 +217,11 @@ class Call:
             keep_alive = self.service.admission.limits.keep_alive
             return EventStream(self._forwarded_events(first, parts), self._finish, keep_alive)
         data = [first.data]
+        self._ticket.hold(len(first.data) // TOKEN_BYTES)
         async with aclosing(parts):
             async for part in parts:
                 data.append(part.data)
+                self._ticket.hold(len(part.data) // TOKEN_BYTES)
         await self._end(200, "ok")
         return Response(b"".join(data), media_type=first.type, headers={"X-Content-Type-Options": "nosniff"})
 
