@@ -218,7 +218,7 @@ def serve(models: tuple[str, ...], options: ServeOptions, tell: Tell | None = No
 
 
 def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Uvloop's event loop where it is installed. It is for fronts, whose time goes into sockets."""
+    """Return the maker of uvloop's event loop where it is installed: a front's time goes into sockets."""
     try:
         import uvloop
     except ModuleNotFoundError:

@@ -28,6 +28,17 @@ async def datas(response: httpx.Response) -> AsyncGenerator[list[bytes], None]:
 
     httpx-sse decodes and splits lines one by one, which took a sixth of a front's time.
     """
+    async for blocks in blocks_of(response):
+        found = [data for block in blocks if (data := data_of(block))]
+        done = next((at for at, data in enumerate(found) if data.strip() == DONE), None)
+        if found[:done]:
+            yield found[:done]
+        if done is not None:
+            return
+
+
+async def blocks_of(response: httpx.Response) -> AsyncGenerator[list[bytes], None]:
+    """Yield the events of a stream with all their lines, together those that came together."""
     pending, first = bytearray(), True
     async for part in raw(response):
         if first:
@@ -42,15 +53,11 @@ async def datas(response: httpx.Response) -> AsyncGenerator[list[bytes], None]:
             pending = bytearray(rest)
         if len(pending) > EVENT_BYTES or any(len(block) > EVENT_BYTES for block in blocks):
             raise TooLongError(f"an event of more than {EVENT_BYTES} bytes")
-        found = [data for block in blocks if (data := _data(block))]
-        done = next((at for at, data in enumerate(found) if data.strip() == DONE), None)
-        if found[:done]:
-            yield found[:done]
-        if done is not None:
-            return
+        if blocks:
+            yield blocks
 
 
-def _data(block: bytes) -> bytes:
+def data_of(block: bytes) -> bytes:
     """Return the data of one event: that of its `data` fields, joined by newlines."""
     if block.startswith(b"data: ") and b"\n" not in block and b"\r" not in block:
         return block[6:]

@@ -25,7 +25,9 @@ from nearfar.remote.errors import (
     event_error,
 )
 from nearfar.remote.events import beginning, body, datas
+from nearfar.remote.forms import Form
 from nearfar.remote.merging import Merger
+from nearfar.remote.openapi import Place, listed_paths
 from nearfar.remote.transport import fast_transport
 from nearfar.remote.vectors import read_vectors
 
@@ -37,11 +39,24 @@ CHAT, COMPLETIONS, EMBEDDINGS, MODELS = (
     "/v1/embeddings",
     "/v1/models",
 )
-PATHS = (MODELS, CHAT, COMPLETIONS, EMBEDDINGS)
+RESPONSES, MESSAGES, OPENAPI = "/v1/responses", "/v1/messages", "/openapi.json"
+NATIVE = (
+    RESPONSES, f"{RESPONSES}/input_tokens", MESSAGES, f"{MESSAGES}/count_tokens", "/v1/rerank", "/v2/rerank",
+    "/v1/score", "/v1/classify", "/v1/decisions", "/v1/systemone", "/v1/tokenize", "/v1/detokenize",
+    "/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/speech",
+)  # fmt: skip
+"""Paths that are requested as clients request them, of servers that list them in their OpenAPI description.
+"""
+PATHS = (
+    MODELS, OPENAPI, CHAT, COMPLETIONS, EMBEDDINGS, *NATIVE,
+    *(path.removeprefix("/v1").removeprefix("/v2") for path in NATIVE),
+)  # fmt: skip
 """The only paths that are ever requested."""
+Paths = Mapping[str, Place]
+"""Paths of NATIVE that a server lists, with where it has them."""
 ANSWER_BYTES = 64 << 20
 """Largest whole answer in bytes: 256 embeddings of 8,192 numbers as text are smaller."""
-LIST_BYTES, ERROR_BYTES = 1 << 20, 16 << 10
+LIST_BYTES, ERROR_BYTES, OPENAPI_BYTES = 1 << 20, 16 << 10, 8 << 20
 LISTED = 1000
 """Most models that are taken from a list."""
 AFTER_END = 5.0
@@ -120,6 +135,20 @@ class Server:
         record = await self._whole("GET", MODELS, None, seconds, LIST_BYTES, headers)
         with failing(self.name):
             return _listed(record)
+
+    async def paths(self, seconds: float) -> Paths:
+        """Return the paths of NATIVE that the server lists."""
+        record = await self._whole("GET", OPENAPI, None, seconds, OPENAPI_BYTES)
+        with failing(self.name):
+            return listed_paths(record, NATIVE)
+
+    @asynccontextmanager
+    async def forwarding(
+        self, path: str, call: Mapping[str, Any] | Form, clock: Clock
+    ) -> AsyncIterator[httpx.Response]:
+        """Open the response to a request that is passed on as it is; its body is yet to be read."""
+        async with self._response("POST", path, call, clock) as response:
+            yield response
 
     async def post(
         self, path: str, call: Mapping[str, Any], seconds: float | None = None
@@ -206,18 +235,24 @@ class Server:
         self,
         method: str,
         path: str,
-        call: Mapping[str, Any] | None,
+        call: Mapping[str, Any] | Form | None,
         clock: Clock,
         headers: Mapping[str, str] | None = None,
     ) -> AsyncIterator[httpx.Response]:
         """Open a response without an error status, with its body yet to be read. Failures while it is open
         become RemoteError.
         """
-        request = self._http.build_request(method, checked(self.root, path), json=call, headers=headers)
+        url = checked(self.root, path)
+        if isinstance(call, Form):
+            request = self._http.build_request(
+                method, url, content=call.data, headers={"Content-Type": call.type}
+            )
+        else:
+            request = self._http.build_request(method, url, json=call, headers=headers)
         with failing(self.name), closing(clock):
             response = await clock.wait(self._http.send(request, stream=True))
             try:
-                if response.is_error:
+                if not response.is_success:  # redirects are never followed
                     text = await beginning(response, ERROR_BYTES, self.waits.connect)
                     raise error_of(self.name, response.status_code, text, response.headers)
                 yield response

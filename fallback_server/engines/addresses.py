@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from nearfar.fallback_server.prefixes import PrefixMap, text_blocks
 from nearfar.remote.breaker import Breaker, BreakerOptions
 from nearfar.remote.errors import RefusedError, RemoteError, briefly
-from nearfar.remote.server import CHAT, COMPLETIONS, Listed, Server
+from nearfar.remote.server import CHAT, COMPLETIONS, NATIVE, Listed, Paths, Server
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ Clock = Callable[[], float]
 @dataclass(eq=False)
 class Address:
     """One upstream server. `models`: the models that it listed last. `trouble`: why listing fails now, or "".
-    `heard`: when it was last known to work, on the monotonic clock.
+    `heard`: when it was last known to work, on the monotonic clock. `paths`: which paths of NATIVE it lists.
 
     Each path has its own circuit breaker: a server without embeddings can still answer chats.
     """
@@ -35,6 +35,7 @@ class Address:
     under_way: int = 0
     trouble: str = ""
     heard: float | None = None
+    paths: Paths = field(default_factory=dict)
     breakers: dict[str, Breaker] = field(default_factory=dict)
 
     @property
@@ -73,6 +74,8 @@ class Address:
             self.heard, self.trouble = None, briefly(error)
             log.log(level, "upstream %s lists no models: %s", self.server.name, self.trouble)
             return False
+        if self.trouble or found != self.models:
+            self.paths = await self._listed_paths(seconds)
         self.trouble = ""
         if found != self.models:
             log.info(
@@ -83,6 +86,17 @@ class Address:
         self.models = found
         self.works()
         return bool(found)
+
+    async def _listed_paths(self, seconds: float) -> Paths:
+        try:
+            return await self.server.paths(seconds)
+        except (RemoteError, RefusedError) as error:  # llama.cpp and Ollama have no description
+            log.debug("upstream %s describes no paths: %s", self.server.name, briefly(error))
+            return {}
+
+    def serves(self, path: str, model: str) -> bool:
+        """Whether the address has the model, and the path if that is one of NATIVE."""
+        return (path not in NATIVE or path in self.paths) and any(each.id == model for each in self.models)
 
     @contextmanager
     def calling(self, path: str) -> Iterator[None]:
@@ -138,6 +152,11 @@ class AddressBook:
                 found[model.id] = model
         return tuple(found.values())
 
+    def able(self, path: str, model: str) -> bool:
+        """Whether an address may get a request for a model now."""
+        now = self._clock()
+        return any(each.serves(path, model) and each.breaker(path).allows(now) for each in self.addresses)
+
     def candidates(self, prompt: str, path: str, model: str, attempts: int) -> Iterator[Address]:
         """Yield the addresses to try, one after the other. Each is chosen when the caller takes it."""
         tried: list[Address] = []
@@ -150,8 +169,7 @@ class AddressBook:
         now = self._clock()
         able = [
             address for address in self.addresses
-            if address not in without and any(listed.id == model for listed in address.models)
-            and address.breaker(path).allows(now)
+            if address not in without and address.serves(path, model) and address.breaker(path).allows(now)
         ]  # fmt: skip
         if not able:
             return None

@@ -21,13 +21,14 @@ from nearfar.fallback_server.backend import GRAMMAR_SECONDS, Backend
 from nearfar.fallback_server.engines.base import Engine
 from nearfar.fallback_server.engines.local import LocalEngine, TextOptions, TextSource
 from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
+from nearfar.fallback_server.engines.vllm import COMMAND, VllmEngine, VllmOptions, vllm_is_there
 from nearfar.fallback_server.torch_engine.options import require_checkpoint, require_system
 from nearfar.format.manifest import Model
 from nearfar.hub import names_of, snapshot, watched, weights_of
 from nearfar.pooling import MODULES, pooling_of
 
-Kind = Literal["auto", "torch", "artifact", "upstream"]
-KINDS: tuple[Kind, ...] = ("auto", "torch", "artifact", "upstream")
+Kind = Literal["auto", "torch", "artifact", "vllm", "upstream"]
+KINDS: tuple[Kind, ...] = ("auto", "torch", "artifact", "vllm", "upstream")
 CHECKPOINT_FILES = ("*.json", "*.jinja", "*.model")
 """Files of a hub repository that the torch engine reads in addition to the weights: transformers may read any
 of its settings.
@@ -59,6 +60,7 @@ class EngineOptions:
     grammar_timeout: float = GRAMMAR_SECONDS
     text: TextOptions = field(default_factory=TextOptions)
     upstream: UpstreamOptions = field(default_factory=UpstreamOptions)
+    vllm: VllmOptions = field(default_factory=VllmOptions)
 
 
 def is_url(models: Seq[str]) -> bool:
@@ -66,7 +68,7 @@ def is_url(models: Seq[str]) -> bool:
     return all(model.startswith(("http://", "https://")) for model in models)
 
 
-def guess(models: Seq[str]) -> Kind:
+def guess(models: Seq[str], command: str = COMMAND) -> Kind:
     """Infer the kind of engine from the models' names. Raises RequestError for a mix, or for several that are
     no URLs.
     """
@@ -76,7 +78,9 @@ def guess(models: Seq[str]) -> Kind:
         raise RequestError(
             f"MODEL is one directory or hub id, or one or several URLs, not {' '.join(models)}"
         )
-    return "artifact" if holds_artifacts(Path(models[0])) else "torch"
+    if holds_artifacts(Path(models[0])):
+        return "artifact"
+    return "vllm" if vllm_is_there(command) else "torch"
 
 
 async def open_engine(
@@ -86,13 +90,15 @@ async def open_engine(
     telling = Teller(tell)
     if kind not in KINDS:
         raise RequestError(f"engine must be one of {', '.join(KINDS)}, not {kind!r}", "engine")
-    kind = guess(models) if kind == "auto" else kind
+    kind = guess(models, options.vllm.command) if kind == "auto" else kind
     check_program(kind, options)
     if kind == "upstream":
         return await UpstreamEngine.connect(models, options.upstream, options.names)
     if len(models) != 1:
         raise RequestError(f"the engine {kind} serves one model, not {len(models)}")
     place = models[0]
+    if kind == "vllm":
+        return await VllmEngine.open(place, options.vllm, options.upstream, options.names, telling)
     if kind == "torch":
         require_system()
         if Path(place).is_dir():

@@ -8,10 +8,11 @@ import asyncio
 import logging
 import os
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from nearfar.edge_runtime.openai.embeddings import Vector
 from nearfar.edge_runtime.text.beside import beside
@@ -27,11 +28,25 @@ from nearfar.fallback_server.engines.base import (
     Scores,
     Unready,
 )
+from nearfar.fallback_server.engines.choosing import AUTO, AutoModels, Standing
+from nearfar.fallback_server.engines.forwarding import Forward, forwarded_call
 from nearfar.fallback_server.engines.relay import Counts, Relay, Route, prompt_size, prompt_text, unavailable
 from nearfar.fallback_server.prefixes import BLOCKS, CHARACTERS
+from nearfar.fallback_server.tenants import Tenant
 from nearfar.remote.breaker import BreakerOptions
 from nearfar.remote.errors import RemoteError, briefly
-from nearfar.remote.server import EMBEDDINGS, Server, Waits, client, root_of
+from nearfar.remote.forms import Form
+from nearfar.remote.server import (
+    CHAT,
+    COMPLETIONS,
+    EMBEDDINGS,
+    MESSAGES,
+    RESPONSES,
+    Server,
+    Waits,
+    client,
+    root_of,
+)
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +68,8 @@ class UpstreamOptions:
     `--scheduling-policy priority`, nearfar); else only a request that has the field is sent with it.
     `failures` in a row open a circuit breaker for `open_seconds`. `slack`: how many more requests than the
     least loaded an address may have and still be preferred for a prompt whose beginning it knows. Each
-    address is queried for its models every `probe_seconds`.
+    address is queried for its models every `probe_seconds`. `auto`: the models that the name "auto" stands
+    for.
     """
 
     key: str | None = None
@@ -69,6 +85,7 @@ class UpstreamOptions:
     connect_timeout: float = 5.0
     first_token_timeout: float = 120.0
     between_timeout: float = 60.0
+    auto: AutoModels | None = None
 
 
 class UpstreamEngine:
@@ -91,7 +108,7 @@ class UpstreamEngine:
         self._prober = asyncio.create_task(self._list_always())
 
     @classmethod
-    async def connect(cls, urls: Seq[str], options: UpstreamOptions, names: Seq[str] = ()) -> UpstreamEngine:
+    async def connect(cls, urls: Seq[str], options: UpstreamOptions, names: Seq[str] = ()) -> Self:
         """Query the addresses for their models; an address that is not up yet is queried again.
 
         `names`: the names that clients use for the model here; by default each model's upstream name.
@@ -112,7 +129,9 @@ class UpstreamEngine:
         """
         found = [ModelInfo(model.id, model.context or 0) for model in self.book.models()]
         if not self._names:
-            return tuple(found)
+            auto = self.options.auto
+            both = auto is not None and any(info.id in (auto.small, auto.large) for info in found)
+            return (*found, *([ModelInfo(AUTO)] if both else []))
         context = next((model.context_length for model in found if model.id == self._named), 0)
         return tuple(ModelInfo(name, context) for name in self._names)
 
@@ -120,14 +139,27 @@ class UpstreamEngine:
         """Estimate the prompt's tokens; the upstream tokenizes and checks."""
         text = await beside(lambda: prompt_text(request), prompt_size(request))
         tokens = max(len(text) // CHARS_PER_TOKEN, 1)
+        if self.options.auto is not None and request.model == AUTO:
+            request = replace(request, model=await self._chosen(self.options.auto, request, tokens))
         return Prepared(request, (), tokens, beginning=text[: CHARACTERS * BLOCKS])
+
+    async def _chosen(self, auto: AutoModels, request: EngineRequest, tokens: int) -> str:
+        """Return the model that answers a request to "auto". Raises EngineError where neither can."""
+        path = CHAT if request.chat else COMPLETIONS
+        standings = [self._standing(name, path, request.tenant) for name in (auto.small, auto.large)]
+        large = await beside(lambda: auto.choose(request, tokens, *standings), prompt_size(request))
+        if large is None:
+            raise EngineError("none of the models that auto stands for can answer this now; try again later")
+        return auto.large if large else auto.small
+
+    def _standing(self, model: str, path: str, tenant: Tenant) -> Standing:
+        up = tenant.allows(model) and self.book.able(path, model)
+        context = next((info.context_length for info in self.models() if info.id == model), 0)
+        return Standing(up, context)
 
     async def submit(self, prepared: Prepared) -> Relay:
         """Start a request; it is sent when its pieces are iterated."""
-        options, name = self.options, self._there(prepared.request.model)
-        rights = (options.continues, options.salts, options.priorities)
-        route = Route(self.book, name, options.attempts, *rights, self.counts)
-        relay = self._live[prepared.request.id] = Relay(route, prepared)
+        relay = self._live[prepared.request.id] = Relay(self._route(prepared.request.model), prepared)
         relay.on_close = lambda: self._live.pop(prepared.request.id, None)
         return relay
 
@@ -164,6 +196,34 @@ class UpstreamEngine:
     async def score(self, prepared: Prepared) -> Scores:
         """Raise RequestError: upstreams are asked for text only."""
         raise RequestError("this server passes requests on: ask the server that computes the model")
+
+    def native(self, path: str, model: str, tenant: Tenant) -> frozenset[str] | None:
+        """Return the fields that a path takes at the servers of a model; None where none lists the path, or
+        where prompts would share a cache with other tenants' although the server could keep them apart.
+        """
+        name = self._there(model)
+        places = [a.paths[path] for a in self.book.addresses if path in a.paths and a.serves(path, name)]
+        if not places:
+            return None
+        fields = frozenset.intersection(*(place.fields for place in places))
+        generates = path.startswith((RESPONSES, MESSAGES))
+        if generates and self.options.salts and tenant.salt and "cache_salt" not in fields:
+            return None
+        return fields
+
+    def forward(
+        self, prepared: Prepared, path: str, call: Mapping[str, Any] | Form, takes: frozenset[str]
+    ) -> Forward:
+        """Forward a request to a path that `native` gave the fields of."""
+        route = self._route(prepared.request.model)
+        if isinstance(call, Form):
+            return Forward(route, prepared, path, call.renamed(route.model))
+        return Forward(route, prepared, path, forwarded_call(call, route, prepared, takes))
+
+    def _route(self, model: str) -> Route:
+        options = self.options
+        rights = (options.continues, options.salts, options.priorities)
+        return Route(self.book, self._there(model), options.attempts, *rights, self.counts)
 
     async def texts_of(self, tokens: Seq[Seq[int]]) -> list[str]:
         """Raise RequestError: the tokenizer is where the model is."""

@@ -19,6 +19,7 @@ from nearfar.fallback_server.http.apis import (
     messages_routes,
     models_routes,
     ollama_routes,
+    rerank_routes,
     responses_routes,
     tokens_routes,
 )
@@ -41,8 +42,10 @@ from nearfar.fallback_server.http.middleware import (
     Sizes,
     Targets,
 )
+from nearfar.fallback_server.http.passing import Passing, absent
 from nearfar.fallback_server.http.prices import Price
 from nearfar.fallback_server.http.tracing import Tracer
+from nearfar.remote.server import NATIVE
 from nearfar.version import __version__
 
 
@@ -106,7 +109,7 @@ def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
         )
     if options.hosts:
         app.add_middleware(Hosts, allowed=options.hosts)
-    app.add_middleware(Paths, paths=errors.PATHS)
+    app.add_middleware(Paths, paths=(*errors.PATHS, *(NATIVE if engine.passes_on else ())))
     app.add_middleware(RequestIds)
     app.add_middleware(Targets)
     return app
@@ -115,7 +118,11 @@ def create_app(engine: Engine, options: AppOptions | None = None) -> FastAPI:
 def _apis(service: Service, options: AppOptions) -> Iterator[APIRouter]:
     """Yield the routers of the APIs: OpenAI's and Anthropic's below /v1, Ollama's below /api."""
     settings = (options.limits.json_depth, options.strict_fields, service.engine.passes_on)
-    v1, api = json_router("/v1", *settings), json_router("/api", *settings)
+    passing = Passing(service) if service.engine.passes_on else None
+    v1, api = json_router("/v1", *settings, passing), json_router("/api", *settings)
+    v2 = json_router("/v2", *settings, passing)
+    rerank_routes.add(v1, service)
+    rerank_routes.add(v2, service)
     chat_routes.add(v1, service)
     completions_routes.add(v1, service)
     embeddings_routes.add(v1, service)
@@ -126,4 +133,12 @@ def _apis(service: Service, options: AppOptions) -> Iterator[APIRouter]:
     models_routes.add(v1, service)
     ollama_routes.add(api, service)
     yield v1
+    yield v2
     yield api
+    if passing is not None:
+        others = json_router("", *settings, passing)
+        known = {getattr(route, "path", "") for route in (*v1.routes, *v2.routes)}
+        for path in NATIVE:
+            if path not in known:
+                others.add_api_route(path, absent, methods=["POST"], response_model=None)
+        yield others

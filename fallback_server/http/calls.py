@@ -26,6 +26,7 @@ from nearfar.fallback_server.engines.base import (
     Scores,
     TokenUsage,
 )
+from nearfar.fallback_server.engines.forwarding import Forward, Part
 from nearfar.fallback_server.http.answering import Shape
 from nearfar.fallback_server.http.bodies import json_response
 from nearfar.fallback_server.http.embedding import EmbeddingShape
@@ -35,11 +36,13 @@ from nearfar.fallback_server.http.limits import Admission, Ticket, answer_weight
 from nearfar.fallback_server.http.logs import AuditEntry, AuditLog
 from nearfar.fallback_server.http.metrics import CallMetrics, Metrics
 from nearfar.fallback_server.http.shapes import merged
-from nearfar.fallback_server.http.streams import EVENTS, ClientGoneError, EventStream, unless_gone
+from nearfar.fallback_server.http.streams import EVENTS, ClientGoneError, EventStream, event, unless_gone
 from nearfar.fallback_server.http.tracing import Span, Tracer
 from nearfar.fallback_server.tenants import ANONYMOUS, Tenant
 from nearfar.remote.chunks import Passed
 
+TOKEN_BYTES = 200
+"""Bytes of a whole answer of an upstream that count as one token under way."""
 GONE = 499
 """Status of a request whose client left; it appears only in logs."""
 
@@ -151,6 +154,7 @@ class Call:
         self._answers: Answers | None = None
         self._prepared: Prepared | None = None
         self._counted: int | None = None  # tokens of inputs that were embedded or scored
+        self._forwarded: Forward | None = None
         self._first: asyncio.Future[Piece] | None = None
         self._rest: AsyncGenerator[Piece, None] | None = None
         self._said: dict[int, list[Piece]] = {}
@@ -198,6 +202,46 @@ class Call:
 
         return await self._run(lambda: self._at_once(counted()))
 
+    async def forward(self, forward: Callable[[Prepared], Forward], stream: bool) -> Response:
+        """Answer with what an upstream answers to the request as it is."""
+        return await self._run(lambda: self._forward(forward, stream))
+
+    async def _forward(self, forward: Callable[[Prepared], Forward], stream: bool) -> Response:
+        async def begin() -> tuple[AsyncGenerator[Part, None], Part]:
+            made = self._forwarded = forward(await self._prepare())
+            parts = made.parts()
+            return parts, await anext(parts, Part(b"", "application/octet-stream"))
+
+        parts, first = await unless_gone(self.request.receive, begin())
+        if stream and first.streams:
+            keep_alive = self.service.admission.limits.keep_alive
+            return EventStream(self._forwarded_events(first, parts), self._finish, keep_alive)
+        data = [first.data]
+        self._ticket.hold(len(first.data) // TOKEN_BYTES)
+        async with aclosing(parts):
+            async for part in parts:
+                data.append(part.data)
+                self._ticket.hold(len(part.data) // TOKEN_BYTES)
+        await self._end(200, "ok")
+        return Response(b"".join(data), media_type=first.type, headers={"X-Content-Type-Options": "nosniff"})
+
+    async def _forwarded_events(
+        self, first: Part, parts: AsyncGenerator[Part, None]
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the events of a forwarded stream. An error after its beginning is sent as the last event."""
+        try:
+            async with aclosing(parts):
+                yield first.data
+                async for part in parts:
+                    yield part.data
+            self._status, self._outcome = 200, "ok"
+        except Exception as error:
+            problem = problem_of(error)
+            self._status, self._outcome = problem.status, _outcome(problem)
+            yield event(problem.told(self.request.url.path), "error")
+        finally:
+            await self._finish()
+
     async def _run(self, answer: Callable[[], Awaitable[Response]]) -> Response:
         """Admit the call and answer it; end it here unless a stream ends it later."""
         try:
@@ -228,6 +272,8 @@ class Call:
                 None,
                 "not_cancellable",
             )
+        if self._forwarded is not None:
+            await self._forwarded.aclose()
         await self.service.engine.cancel(self.wanted.id)
 
     @property
@@ -245,6 +291,8 @@ class Call:
         """Tokens so far."""
         if self._answers is not None:
             return self._answers.usage
+        if self._forwarded is not None:
+            return self._forwarded.usage
         if self._counted is not None:
             return TokenUsage(self._counted)
         return TokenUsage(self._prepared.prompt_tokens if self._prepared else 0)
@@ -380,6 +428,8 @@ class Call:
             await self._rest.aclose()
         if self._answers is not None:
             await self._answers.aclose()
+        if self._forwarded is not None:
+            await self._forwarded.aclose()
 
     def _measure(self, usage: TokenUsage) -> None:
         """Count what the request has used, however it ended."""

@@ -48,6 +48,14 @@ class JsonRequest(Request):
     read: Any = None
     """The parsed body as received; None before `json` was called."""
 
+    async def read_json(self) -> Any:
+        """Return the body, not validated. Raises ApiError with 400 for invalid JSON."""
+        model, self.model = self.model, None
+        try:
+            return await self.json()
+        finally:
+            self.model = model
+
     async def json(self) -> Any:
         """Return the body. Raises ApiError with 400 for invalid JSON.
 

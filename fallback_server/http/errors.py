@@ -179,7 +179,7 @@ def _no_object(content_type: str | None, body: object) -> Problem:
 
 PATHS = (
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/v1/embeddings",
-    "/v1/decisions", "/v1/score", "/v1/models", "/v1/tokenize", "/v1/detokenize",
+    "/v1/decisions", "/v1/score", "/v1/models", "/v1/tokenize", "/v1/detokenize", "/v1/rerank",
 )  # fmt: skip
 """Known paths, to suggest one for an unknown path. (The app knows its own only with its schema.)"""
 

@@ -12,6 +12,7 @@ from fastapi.routing import APIRoute
 from nearfar.fallback_server.http import convert
 from nearfar.fallback_server.http.ignoring import HEADER, Ignored, Teller, ignored, passes_on
 from nearfar.fallback_server.http.limits import ServerLimits
+from nearfar.fallback_server.http.passing import Passing
 
 
 class JsonRoute(APIRoute):
@@ -22,6 +23,8 @@ class JsonRoute(APIRoute):
     max_depth = ServerLimits.json_depth
     teller: Teller | None = None
     passes_on = False
+    passing: Passing | None = None
+    """Forwards requests of paths that an upstream lists."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """See APIRoute."""
@@ -37,9 +40,13 @@ class JsonRoute(APIRoute):
             finally:
                 passes_on.reset(passing)
 
+        async def handled(made: convert.JsonRequest) -> Response:
+            found = None if self.passing is None else await self.passing.forwarded(made)
+            return await handle(made) if found is None else found
+
         async def told(made: convert.JsonRequest) -> Response:
             if self.teller is None:
-                return await handle(made)
+                return await handled(made)
             found = Ignored()
             token = ignored.set(found)
             try:
@@ -54,10 +61,12 @@ class JsonRoute(APIRoute):
         return strict
 
 
-def json_router(prefix: str, max_depth: int, strict_fields: bool, passes_on: bool) -> APIRouter:
+def json_router(
+    prefix: str, max_depth: int, strict_fields: bool, passes_on: bool, passing: Passing | None = None
+) -> APIRouter:
     """Make a router whose routes ignore unknown fields, unless these are rejected (`strict_fields`) or passed
-    on to the engine's servers (`passes_on`).
+    on to the engine's servers (`passes_on`). `passing` forwards requests that a server answers as they are.
     """
     teller = None if strict_fields or passes_on else Teller()
-    settings = {"max_depth": max_depth, "teller": teller, "passes_on": passes_on}
+    settings = {"max_depth": max_depth, "teller": teller, "passes_on": passes_on, "passing": passing}
     return APIRouter(prefix=prefix, route_class=type("LimitedJsonRoute", (JsonRoute,), settings))

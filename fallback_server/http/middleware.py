@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 _ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 _ABSOLUTE = re.compile(r"https?://([^/?#]*)(/.*)?", re.IGNORECASE | re.DOTALL)
-ASKED = ("/v1/", "/api/")
+ASKED = ("/v1/", "/v2/", "/api/")
 """Prefixes of the paths of requests for an engine."""
 _PROBES = ("/health", "/ready", "/metrics")
 

@@ -46,7 +46,11 @@ class Cloud:
 
     def posts(self, path: str | None = None) -> list[Json]:
         """Bodies of the requests that are no listing."""
-        return [body for asked, body in self.asked if asked != "/v1/models" and path in (None, asked)]
+        return [
+            body
+            for asked, body in self.asked
+            if asked not in ("/v1/models", "/openapi.json") and path in (None, asked)
+        ]
 
     def __enter__(self) -> Cloud:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import shlex
@@ -190,6 +191,34 @@ def test_what_is_started_has_the_options_that_it_is_given() -> None:
     assert {Path(job["authorization"]["credentials_file"]).name for job in scraped} <= set(
         services["prometheus"]["secrets"]
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "builder", "configs"),
+    [
+        ("serve.yaml", "build_openai_app", lambda args: args["llm_configs"]),
+        (
+            "serve-pd.yaml",
+            "build_pd_openai_app",
+            lambda args: [args["prefill_config"], args["decode_config"]],
+        ),
+    ],
+)
+def test_ray_serve_llm_gets_fields_that_it_has(name: str, builder: str, configs: Any) -> None:
+    """Ray's own classes need packages that are not here: their source names the fields."""
+    spec = importlib.util.find_spec("ray")
+    if spec is None or spec.origin is None:
+        pytest.skip("Ray is not installed")
+    folder = Path(spec.origin).parent
+    deployed = yaml.safe_load((DEPLOY / "ray" / name).read_text(encoding="utf-8"))
+    (application,) = deployed["applications"]
+    assert application["import_path"] == f"ray.serve.llm:{builder}"
+    assert f"def {builder}(" in (folder / "serve" / "llm" / "__init__.py").read_text(encoding="utf-8")
+    source = folder / "llm" / "_internal" / "serve" / "core" / "configs" / "llm_config.py"
+    fields = set(re.findall(r"^    (\w+): ", source.read_text(encoding="utf-8"), re.MULTILINE))
+    for config in configs(application["args"]):
+        assert set(config) <= fields
+        assert set(config["model_loading_config"]) <= fields
 
 
 def test_an_artifact_in_a_container_is_started_as_the_page_says() -> None:

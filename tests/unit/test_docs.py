@@ -32,6 +32,7 @@ FOREIGN_OPTIONS = {
         "--allow-sys",
         "--set",
         "--scheduling-policy",
+        "--max-model-len",
         "--require-hashes",
         "--gpus",
         "--help",

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from nearfar.auto_models import auto_models
 from nearfar.cli.models import artifacts_of, named
 from nearfar.cli.progress import Shown
 from nearfar.edge_runtime.artifact.options import LoadOptions
@@ -19,6 +20,7 @@ from nearfar.errors import RequestError
 from nearfar.fallback_server.engines.local import TextOptions
 from nearfar.fallback_server.engines.opening import KINDS, EngineOptions, check_program
 from nearfar.fallback_server.engines.upstream import KEY_VARIABLE, UpstreamOptions
+from nearfar.fallback_server.engines.vllm import VllmOptions
 from nearfar.fallback_server.http.limits import ServerLimits
 from nearfar.fallback_server.http.prices import parse_prices
 from nearfar.fallback_server.ray_engine.options import RayOptions, parse_replicas
@@ -28,7 +30,7 @@ from nearfar.store.serving import served
 
 DEFAULTS = ServeOptions()
 ENGINES, LIMITS = EngineOptions(), ServerLimits()
-TEXT, UPSTREAM, RAY = TextOptions(), UpstreamOptions(), RayOptions()
+TEXT, UPSTREAM, VLLM, RAY = TextOptions(), UpstreamOptions(), VllmOptions(), RayOptions()
 DEFAULT_REPLICAS = f"{RAY.min_replicas}:{RAY.max_replicas}"
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 
@@ -110,6 +112,25 @@ def serve(
             "of its own there.",
         ),
     ] = UPSTREAM.salts,
+    auto: Annotated[
+        str | None,
+        _option("Engine", "--auto", "upstream: SMALL,LARGE: the model name auto chooses between these."),
+    ] = None,
+    auto_policy: Annotated[
+        Path | None,
+        _option("Engine", "--auto-policy", "The routing policy for auto, as JSON (docs/routing.md)."),
+    ] = None,
+    vllm_command: Annotated[
+        str, _option("Engine", "--vllm-command", "vllm: its program, also of another environment.")
+    ] = VLLM.command,
+    vllm_option: Annotated[
+        list[str] | None,
+        _option(
+            "Engine",
+            "--vllm-option",
+            "vllm: an option for it, such as --vllm-option=--max-model-len=8192; may be repeated.",
+        ),
+    ] = None,
     upstream_priorities: Annotated[
         bool,
         _option(
@@ -280,9 +301,14 @@ def serve(
         program=program,
         trust=trust,
         max_running=max_running,
+        vllm=replace(VLLM, command=vllm_command, arguments=tuple(vllm_option or ())),
         text=replace(TEXT, reasoning=reasoning),
         upstream=replace(
-            UPSTREAM, continues=upstream_continues, salts=upstream_salts, priorities=upstream_priorities
+            UPSTREAM,
+            continues=upstream_continues,
+            salts=upstream_salts,
+            priorities=upstream_priorities,
+            auto=None if auto is None else auto_models(auto, auto_policy),
         ),
     )
     for option, count in (
@@ -345,6 +371,8 @@ def serve(
         engines=engines,
         ray=on_ray if ray else None,
     )
+    if auto_policy is not None and auto is None:
+        raise RequestError("--auto-policy goes with --auto SMALL,LARGE")
     log = logging.getLogger("nearfar.serve")
     shown = Shown(Console(stderr=True), lambda text: log.info("waiting for the model: %s", text))
     LoadOptions(threads=threads, kv_memory=kv_memory)

@@ -36,7 +36,7 @@ def served(given: str, engine: str, artifacts: Callable[[str], Path]) -> str:
     transformers does not read (GGUF, MLX, MLC, quantized weights), or that PyTorch does not compute here
     (Gemma 2's attention). Any other checkpoint is served as it is, if PyTorch is installed.
     """
-    if engine == "upstream":
+    if engine in ("upstream", "vllm"):  # vLLM itself says what it cannot read
         return given
     if engine == "torch":
         return _checkpoint(given)

@@ -14,9 +14,15 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: front
 {{- end -}}
 
-{{- define "nearfar.vllmSelector" -}}
-app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/component: vllm
+{{- define "nearfar.vllmPods" -}}
+matchLabels:
+  app.kubernetes.io/instance: {{ .Release.Name }}
+matchExpressions:
+  - {key: app.kubernetes.io/component, operator: In, values: [vllm, vllm-model]}
+{{- end -}}
+
+{{- define "nearfar.huggingFaceSecret" -}}
+{{- .Values.vllm.huggingFace.existingSecret | default (printf "%s-hugging-face" (include "nearfar.name" .)) -}}
 {{- end -}}
 
 {{- define "nearfar.keysSecret" -}}

@@ -1,0 +1,128 @@
+"""Requests that are forwarded to an upstream which lists their path, in place of an answer made here."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from nearfar.errors import RequestError
+from nearfar.fallback_server.engines.base import EngineRequest, Prepared
+from nearfar.fallback_server.engines.forwarding import Forward
+from nearfar.fallback_server.http.calls import Call, Service, tenant_of
+from nearfar.fallback_server.http.convert import JsonRequest
+from nearfar.fallback_server.http.errors import ApiError
+from nearfar.fallback_server.tenants import MAX_PRIORITY, Tenant
+from nearfar.remote.forms import Form, read_form
+from nearfar.remote.server import NATIVE, RESPONSES
+
+FORMS = ("/v1/audio/transcriptions", "/v1/audio/translations")
+"""Paths whose requests are forms."""
+KEEPS = ("previous_response_id", "conversation", "background", "prompt")
+"""Fields of responses that ask for what only this server's own memory has."""
+
+
+@runtime_checkable
+class Forwards(Protocol):
+    """An engine that forwards requests: see UpstreamEngine."""
+
+    def native(self, path: str, model: str, tenant: Tenant) -> frozenset[str] | None:
+        """Return the fields that a path takes upstream; None where no upstream lists it."""
+        ...
+
+    def forward(
+        self, prepared: Prepared, path: str, call: Mapping[str, Any] | Form, takes: frozenset[str]
+    ) -> Forward:
+        """Forward a request."""
+        ...
+
+
+class Passing:
+    """Forwards requests of an engine's upstreams."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+
+    async def forwarded(self, request: JsonRequest) -> Response | None:
+        """Return the upstream's answer; None where this server answers the request itself.
+
+        Raises ApiError and RequestError for a request without a usable model.
+        """
+        path, engine = request.url.path, self._service.engine
+        if request.method != "POST" or path not in NATIVE or not isinstance(engine, Forwards):
+            return None
+        tenant, form, body = tenant_of(request), None, dict[str, Any]()
+        if path in FORMS:
+            form = read_form(await request.body(), request.headers.get("content-type", ""))
+        else:
+            body = await request.read_json()
+            if not isinstance(body, dict) or (path.startswith(RESPONSES) and _is_kept(body)):
+                return None
+        model = self._service.named(_name(body) if form is None else form.model, tenant)
+        takes = engine.native(path, model, tenant)
+        if takes is None:
+            return None
+        wanted = EngineRequest(
+            f"fwd-{secrets.token_hex(12)}",
+            model,
+            prompts=("\n".join(_texts(body)),),
+            tenant=tenant.within(_salt(body)),
+            priority=_priority(body, tenant),
+            body=body,
+        )
+        return await Call(self._service, request, wanted).forward(
+            lambda prepared: engine.forward(prepared, path, form or body, takes), _streams(body)
+        )
+
+
+async def absent(request: Request) -> Response:
+    """Refuse a path that no upstream lists for the model."""
+    raise ApiError(404, f"no upstream server offers {request.url.path} for this model", "model", "not_found")
+
+
+def _is_kept(body: Mapping[str, Any]) -> bool:
+    """Whether this server must remember the response: unless told otherwise, it may be continued."""
+    return body.get("store") is not False or any(body.get(name) is not None for name in KEEPS)
+
+
+def _streams(body: Mapping[str, Any]) -> bool:
+    return body.get("stream") is True
+
+
+def _name(body: Mapping[str, Any]) -> str | None:
+    model = body.get("model")
+    if model is not None and not (isinstance(model, str) and 1 <= len(model) <= 256):
+        raise RequestError("model must be a name of 1 to 256 characters", "model")
+    return model
+
+
+def _salt(body: Mapping[str, Any]) -> str | None:
+    salt = body.get("cache_salt")
+    if salt is not None and not (isinstance(salt, str) and 1 <= len(salt) <= 512):
+        raise RequestError("cache_salt must be a string of 1 to 512 characters", "cache_salt")
+    return salt
+
+
+def _priority(body: Mapping[str, Any], tenant: Tenant) -> int:
+    priority = body.get("priority")
+    if priority is None:
+        return max(0, tenant.priority)
+    if type(priority) is not int or abs(priority) > MAX_PRIORITY:
+        raise RequestError(f"priority must be a number from -{MAX_PRIORITY} to {MAX_PRIORITY}", "priority")
+    return priority
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the texts of a body, without images and sounds."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str) and not item.startswith("data:"):
+            yield item
+        elif isinstance(item, dict):
+            stack += reversed(item.values())
+        elif isinstance(item, list):
+            stack += reversed(item)

@@ -1,0 +1,65 @@
+"""The model name `auto`: chooses between a small and a large upstream model by the routing policy."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from nearfar.errors import RequestError
+from nearfar.fallback_server.engines.base import EngineRequest
+from nearfar.fallback_server.engines.choosing import AutoModels, Standing
+from nearfar.routing.decision import decide
+from nearfar.routing.difficulty.score import messages_to_prompt, score
+from nearfar.routing.policy import Policy
+from nearfar.routing.types import FEATURES, CloudState, DeviceState, Request
+
+UNKNOWN = 2**31 - 1
+"""Context of a model whose server tells none."""
+
+
+def auto_models(models: str, policy: Path | None) -> AutoModels:
+    """Read `--auto SMALL,LARGE` and the policy's file. Raises RequestError for what is neither."""
+    small, comma, large = models.partition(",")
+    if not (small and comma and large) or "," in large or small == large:
+        raise RequestError(f"--auto takes two models as SMALL,LARGE, not {models!r:.100}")
+    return AutoModels(small, large, Chooser(_policy(policy)))
+
+
+def _policy(path: Path | None) -> Policy:
+    if path is None:
+        return Policy()
+    try:
+        return Policy.parse(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:
+        raise RequestError(f"--auto-policy {path} cannot be read: {error}") from error
+
+
+class Chooser:
+    """Chooses by `nearfar.routing.decision`, in which the small model stands for the device and the large one
+    for the cloud.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def __call__(self, request: EngineRequest, tokens: int, small: Standing, large: Standing) -> bool | None:
+        """Whether the large model answers; None where neither can."""
+        asked = Request(
+            tokens,
+            request.max_tokens or self._policy.default_max_tokens,
+            difficulty=score(_prompt(request)),
+        )
+        device = DeviceState(
+            small.up, None if small.up else "down", small.context or UNKNOWN, UNKNOWN, FEATURES,
+        )  # fmt: skip
+        cloud = CloudState(
+            large.up, None if large.up else "down", context=large.context or None, features=FEATURES
+        )
+        route = decide(asked, device, cloud, self._policy).route
+        return None if route is None else route == "cloud"
+
+
+def _prompt(request: EngineRequest) -> str:
+    if request.chat:
+        return messages_to_prompt(request.messages)
+    return "\n".join(prompt for prompt in request.prompts if isinstance(prompt, str))

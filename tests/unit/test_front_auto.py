@@ -1,0 +1,108 @@
+"""The model name auto: a small or a large upstream model, by the routing policy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from nearfar.auto_models import auto_models
+from nearfar.errors import RequestError
+from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
+from nearfar.fallback_server.http.app import AppOptions
+from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed
+from tests.support.clouds import DONE, STREAM, Cloud, Json, reply, said
+from tests.support.servers import RunningServer
+
+CHAT = "/v1/chat/completions"
+EASY = "What color is the sky?"
+HARD = (
+    "Prove that the determinant of an orthogonal matrix over the reals is 1 or -1, derive the eigenvalues of "
+    "a rotation in three dimensions, and compute the integral of x^2 e^{-x^2} over the reals step by step."
+)
+
+
+def cloud(small_up: bool = True) -> Cloud:
+    """A server of two models that names the one asked for; the small one has a context of 200 tokens."""
+
+    def answer(path: str, body: Json) -> Iterator[bytes]:
+        if path == "/v1/models":
+            models = [{"id": "small", "max_model_len": 200}, {"id": "large", "max_model_len": 4000}]
+            yield reply("200 OK", {"data": models if small_up else models[1:]})
+        elif path == CHAT:
+            yield STREAM + said(body["model"]) + said(finish="stop") + DONE
+        else:
+            yield reply("404 Not Found", {})
+
+    return Cloud(answer)
+
+
+@pytest.fixture
+def front(tmp_path: Path) -> Iterator[Any]:
+    opened: list[Any] = []
+
+    def make(
+        policy: Json | None = None, small_up: bool = True, app: AppOptions | None = None
+    ) -> httpx.Client:
+        file = tmp_path / "policy.json"
+        file.write_text(json.dumps(policy or {"difficulty_threshold": 0.5}))
+        server = cloud(small_up)
+        options = UpstreamOptions(probe_seconds=60, auto=auto_models("small,large", file))
+        running = RunningServer(lambda: UpstreamEngine.connect([server.address], options), app)
+        client = httpx.Client(base_url=running.address, timeout=60)
+        opened.extend((client, running))
+        return client
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+def chosen(client: httpx.Client, text: str, key: str = "", **more: Any) -> Any:
+    body = {"model": "auto", "messages": [{"role": "user", "content": text}], "max_tokens": 50, **more}
+    answered = client.post(CHAT, json=body, headers={"x-api-key": key})
+    return answered.json()["choices"][0]["message"]["content"] if answered.is_success else answered
+
+
+def test_difficulty_and_length_choose(front: Any) -> None:
+    client = front()
+    assert chosen(client, EASY) == "small"
+    assert chosen(client, HARD) == "large"
+    assert chosen(client, EASY, max_tokens=190) == "large", "its context is too small"
+    assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["small", "large", "auto"]
+    assert chosen(client, EASY, max_tokens=5000).status_code == 503
+
+
+def test_the_policy_is_followed(front: Any) -> None:
+    assert chosen(front({"mode": "prefer_cloud"}), EASY) == "large"
+    assert chosen(front({"mode": "device_only"}), HARD) == "small"
+
+
+def test_a_model_that_is_down_is_not_chosen(front: Any) -> None:
+    assert chosen(front(small_up=False), EASY) == "large"
+
+
+def test_a_key_gets_only_models_that_it_may_use(front: Any, tmp_path: Path) -> None:
+    add_key(tmp_path / "keys.json", Key("alice", hashed("alice"), models=("auto", "large")))
+    add_key(tmp_path / "keys.json", Key("bob", hashed("bob"), models=("small",)))
+    client = front(app=AppOptions(keys=KeyStore(tmp_path / "keys.json")))
+    assert chosen(client, EASY, "alice") == "large"
+    assert chosen(client, EASY, "bob").status_code == 404
+
+
+@pytest.mark.parametrize("wrong", ["", "a", "a,", ",b", "a,b,c", "a,a"])
+def test_what_are_no_two_models(wrong: str) -> None:
+    with pytest.raises(RequestError, match="SMALL,LARGE"):
+        auto_models(wrong, None)
+
+
+def test_a_policy_that_is_none_is_named(tmp_path: Path) -> None:
+    (tmp_path / "policy.json").write_text('{"modus": 1}')
+    with pytest.raises(RequestError, match="modus"):
+        auto_models("a,b", tmp_path / "policy.json")
+    with pytest.raises(RequestError, match="cannot be read"):
+        auto_models("a,b", tmp_path / "none.json")

@@ -1,0 +1,297 @@
+"""Requests that a front forwards as they are, to servers that list their paths."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nearfar.errors import RequestError
+from nearfar.fallback_server.engines.upstream import UpstreamEngine, UpstreamOptions
+from nearfar.fallback_server.http.app import AppOptions
+from nearfar.fallback_server.http.keys import Key, KeyStore, add_key, hashed
+from nearfar.remote.chunks import ShapeError
+from nearfar.remote.forms import read_form
+from nearfar.remote.openapi import listed_paths
+from nearfar.remote.server import NATIVE
+from tests.support.clouds import STREAM, Cloud, Json, listing, reply
+from tests.support.servers import RunningServer
+
+SALTED = ["model", "input", "cache_salt", "priority"]
+Front = Callable[..., httpx.Client]
+
+
+@pytest.fixture
+def front() -> Iterator[Front]:
+    """Makes a front of a cloud, and gives a client of it."""
+    opened: list[Any] = []
+
+    def make(
+        cloud: Cloud, names: tuple[str, ...] = (), app: AppOptions | None = None, **more: Any
+    ) -> httpx.Client:
+        options = UpstreamOptions(key="inner", probe_seconds=60, **more)
+        server = RunningServer(lambda: UpstreamEngine.connect([cloud.address], options, names), app)
+        client = httpx.Client(base_url=server.address, timeout=60)
+        opened.extend((client, server))
+        return client
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+def description(paths: dict[str, list[str]]) -> Json:
+    """An OpenAPI description of paths with the fields of their requests."""
+    return {
+        "paths": {
+            path: {
+                "post": {
+                    "requestBody": {
+                        "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/S{at}"}}}
+                    }
+                }
+            }
+            for at, path in enumerate(paths)
+        },
+        "components": {
+            "schemas": {
+                f"S{at}": {"properties": {name: {} for name in fields}}
+                for at, fields in enumerate(paths.values())
+            }
+        },
+    }
+
+
+def server(paths: dict[str, list[str]], answer: bytes) -> Cloud:
+    """A server that lists these paths, and gives one answer to all requests."""
+
+    def answered(path: str, body: Json) -> Iterator[bytes]:
+        if path == "/v1/models":
+            yield listing("m")
+        elif path == "/openapi.json":
+            yield reply("200 OK", description(paths))
+        else:
+            yield answer
+
+    return Cloud(answered)
+
+
+RANKED = {
+    "id": "r",
+    "model": "m",
+    "results": [{"index": 0, "relevance_score": 0.5}],
+    "usage": {"total_tokens": 7},
+}
+
+
+@pytest.mark.parametrize("listed", ["/v1/rerank", "/rerank"])
+@pytest.mark.parametrize("asked", ["/v1/rerank", "/rerank"])
+def test_a_listed_path_is_forwarded_as_it_is(front: Front, listed: str, asked: str) -> None:
+    with server({listed: ["model", "query"]}, reply("200 OK", RANKED)) as cloud:
+        client = front(cloud, ("ours",))
+        body = {"model": "ours", "query": "q", "documents": ["a"], "only_theirs": {"x": 1}}
+        assert client.post(asked, json=body).json() == {**RANKED, "model": "ours"}
+        assert cloud.posts(listed) == [{**body, "model": "m"}]
+        assert 'prompt_tokens_total{model_name="ours"}' in client.get("/metrics").text
+        assert client.post(asked, json={**body, "model": "other"}).status_code == 404
+
+
+def test_a_path_that_no_server_lists_is_refused_or_answered_here(front: Front) -> None:
+    with server({}, reply("200 OK", {})) as cloud:
+        client = front(cloud)
+        assert client.post("/v1/classify", json={"model": "m", "input": "x"}).status_code == 404
+        refused = client.post("/v1/audio/speech", json={"model": "m", "input": "x"})
+        assert "no upstream server offers /v1/audio/speech" in refused.json()["error"]["message"]
+        assert cloud.posts() == []
+
+
+EVENTS = (
+    b'event: response.created\ndata: {"type":"response.created","response":{"model":"m","usage":null}}\n\n'
+    b'event: response.output_text.delta\ndata: {"type":"x","delta":"\\"model\\": \\"m\\""}\n\n'
+    b'event: response.completed\ndata: {"type":"response.completed","response":{"model" : "m",'
+    b'"usage":{"input_tokens":5,"output_tokens":9}}}\n\n'
+)
+
+
+def test_a_stream_of_responses_is_passed_on_event_by_event(front: Front) -> None:
+    with server({"/v1/responses": SALTED}, STREAM + EVENTS) as cloud:
+        client = front(cloud, ("ours",))
+        body = {"model": "ours", "input": "Hi", "store": False, "stream": True, "tools": [{"type": "mcp"}]}
+        answered = client.post("/v1/responses", json=body)
+        assert answered.content == EVENTS.replace(b'"model":"m"', b'"model":"ours"').replace(
+            b'"model" : "m"', b'"model" : "ours"'
+        )
+        assert answered.headers["content-type"].startswith("text/event-stream")
+        assert cloud.posts() == [{**body, "model": "m"}]
+        assert 'request_generation_tokens_sum{model_name="ours"} 9.0' in client.get("/metrics").text
+
+
+def test_a_response_that_may_be_continued_is_answered_here(front: Front) -> None:
+    with server({"/v1/responses": SALTED}, STREAM) as cloud:
+        front(cloud).post("/v1/responses", json={"model": "m", "input": "Hi"})
+        assert cloud.posts("/v1/responses") == []
+        assert len(cloud.posts("/v1/chat/completions")) == 1
+
+
+@pytest.fixture
+def keyed(tmp_path: Path) -> AppOptions:
+    for name, more in (("alice", {}), ("bob", {"models": ("other",)}), ("eve", {"priority": 7})):
+        key = Key(name, hashed(name), **more)  # type: ignore[arg-type]
+        add_key(tmp_path / "keys.json", key)
+    return AppOptions(keys=KeyStore(tmp_path / "keys.json"))
+
+
+def bearer(name: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {name}"}
+
+
+def test_tenants_are_kept_apart_on_forwarded_paths(front: Front, keyed: AppOptions) -> None:
+    whole = reply("200 OK", {"model": "m", "usage": {"input_tokens": 2, "output_tokens": 3}})
+    listed = {"/v1/responses": SALTED, "/v1/messages": ["model"], "/v1/rerank": ["model", "priority"]}
+    with server(listed, whole) as cloud:
+        client = front(cloud, app=keyed, priorities=True)
+        body = {"model": "m", "input": "Hi", "store": False, "cache_salt": "mine"}
+        for name in ("alice", "eve"):
+            assert client.post("/v1/responses", json=body, headers=bearer(name)).status_code == 200
+        first, second = cloud.posts("/v1/responses")
+        assert first["cache_salt"] not in ("mine", second["cache_salt"])
+        assert (first.get("priority"), second.get("priority")) == (None, 7)
+        # Messages have no salt there: they are answered through chat completions, which have one.
+        said = {"model": "m", "max_tokens": 4, "messages": [{"role": "user", "content": "Hi"}]}
+        client.post("/v1/messages", json=said, headers=bearer("alice"))
+        assert cloud.posts("/v1/messages") == []
+        assert cloud.posts("/v1/chat/completions")[0]["cache_salt"]
+        ranked = {"model": "m", "query": "q", "documents": ["a"]}
+        assert client.post("/v1/rerank", json=ranked, headers=bearer("bob")).status_code == 404
+        assert client.post("/v1/rerank", json=ranked).status_code == 401
+        urgent = client.post("/v1/rerank", json=ranked | {"priority": 6}, headers=bearer("eve"))
+        assert urgent.status_code == 403
+        assert cloud.posts("/v1/rerank") == []
+
+
+@pytest.mark.parametrize("wrong", [
+    b"[]", b"3", b"{", b'{"model": 3}', b'{"model": ["m"]}', b'{"model": "m", "priority": true}',
+    b'{"model": "m", "priority": 1e3}', b'{"model": "m", "cache_salt": 3}', b"[" * 5000,
+    b'{"model": "m", "x": NaN}', b'{"model": "m", "x": "\\ud800"}', b"\xff", b"",
+    b'{"model": "' + b"m" * 999 + b'"}',
+])  # fmt: skip
+def test_wrong_bodies_reach_no_server(front: Front, wrong: bytes) -> None:
+    with server({"/v1/rerank": ["model"]}, reply("200 OK", {})) as cloud:
+        client = front(cloud)
+        answered = client.post("/v1/rerank", content=wrong, headers={"Content-Type": "application/json"})
+        assert answered.status_code in (400, 404)
+        assert answered.json()["error"]["message"]
+        assert cloud.posts() == []
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"),
+    [
+        (reply("422 No", {"error": {"message": "bad n", "type": "t", "code": "c", "param": "n"}}), 422),
+        (reply("500 No", {"error": {"message": "secret"}}), 503),
+        (reply("401 No", {"error": {"message": "secret"}}), 503),
+        (b"secret", 503),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\nContent-Type: application/json\r\n\r\n{", 503),
+        (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n", 503),
+    ],
+)
+def test_failures_are_told_without_words_of_the_server(front: Front, answer: bytes, status: int) -> None:
+    with server({"/v1/rerank": ["model"]}, answer) as cloud:
+        answered = front(cloud).post("/v1/rerank", json={"model": "m"})
+    assert answered.status_code == status
+    assert "secret" not in answered.text
+    assert "location" not in answered.headers
+    if status == 422:
+        assert answered.json()["error"]["code"] == "c"
+
+
+def form(model: bytes, boundary: str = "x", more: bytes = b"") -> bytes:
+    mark = f"--{boundary}".encode()
+    sound = (
+        b'\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\nRIFF\r\n--y\x00\xff\r\n'
+    )
+    named = b'\r\nContent-Disposition: form-data; name="model"\r\n\r\n' + model + b"\r\n"
+    return mark + sound + mark + named + more + mark + b"--\r\n"
+
+
+def test_sound_is_forwarded_with_the_model_renamed(front: Front) -> None:
+    data = form(b"ours")
+    found = read_form(data, "multipart/form-data; boundary=x")
+    assert found.model == "ours"
+    assert found.renamed("theirs").data == form(b"theirs")
+    with server({"/v1/audio/transcriptions": []}, reply("200 OK", {"text": "hi"})) as cloud:
+        client = front(cloud, ("ours",))
+        files = {"file": ("a.wav", b"\x00\xff" * 99)}
+        # The stand-in reads JSON only, so that it fails: what matters here is that a wrong form goes nowhere.
+        wrong = client.post("/v1/audio/transcriptions", files=files, data={"model": "other"})
+        assert wrong.status_code == 404
+        assert client.post("/v1/audio/transcriptions", files=files).status_code == 400
+        assert client.post("/v1/audio/transcriptions", json={"model": "ours"}).status_code == 400
+
+
+TWICE = b'--x\r\nContent-Disposition: form-data; name="model"\r\n\r\nother\r\n'
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (form(b"m", more=TWICE), "multipart/form-data; boundary=x"),
+        (form(b""), "multipart/form-data; boundary=x"),
+        (form(b"\xff"), "multipart/form-data; boundary=x"),
+        (form(b"m"), "multipart/form-data"),
+        (form(b"m"), "multipart/form-data; boundary=x\r\nEvil: 1"),
+        (form(b"m"), "application/json"),
+        (b"--x\r\n\r\n" * 999, "multipart/form-data; boundary=x"),
+    ],
+)
+def test_what_is_no_form_of_one_model(data: bytes, kind: str) -> None:
+    with pytest.raises(RequestError):
+        read_form(data, kind)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(max_size=200), st.binary(max_size=40))
+def test_any_bytes_are_a_form_or_refused(data: bytes, value: bytes) -> None:
+    for text in (data, form(value, more=data), data + form(value)):
+        try:
+            found = read_form(text, "multipart/form-data; boundary=x")
+        except RequestError:
+            continue
+        assert found.data[found.at :].startswith(found.model.encode())
+
+
+JSONS = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["paths", "/v1/rerank", "post", "requestBody", "$ref", "schema", "anyOf", "x"]),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=20,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.dictionaries(st.sampled_from(["paths", "components"]), JSONS))
+def test_any_description_is_read_or_refused(record: Json) -> None:
+    try:
+        found = listed_paths(record, NATIVE)
+    except ShapeError:
+        return
+    assert set(found) <= set(NATIVE)
+
+
+def test_a_description_that_refers_to_itself_ends() -> None:
+    schema: Json = {"$ref": "#/components/schemas/A"}
+    post = {"post": {"requestBody": {"content": {"application/json": {"schema": schema}}}}}
+    record = {"paths": {"/v1/rerank": post}, "components": {"schemas": {"A": {"anyOf": [schema, schema]}}}}
+    assert listed_paths(json.loads(json.dumps(record)), NATIVE)["/v1/rerank"].fields == frozenset()
