@@ -104,11 +104,13 @@ CLIENTS := out/clients
 
 clients: $(CLIENTS)/ready ## the clients that tests/e2e/test_clients.py runs, in environments of their own: 0.5 GB
 
-$(CLIENTS)/ready: pyproject.toml scripts/extra.py scripts/install.py | setup-dev
+$(CLIENTS)/ready: pyproject.toml scripts/extra.py scripts/install.py tests/clients/node/package.json | setup-dev
 	for name in clients instructor; do \
 	  $(BIN)/python -m venv $(CLIENTS)/$$name && \
 	  $(BIN)/python scripts/extra.py $$name | xargs $(CLIENTS)/$$name/bin/python scripts/install.py || exit 1; \
 	done
+	mkdir -p $(CLIENTS)/node && cp tests/clients/node/package.json $(CLIENTS)/node
+	cd $(CLIENTS)/node && npm install --ignore-scripts --no-audit --no-fund --silent
 	touch $@
 
 lint: setup-dev ## ruff, mypy --strict, tsc, biome; whether what is generated is up to date

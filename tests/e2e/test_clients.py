@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
@@ -41,6 +42,10 @@ OVERFLOW = {
     "litellm": ["ContextWindowExceededError"] * 2,
     "instructor": ["InstructorRetryException"],
     "ollama": ["ResponseError"],
+    "node/openai": ["BadRequestError"] * 2,
+    "node/anthropic": ["BadRequestError"],
+    "node/ai-sdk": ["APICallError"] * 3,
+    "node/ollama": ["ResponseError"],
 }
 """What each client raises for a prompt that is too long: its own class for that, if it has one."""
 
@@ -61,16 +66,19 @@ def server(
     made.close()
 
 
+def _program(client: str) -> list[str]:
+    """The command of a client. Node finds packages beside the program, so that is copied to them."""
+    if client.startswith("node/"):
+        shutil.copytree(FOLDER / "node", ENVIRONMENTS / "node", dirs_exist_ok=True)
+        return ["node", str(ENVIRONMENTS / f"{client}.mjs")]
+    name = "instructor" if client == "instructor" else "clients"
+    return [str(ENVIRONMENTS / name / "bin" / "python"), str(FOLDER / f"{client}_client.py")]
+
+
 @cache
 def _asked(client: str, address: str) -> Any:
     """What a client got. It asks once for all tests: its imports cost seconds."""
-    name = "instructor" if client == "instructor" else "clients"
-    command = [
-        str(ENVIRONMENTS / name / "bin" / "python"),
-        str(FOLDER / f"{client}_client.py"),
-        address,
-        MODEL,
-    ]
+    command = [*_program(client), address, MODEL]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=OFFLINE, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
