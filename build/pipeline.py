@@ -10,13 +10,13 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from nearfar.build import manifest
+from nearfar.build.bundle_files import write_bundle_files
 from nearfar.build.calibration.keys import with_rounding
 from nearfar.build.calibration.quality import check_quality, refined
 from nearfar.build.calibration.text import calibration_text
 from nearfar.build.meanwhile import Progress, Stages, meanwhile
 from nearfar.build.options import BuildOptions
 from nearfar.build.output import output_directory
-from nearfar.build.packs import write_packs
 from nearfar.build.source import Source, open_source
 from nearfar.build.targets import target_names, target_of
 from nearfar.build.targets.target import Made, Target
@@ -235,7 +235,7 @@ def _write_manifest(
         tokenizer=TokenizerFiles(tokenizer),
         config=made.config,
         function=made.function,
-        packs=write_packs(root, tokenizer, made.programs) if made.packed else (),
+        packs=write_bundle_files(root, tokenizer, made.programs) if made.bundled else (),
         license=_write_license(checkpoint, root),
         answers=source.answers,
         sampling=source.sampling,

@@ -58,5 +58,5 @@ MOST_COMPARED = 20_000
 """The most pairs of schemas to compare: their number grows with the square of a oneOf, and again with every
 level below.
 """
-MOST_STEPS = 64
-"""The most steps from a reference through further references."""
+MOST_REFERENCES = 64
+"""The most references that lead from one to the next."""

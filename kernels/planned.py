@@ -54,8 +54,8 @@ class Planned:
     """Whether programs with int8 products round the rows that `matrix` multiplies."""
     buckets: Buckets = field(default_factory=Buckets)
     """The rows that a step can have by default."""
-    packed: bool = False
-    """Whether browsers load the artifact, file by file over a network, so that it needs packs."""
+    bundled: bool = False
+    """Whether browsers load the artifact, file by file over a network, so that it needs bundle files."""
     held: Held = field(default_factory=Held.pairs)
     """The weights for which the target has kernels."""
     twin: Callable[[Path, manifest.Program], manifest.Program] | None = None

@@ -154,7 +154,7 @@ def begin(rules: Rules, side: Side, reasons: tuple[Reason, ...] = (), *, degrade
     return State(side, plain=rules.plain, reasons=reasons, degraded=degraded)
 
 
-def step(rules: Rules, state: State, event: Event) -> Next:
+def advance(rules: Rules, state: State, event: Event) -> Next:
     """Return the next state and the actions. An event that the table does not have came late and changes
     nothing.
     """

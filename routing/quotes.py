@@ -45,9 +45,9 @@ def windows(data: bytes) -> set[bytes]:
     values = _mixed(_window_hashes(np.frombuffer(data, np.uint8).astype(np.uint32)))
     least, size = values, 1
     while size < min(RUN, count):
-        step = min(size, min(RUN, count) - size)
-        least = np.minimum(least[:-step], least[step:])
-        size += step
+        span = min(size, min(RUN, count) - size)
+        least = np.minimum(least[:-span], least[span:])
+        size += span
     picked = np.flatnonzero(np.isin(values, np.unique(least)))
     return {data[at : at + WINDOW] for at in picked.tolist()}
 

@@ -12,7 +12,7 @@ from nearfar.edge_runtime.openai.records import TokenLogprob, Usage
 from nearfar.errors import EngineError, NearfarError, OverloadError, RequestError
 from nearfar.routing.confidence import Monitor, Token
 from nearfar.routing.endpoint import EndpointSide
-from nearfar.routing.handover import Action, Event, Outcome, begin, rules_of, step
+from nearfar.routing.handover import Action, Event, Outcome, advance, begin, rules_of
 from nearfar.routing.policy import MonitorOptions
 from nearfar.routing.privacy import without_quotes
 from nearfar.routing.request import is_plain
@@ -101,7 +101,7 @@ class Run:
             while self._state.phase != "over":
                 events, piece = [happened[0]], happened[1]
                 while events:
-                    self._state, actions = step(self._rules, self._state, events.pop(0))
+                    self._state, actions = advance(self._rules, self._state, events.pop(0))
                     for action in actions:
                         for shown in self._showing(action, piece):
                             self._note(shown)

@@ -18,6 +18,7 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
+from nearfar.fallback_server.http.apis.decisions import DecisionRequest
 from nearfar.fallback_server.http.apis.messages import CountRequest, MessageRequest
 from nearfar.fallback_server.http.apis.ollama import (
     ChatBody,
@@ -27,6 +28,7 @@ from nearfar.fallback_server.http.apis.ollama import (
     NamedBody,
 )
 from nearfar.fallback_server.http.apis.responses import ResponseRequest
+from nearfar.fallback_server.http.apis.score import ScoreBody
 from nearfar.fallback_server.http.apis.tokens_routes import DetokenizeRequest, TokenizeRequest
 from nearfar.fallback_server.http.fields import HINT, PASSED, SILENT, Only, Strict
 from nearfar.fallback_server.http.schemas import ChatRequest, CompletionRequest, EmbeddingRequest
@@ -38,6 +40,8 @@ PATHS: dict[str, type[Strict]] = {
     "/v1/messages": MessageRequest,
     "/v1/messages/count_tokens": CountRequest,
     "/v1/embeddings": EmbeddingRequest,
+    "/v1/decisions": DecisionRequest,
+    "/v1/score": ScoreBody,
     "/v1/tokenize": TokenizeRequest,
     "/v1/detokenize": DetokenizeRequest,
     "/api/chat": ChatBody,

@@ -85,7 +85,7 @@ class PlannedTarget(Planned):
         """Raise BuildError where a kernel is missing, a matrix exceeds the kernels' addresses, or, for
         browsers, the web engine does not follow the tokenizer or chat template.
         """
-        if self.packed:
+        if self.bundled:
             check_text(self.name, source.checkpoint)
         self._check_products(source, options)
         self._check_kv(source, options)
@@ -193,7 +193,7 @@ class PlannedTarget(Planned):
             manifest.stream_ropes(source.model.step),
             twins + records,
             source.checkpoint.write_tokenizer(root / "tokenizer"),
-            packed=self.packed,
+            bundled=self.bundled,
         )
 
     def _largest_weight(self, source: Source) -> int:

@@ -45,7 +45,7 @@ class Made:
     """A target's part of its manifest.
 
     `tokenizer`: the files of the tokenizer, relative to the artifact; `config`, `function`: for mlx only;
-    `packed`: the artifact gets bundle files, because browsers load it file by file over a network.
+    `bundled`: the artifact gets bundle files, because browsers load it file by file over a network.
     """
 
     ropes: dict[str, Rope]
@@ -53,7 +53,7 @@ class Made:
     tokenizer: list[Path]
     config: File | None = None
     function: File | None = None
-    packed: bool = False
+    bundled: bool = False
 
 
 class OverFiles:

@@ -83,15 +83,15 @@ class Artifact:
                 + "; ".join(problems)
                 + ". Copy it again, or build it again"
             )
-        for pack in self.manifest.packs:
-            self._check_pack(pack.file)
+        for bundle in self.manifest.packs:
+            self._check_bundle_file(bundle.file)
         for program in self.manifest.programs:
             for buckets in program.functions.values():
                 for function in buckets:
                     if function.plan is not None:
                         self.plan(function)
 
-    def _check_pack(self, name: str) -> None:
+    def _check_bundle_file(self, name: str) -> None:
         """Check that a bundle file has the same contents as the files it names: browsers read it instead of
         them.
         """

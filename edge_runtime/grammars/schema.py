@@ -21,7 +21,7 @@ from nearfar.format.keywords import (
     ANNOTATIONS,
     DEFINITIONS,
     MOST_COMPARED,
-    MOST_STEPS,
+    MOST_REFERENCES,
     OF_TYPE,
     STRUCTURE,
     TYPES,
@@ -128,8 +128,10 @@ class _Narrowing(TypedKeywords):
             if at in seen:
                 raise self._error(place, f"$ref {target!r:.80} leads back to itself")
             seen.add(at)
-            if len(seen) > MOST_STEPS:
-                raise self._error(place, f"$ref {target!r:.80} leads through more than {MOST_STEPS} others")
+            if len(seen) > MOST_REFERENCES:
+                raise self._error(
+                    place, f"$ref {target!r:.80} leads through more than {MOST_REFERENCES} others"
+                )
             found = self._at(at)
             at = found.get("$ref") if isinstance(found, dict) else None
             at = unquote(at) if isinstance(at, str) else None

@@ -29,14 +29,14 @@ from nearfar.errors import ArtifactError, RequestError
 MOST_CHARACTERS = 16 << 20
 """The most characters of a rendered conversation, and of every intermediate text."""
 
-MOST_STEPS = 1_000_000
+MOST_TURNS = 1_000_000
 """The most loop iterations and calls. Templates use a few for each message."""
 
 MOST_SECONDS = 10.0
 MOST_BITS = 4096
 """The most bits of a number that a template computes."""
 
-_STEPS_FILTER = "nearfar_steps"
+_TURNS_FILTER = "nearfar_turns"
 
 
 class ChatTemplate:
@@ -86,16 +86,16 @@ class _TooMuch(jinja2.TemplateError):
 
 @dataclass
 class _Budget:
-    """The remaining steps of one rendering."""
+    """The loop turns and calls that one rendering may still make."""
 
-    steps: int = MOST_STEPS
+    turns: int = MOST_TURNS
     until: float = field(default_factory=lambda: time.monotonic() + MOST_SECONDS)
 
-    def step(self) -> None:
-        self.steps -= 1
-        if self.steps < 0:
-            raise _TooMuch(f"it takes more than {MOST_STEPS:,} steps")
-        if self.steps % 64 == 0 and time.monotonic() > self.until:
+    def turn(self) -> None:
+        self.turns -= 1
+        if self.turns < 0:
+            raise _TooMuch(f"it takes more than {MOST_TURNS:,} turns of loops and calls")
+        if self.turns % 64 == 0 and time.monotonic() > self.until:
             raise _TooMuch(f"it takes longer than {MOST_SECONDS:.0f} seconds")
 
 
@@ -108,7 +108,7 @@ class _Generator(CodeGenerator):
     def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:
         for loop in node.find_all(nodes.For):
             loop.iter = nodes.Filter(
-                loop.iter, _STEPS_FILTER, [], [], None, None, lineno=loop.lineno, environment=self.environment
+                loop.iter, _TURNS_FILTER, [], [], None, None, lineno=loop.lineno, environment=self.environment
             )
         super().visit_Template(node, frame)
 
@@ -148,7 +148,7 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
     # the signature is that of jinja's method
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:
-        _BUDGET.get().step()
+        _BUDGET.get().turn()
         method = getattr(__obj, "__wrapped__", __obj)  # str.format comes wrapped
         receiver = getattr(method, "__self__", None)
         if isinstance(receiver, str):
@@ -174,7 +174,7 @@ def _environment() -> _Sandbox:
     made = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
     made.filters = {name: _bounded(name, function) for name, function in made.filters.items()}
     made.filters["tojson"] = _tojson
-    made.filters[_STEPS_FILTER] = _steps
+    made.filters[_TURNS_FILTER] = _turns
     made.globals.pop("lipsum")
     made.globals["raise_exception"] = _raise_exception
     made.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
@@ -182,11 +182,11 @@ def _environment() -> _Sandbox:
 
 
 @jinja2.pass_context  # so that the function does not run at compile time
-def _steps(_context: Any, items: Iterable[Any]) -> Iterator[Any]:
-    """The items of a loop; each counts as a step."""
+def _turns(_context: Any, items: Iterable[Any]) -> Iterator[Any]:
+    """The items of a loop; each counts as a turn."""
     budget = _BUDGET.get()
     for item in items:
-        budget.step()
+        budget.turn()
         yield item
 
 
@@ -197,7 +197,7 @@ def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def check(*args: Any, **kwargs: Any) -> Any:
         if (budget := _BUDGET.get(None)) is not None:
-            budget.step()
+            budget.turn()
         value, others = (args[passed] if len(args) > passed else ""), [*args[passed + 1 :], *kwargs.values()]
         if name == "join":
             value = list(value)

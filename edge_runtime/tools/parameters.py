@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nearfar.errors import RequestError
-from nearfar.format.keywords import ANNOTATIONS, DEFINITIONS, MOST_STEPS
+from nearfar.format.keywords import ANNOTATIONS, DEFINITIONS, MOST_REFERENCES
 
 Schema = Mapping[str, Any]
 _ANY_OBJECT: Schema = {"type": "object"}
@@ -72,7 +72,7 @@ def argument_schema(function: Mapping[str, Any]) -> Schema:
 
 
 class _Parameters:
-    """One schema with the references into it; at most MOST_STEPS of them are followed."""
+    """One schema with the references into it; at most MOST_REFERENCES of them are followed."""
 
     def __init__(self, root: Schema) -> None:
         self._root = root
@@ -91,7 +91,7 @@ class _Parameters:
             return False
         if (target := self._target(schema)) is not None:
             pointer = schema["$ref"]
-            if pointer not in self._fit and len(self._fit) >= MOST_STEPS:
+            if pointer not in self._fit and len(self._fit) >= MOST_REFERENCES:
                 return True  # the grammar's code rejects a longer chain of references
             if pointer not in self._fit:
                 self._fit[pointer] = True  # the value for a reference that leads back to itself
@@ -114,7 +114,7 @@ class _Parameters:
         if not isinstance(schema, Mapping):
             return schema
         target = self._target(schema)
-        if target is not None and self._followed < MOST_STEPS and not schema.keys() - _BESIDE:
+        if target is not None and self._followed < MOST_REFERENCES and not schema.keys() - _BESIDE:
             self._followed += 1
             defined = {key: schema[key] for key in DEFINITIONS if key in schema}
             return {**self.objects(target), **defined}

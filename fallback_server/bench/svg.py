@@ -97,5 +97,5 @@ def nice(top: float, count: int = 5) -> list[float]:
         return [0.0, 1.0]
     rough = top / count
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough * (1 - 1e-9))
-    return [float(f"{index * step:.10g}") for index in range(math.ceil(top / step - 1e-9) + 1)]
+    spacing = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= rough * (1 - 1e-9))
+    return [float(f"{index * spacing:.10g}") for index in range(math.ceil(top / spacing - 1e-9) + 1)]

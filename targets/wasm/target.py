@@ -10,5 +10,5 @@ from nearfar.targets.wasm.emit import emit, with_threads
 
 # Each program exists twice: for shared memory, with threads, and for a memory of its own.
 TARGET = Planned(
-    "wasm", packing, variants, {"kind": "llvm"}, emit, packed=True, held=Held(), twin=with_threads
+    "wasm", packing, variants, {"kind": "llvm"}, emit, bundled=True, held=Held(), twin=with_threads
 )

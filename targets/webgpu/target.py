@@ -14,5 +14,5 @@ TARGET = Planned(
     {"kind": "webgpu", "host": "llvm"},
     emit,
     rounds,
-    packed=True,
+    bundled=True,
 )

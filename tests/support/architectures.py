@@ -36,7 +36,7 @@ class Case:
     @property
     def experts(self) -> bool:
         """Whether some of its layers have experts, which not every target has."""
-        return any("experts" in key for key in self.config)
+        return any("experts" in key and value for key, value in self.config.items())
 
     def __str__(self) -> str:
         return f"{self.model_type}-{self.name}"

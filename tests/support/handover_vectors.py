@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from nearfar.routing.handover import Event, Rules, State, begin, step
+from nearfar.routing.handover import Event, Rules, State, advance, begin
 from nearfar.routing.types import Reason
 from tests.support.routing_vectors import VECTORS
 
@@ -43,7 +43,7 @@ def replay(script: Json) -> tuple[list[list[str]], Json]:
     state = begin(rules, script["begin"])
     actions = []
     for line in script["events"]:
-        state, done = step(rules, state, event(line))
+        state, done = advance(rules, state, event(line))
         actions.append([str(action) for action in done])
     return actions, outcome(state)
 

@@ -21,6 +21,7 @@ HELLO = [{"role": "user", "content": "Hello"}]
 SCHEMA = {"type": "object", "properties": {}}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
 FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}
+QUESTION = {"type": "predicate", "instructions": "Is it a greeting?"}
 ODD = [[{}]]
 """A value that no typed field takes."""
 
@@ -31,6 +32,8 @@ BASES: dict[str, dict[str, Any]] = {
     "/v1/messages": {"messages": HELLO, "max_tokens": 8},
     "/v1/messages/count_tokens": {"messages": HELLO},
     "/v1/embeddings": {"input": "Hello"},
+    "/v1/decisions": {"input": "Hello", "questions": [QUESTION]},
+    "/v1/score": {"items": ["Hello"], "labels": ["yes", "no"]},
     "/v1/tokenize": {"prompt": "Hello"},
     "/v1/detokenize": {"tokens": [1]},
     "/api/chat": {"messages": HELLO},
@@ -100,6 +103,15 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "/v1/messages/count_tokens": ANTHROPIC,
     "/v1/embeddings": {**BYE, "encoding_format": "base64", "pooling": "last"},
+    "/v1/decisions": {
+        "model": "another", "input": "Bye", "questions": [{**QUESTION, "instructions": "Is it long?"}],
+        "neutral": "Nothing", "chat_template_kwargs": {"a": 1},
+    },
+    "/v1/score": {
+        "model": "another", "query": "Hi", "items": ["Bye"], "labels": ["a", "b"],
+        "label_token_ids": ({"labels": None, "label_token_ids": [1, 2]}, [2, 3]), "apply_softmax": True,
+        "item_first": ({"query": "Hi"}, True),
+    },
     "/v1/tokenize": {
         "model": "another", "prompt": "Bye",
         "messages": ({"prompt": None, "messages": HELLO}, [{"role": "user", "content": "Bye"}]),
@@ -171,6 +183,12 @@ def found(path: str, *kinds: FieldClass) -> list[Row]:
 def test_the_page_has_the_table() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert filled(text) == text, "run: python scripts/server_fields.py"
+
+
+def test_every_request_with_a_body_has_a_table() -> None:
+    paths = create_app(Noting()).openapi()["paths"]
+    found = {path for path, ways in paths.items() if "requestBody" in ways.get("post", {})}
+    assert found - {"/v1/responses/input_tokens"} == PATHS.keys()  # that one has the fields of /v1/responses
 
 
 @pytest.mark.parametrize("path", PATHS)

@@ -75,6 +75,9 @@ def test_metrics_tell_what_each_key_has_used(tmp_path: Path) -> None:
     for _ in range(3):
         ask(http, "alice")
     ask(http, "bob", n=2, stream=True)
+    bob = {"Authorization": "Bearer bob-secret"}
+    http.post("/v1/score", json={"items": ["a"], "labels": ["x", "y"]}, headers=bob)
+    http.post("/v1/messages/count_tokens", json={"messages": [{"role": "user", "content": "x"}]}, headers=bob)
     text = http.get("/metrics", headers={"Authorization": "Bearer root-secret"}).text
 
     def value(name: str, **labels: str) -> float:
@@ -87,6 +90,7 @@ def test_metrics_tell_what_each_key_has_used(tmp_path: Path) -> None:
     assert value("key_tokens_total", key="alice", kind="prompt") == 15
     assert value("key_tokens_total", key="alice", kind="generation") == 3
     assert value("key_tokens_total", key="bob", kind="generation") == 2
+    assert value("key_tokens_total", key="bob", kind="prompt") == 5 + 1  # counting tokens costs nothing
     assert value("cost_total", key="alice") == pytest.approx((15 * 2 + 3 * 10) / 1e6)
     assert value("key_seconds_total", key="bob", phase="decode") >= 0
     assert value("request_decode_time_seconds_count") == 4

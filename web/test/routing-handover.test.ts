@@ -2,12 +2,12 @@ import { readdirSync, readFileSync } from "node:fs";
 import { afterEach, describe, expect, test } from "vitest";
 import {
   type Action,
+  advance,
   begin,
   type EventKind,
   type HandoverEvent,
   type Rules,
   type State,
-  step,
 } from "../src/routing/handover.js";
 import { type Chunk, HybridClient } from "../src/routing/index.js";
 import { reason, type Side } from "../src/routing/types.js";
@@ -67,7 +67,7 @@ test.each(SCRIPTS.map(({ file, script }) => [`${file}: ${script.name}`, script] 
   (_, script) => {
     let state = begin(script.rules, script.begin);
     for (const [line, expected] of script.steps) {
-      const [next, actions] = step(script.rules, state, eventOf(line));
+      const [next, actions] = advance(script.rules, state, eventOf(line));
       state = next;
       expect(actions.map(lineOf), line).toEqual(expected);
     }

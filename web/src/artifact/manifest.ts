@@ -70,7 +70,7 @@ export interface FileEntry {
 }
 
 /** A bundle file: several small files of a program in one, or, with `program` null, of the tokenizer. */
-export interface PackEntry extends FileEntry {
+export interface BundleFile extends FileEntry {
   readonly program: string | null;
 }
 
@@ -146,7 +146,7 @@ export interface Manifest {
   readonly buffers: readonly BufferEntry[];
   readonly programs: readonly Program[];
   readonly tokenizerFiles: readonly FileEntry[];
-  readonly packs: readonly PackEntry[];
+  readonly packs: readonly BundleFile[];
   readonly quantization: string;
   readonly license: string | null;
   /**
@@ -173,10 +173,10 @@ export function precisionOf({ activations }: Program): "f16" | "f32" {
 /** The SHA-256 digests of the files that a load may request; files in bundle files come with these. */
 export function filesOf({ weights, tokenizerFiles, programs, packs }: Manifest): string[] {
   const entries: { readonly sha256: string }[] = [...weights.shards, ...packs];
-  const packed = new Set(packs.map(({ program }) => program));
-  if (!packed.has(null)) entries.push(...tokenizerFiles);
+  const bundled = new Set(packs.map(({ program }) => program));
+  if (!bundled.has(null)) entries.push(...tokenizerFiles);
   for (const { name, kernels, library, functions } of programs)
-    if (!packed.has(name))
+    if (!bundled.has(name))
       entries.push(...kernels.values(), ...Object.values(functions).flat(), ...(library ? [library] : []));
   return [...new Set(entries.map(({ sha256 }) => sha256))];
 }

@@ -8,6 +8,7 @@ import { checkManifest } from "./consistency.js";
 import { type Field, parseJson, show } from "./json.js";
 import {
   type BufferEntry,
+  type BundleFile,
   type CacheInfo,
   type Dim,
   type Dtype,
@@ -20,7 +21,6 @@ import {
   type LibraryEntry,
   type Manifest,
   type ModelInfo,
-  type PackEntry,
   type Param,
   type Program,
   type RopeInfo,
@@ -67,7 +67,7 @@ export function parseManifest(text: string): Manifest {
     buffers: root.at("buffers").list(readBuffer),
     programs: root.at("programs").list((program) => readProgram(program, target, model.task)),
     tokenizerFiles: root.at("tokenizer").at("files").list(readFile),
-    packs: root.at("packs").optional()?.list(readPack) ?? [],
+    packs: root.at("packs").optional()?.list(readBundleFile) ?? [],
     quantization: root.at("quantization").at("scheme").string(),
     license: root.at("license").optional()?.string() ?? null,
     answers: (answers?.value ?? null) as format.AnswerFormatRecord | null,
@@ -150,9 +150,9 @@ function readFile(entry: Field<format.FileRecord>): FileEntry {
   };
 }
 
-function readPack(pack: Field<format.PackRecord>): PackEntry {
-  const { file, bytes, sha256 } = readFile(pack);
-  return { file, bytes, sha256, program: pack.at("program").optional()?.string() ?? null };
+function readBundleFile(bundle: Field<format.PackRecord>): BundleFile {
+  const { file, bytes, sha256 } = readFile(bundle);
+  return { file, bytes, sha256, program: bundle.at("program").optional()?.string() ?? null };
 }
 
 function readWeights(weights: Field<format.WeightsRecord>): Manifest["weights"] {

@@ -74,5 +74,5 @@ export const TYPES = ["string", "number", "integer", "object", "array", "boolean
  */
 export const MOST_COMPARED = 20000;
 
-/** The most steps from a reference through further references. */
-export const MOST_STEPS = 64;
+/** The most references that lead from one to the next. */
+export const MOST_REFERENCES = 64;

@@ -11,7 +11,7 @@ import {
   ANNOTATIONS,
   DEFINITIONS,
   MOST_COMPARED,
-  MOST_STEPS,
+  MOST_REFERENCES,
   OF_TYPE,
   STRUCTURE,
   TYPES,
@@ -182,8 +182,8 @@ class Walk extends TypedKeywords {
     for (let at: unknown = target; typeof at === "string"; ) {
       if (seen.has(at)) throw this.error(place, `$ref ${shown(target)} leads back to itself`);
       seen.add(at);
-      if (seen.size > MOST_STEPS)
-        throw this.error(place, `$ref ${shown(target)} leads through more than ${MOST_STEPS} others`);
+      if (seen.size > MOST_REFERENCES)
+        throw this.error(place, `$ref ${shown(target)} leads through more than ${MOST_REFERENCES} others`);
       const found = this.#at(at);
       at = isObject(found) && typeof found.$ref === "string" ? unquoted(found.$ref) : null;
     }

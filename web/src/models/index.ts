@@ -147,7 +147,8 @@ function fitting({ weights }: SealedManifest, plan: MemoryPlan): MemoryPlan {
 
 function facts({ base, manifest }: Found, program: string | null, compiling: Compiling | null) {
   const { model, weights, tokenizerFiles, packs, quantization, license } = manifest;
-  const bytesOf = (of: string | null): number | undefined => packs.find((pack) => pack.program === of)?.bytes;
+  const bytesOf = (of: string | null): number | undefined =>
+    packs.find((bundle) => bundle.program === of)?.bytes;
   const tokenizer = bytesOf(null) ?? tokenizerFiles.reduce((sum, { bytes }) => sum + bytes, 0);
   const code = program === null ? 0 : (bytesOf(program) ?? 0);
   const downloadBytes = weights.bytes + tokenizer + code;

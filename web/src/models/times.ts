@@ -80,6 +80,6 @@ const WASM_SPEED = 10e6;
  * files.
  */
 export function compilingOfLibrary({ name }: Program, packs: Manifest["packs"]): Compiling | null {
-  const pack = packs.find(({ program }) => program === name);
-  return pack ? { seconds: pack.bytes / WASM_SPEED, isMeasured: false } : null;
+  const bundle = packs.find(({ program }) => program === name);
+  return bundle ? { seconds: bundle.bytes / WASM_SPEED, isMeasured: false } : null;
 }

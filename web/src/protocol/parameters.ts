@@ -4,7 +4,7 @@
  */
 
 /** The most references that are followed, as in edge_runtime/tools/parameters.py. */
-const MOST_STEPS = 64;
+const MOST_REFERENCES = 64;
 
 type Schema = Readonly<Record<string, unknown>>;
 
@@ -23,7 +23,7 @@ export function mayBeObject(
   const values = valuesOf(schema);
   const target = targetOf(schema, root);
   // The grammar's code rejects a longer chain of references.
-  if (target && !known.has($ref) && known.size >= MOST_STEPS) return true;
+  if (target && !known.has($ref) && known.size >= MOST_REFERENCES) return true;
   if (target && !known.has($ref)) {
     // The value for a reference that leads back to itself.
     known.set($ref, true);

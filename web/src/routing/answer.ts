@@ -12,13 +12,13 @@ import { type Attempt, attempt, type Happened, heard, learn, usedBy } from "./at
 import { failureOf, isRequestError } from "./device.js";
 import {
   type Action,
+  advance,
   begin,
   type HandoverEvent,
   type Rules,
   rulesOf,
   running,
   type State,
-  step,
 } from "./handover.js";
 import { isUseful, type Piece, tokensOf } from "./leg.js";
 import {
@@ -123,7 +123,7 @@ export class Answer {
       while (this.#state.phase !== "over") {
         const events = [happened.event];
         for (let event = events.shift(); event; event = events.shift()) {
-          const [state, actions] = step(this.#rules, this.#state, event);
+          const [state, actions] = advance(this.#rules, this.#state, event);
           this.#state = state;
           for (const action of actions) {
             for (const shown of this.#showing(action, happened.piece)) yield* this.#emit(shown);

@@ -172,7 +172,7 @@ export function running({ phase, side, why }: State): readonly Side[] {
  * Returns the next state and the actions. An event that the table does not have came late and changes
  * nothing.
  */
-export function step(rules: Rules, state: State, event: HandoverEvent): Next {
+export function advance(rules: Rules, state: State, event: HandoverEvent): Next {
   const row = TABLE[state.phase][event.on];
   const alone = state.phase === "answering" || state.phase === "finished";
   if (!row || (alone && (event.side ?? state.side) !== state.side)) return [state, []];

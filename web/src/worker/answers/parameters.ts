@@ -8,7 +8,7 @@ import { isSchema, mayBeObject, targetOf, valuesOf } from "../../protocol/parame
 type Schema = Readonly<Record<string, unknown>>;
 
 /** The most references that are followed. */
-const MOST_STEPS = 64;
+const MOST_REFERENCES = 64;
 const ANY_OBJECT: Schema = { type: "object" };
 /**
  * Keys that do not restrict a value further when they stand beside a reference. Beside any other key the reference is
@@ -43,7 +43,7 @@ export function argumentSchema(parameters: object | null | undefined): object {
     const target = targetOf(schema, root);
     if (target) {
       followed += 1;
-      if (followed > MOST_STEPS || Object.keys(schema).some((key) => !BESIDE.includes(key)))
+      if (followed > MOST_REFERENCES || Object.keys(schema).some((key) => !BESIDE.includes(key)))
         return { ...schema, type: "object" };
       const defined = Object.entries(schema).filter(([key]) => key === "$defs" || key === "definitions");
       return { ...(objects(target) as Schema), ...Object.fromEntries(defined) };

@@ -1,7 +1,7 @@
 import type { FunctionName, KernelEntry, Manifest, Program } from "../../artifact/manifest.js";
 import { FUNCTIONS } from "../../format/constants.js";
+import { openFiles, type ReadFile } from "../store/bundle-files.js";
 import type { KeptOptions } from "../store/kept-file.js";
-import { openFiles, type ReadFile } from "../store/packs.js";
 import { type Plan, parsePlan, planNames } from "./plan.js";
 
 /** A kernel's source, with what the manifest says about it. */

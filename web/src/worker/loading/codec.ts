@@ -1,7 +1,7 @@
 import type { Found } from "../../artifact/artifacts.js";
 import { ArtifactError } from "../../protocol/errors.js";
+import { openFiles } from "../store/bundle-files.js";
 import type { KeptOptions } from "../store/kept-file.js";
-import { openFiles } from "../store/packs.js";
 import type { TextCodec } from "../text/types.js";
 import type { Parts } from "./parts.js";
 

@@ -1,6 +1,6 @@
 import type { Program } from "../../artifact/manifest.js";
 import { ArtifactError, DeviceError, namedMessage } from "../../protocol/errors.js";
-import type { ReadFile } from "../store/packs.js";
+import type { ReadFile } from "../store/bundle-files.js";
 
 /** The exports of the module (docs/wasm.md). Addresses are signed numbers. */
 export interface Exports {

@@ -16,8 +16,9 @@ const PLAIN: JsonStyle = { ascii: false, indent: null, separators: null, sorted:
 
 export function jsonText(value: Value, style: JsonStyle = PLAIN): string {
   const { indent } = style;
-  const step = typeof indent === "string" ? indent : isAbsent(indent) ? null : " ".repeat(widthOf(indent));
-  const [between = step === null ? ", " : ",", colon = ": "] = separatorsOf(style.separators);
+  const indentation =
+    typeof indent === "string" ? indent : isAbsent(indent) ? null : " ".repeat(widthOf(indent));
+  const [between = indentation === null ? ", " : ",", colon = ": "] = separatorsOf(style.separators);
   const key = (one: Value): string => {
     if (typeof one === "string") return written(one, style.ascii);
     return `"${scalar(one)}"`;
@@ -28,9 +29,9 @@ export function jsonText(value: Value, style: JsonStyle = PLAIN): string {
     depth: number,
   ): string => {
     if (parts.length === 0) return open + close;
-    if (step === null) return open + parts.join(between) + close;
-    const line = `\n${step.repeat(depth + 1)}`;
-    return `${open}${line}${parts.join(between + line)}\n${step.repeat(depth)}${close}`;
+    if (indentation === null) return open + parts.join(between) + close;
+    const line = `\n${indentation.repeat(depth + 1)}`;
+    return `${open}${line}${parts.join(between + line)}\n${indentation.repeat(depth)}${close}`;
   };
   const write = (one: Value, depth: number): string => {
     if (typeof one === "string") return written(one, style.ascii);

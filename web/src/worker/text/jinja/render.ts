@@ -30,7 +30,7 @@ import {
  * The most loop iterations and calls of a rendering; a template takes a few for each message. The limit is the same
  * as in Python's text/templates.py.
  */
-const MOST_STEPS = 1_000_000;
+const MOST_TURNS = 1_000_000;
 const MOST_MS = 10_000;
 /** The most characters of a rendered conversation. */
 const MOST_CHARACTERS = 16 << 20;
@@ -73,7 +73,7 @@ export function render(body: Body, variables: ReadonlyMap<string, Value>): strin
 }
 
 class Renderer {
-  #steps = 0;
+  #turns = 0;
   readonly #end = performance.now() + MOST_MS;
   #depth = 0;
   #characters = 0;
@@ -84,8 +84,8 @@ class Renderer {
     return out.join("");
   }
 
-  #step(): void {
-    if (++this.#steps > MOST_STEPS || (this.#steps % 64 === 0 && performance.now() > this.#end))
+  #turn(): void {
+    if (++this.#turns > MOST_TURNS || (this.#turns % 64 === 0 && performance.now() > this.#end))
       throw new Fault("it takes too long");
   }
 
@@ -162,7 +162,7 @@ class Renderer {
     const loop = new Loop(wanted, depth, again);
     let empty = true;
     for (const one of loop) {
-      this.#step();
+      this.#turn();
       empty = false;
       const inner = new Scope(scope);
       inner.values.set("loop", loop);
@@ -179,7 +179,7 @@ class Renderer {
    */
   *#wanted(node: Extract<Node, { kind: "for" }>, items: Value, scope: Scope): Iterable<Value> {
     for (const one of through(items)) {
-      this.#step();
+      this.#turn();
       const inner = new Scope(scope);
       this.#set(node.target, one, inner);
       if (!node.test || truth(this.#value(node.test, inner))) yield one;
@@ -245,7 +245,7 @@ class Renderer {
   }
 
   #call(node: Call, scope: Scope, caller?: Macro): Value {
-    this.#step();
+    this.#turn();
     const { args, named } = this.#given(node, scope);
     const more = caller ? new Map([...named, ["caller", caller] as const]) : named;
     return called(this.#value(node.called, scope), args, more, nameOf(node.called));
@@ -309,7 +309,7 @@ class Renderer {
       case "call":
         return this.#call(node, scope);
       case "filter": {
-        this.#step();
+        this.#turn();
         const value = node.item ? this.#value(node.item, scope) : undefined;
         return filter(node.name, value, this.#given(node, scope));
       }

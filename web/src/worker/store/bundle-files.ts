@@ -1,5 +1,5 @@
 import { parseJson } from "../../artifact/json.js";
-import type { Manifest, PackEntry } from "../../artifact/manifest.js";
+import type { BundleFile, Manifest } from "../../artifact/manifest.js";
 import { ArtifactError } from "../../protocol/errors.js";
 import { sha256Hex } from "../../storage/http.js";
 import { type KeptOptions, keptBytes, type Wanted } from "./kept-file.js";
@@ -19,14 +19,14 @@ export async function openFiles(
   options: KeptOptions,
 ): Promise<ReadFile> {
   const single: ReadFile = (wanted) => keptBytes(base, wanted, options);
-  const pack = packs.find((each) => each.program === program);
-  if (!pack || !("DecompressionStream" in globalThis)) return single;
-  const files = await unpack(pack, await keptBytes(base, pack, options));
+  const bundle = packs.find((each) => each.program === program);
+  if (!bundle || !("DecompressionStream" in globalThis)) return single;
+  const files = await unpack(bundle, await keptBytes(base, bundle, options));
   return async (wanted) => {
     const bytes = files.get(wanted.file);
     if (!bytes) return single(wanted);
     if ((await sha256Hex(bytes)) !== wanted.sha256)
-      throw new ArtifactError(`${pack.file} holds another ${wanted.file}. Build the artifact again.`);
+      throw new ArtifactError(`${bundle.file} holds another ${wanted.file}. Build the artifact again.`);
     return bytes;
   };
 }
@@ -36,10 +36,10 @@ export async function openFiles(
  * it.
  */
 async function unpack(
-  { file }: PackEntry,
-  pack: Uint8Array<ArrayBuffer>,
+  { file }: BundleFile,
+  bundle: Uint8Array<ArrayBuffer>,
 ): Promise<Map<string, Uint8Array<ArrayBuffer>>> {
-  const stream = new Blob([pack]).stream().pipeThrough(new DecompressionStream("deflate"));
+  const stream = new Blob([bundle]).stream().pipeThrough(new DecompressionStream("deflate"));
   const content = new Uint8Array(
     await new Response(stream).arrayBuffer().catch((cause: unknown) => {
       throw new ArtifactError(`${file} cannot be unpacked. Build the artifact again.`, { cause });

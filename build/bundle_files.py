@@ -10,7 +10,9 @@ from nearfar.format.manifest import File, Pack, Program
 from nearfar.format.packs import files_of, packed
 
 
-def write_packs(root: Path, tokenizer: Sequence[File], programs: Sequence[Program]) -> tuple[Pack, ...]:
+def write_bundle_files(
+    root: Path, tokenizer: Sequence[File], programs: Sequence[Program]
+) -> tuple[Pack, ...]:
     """Write `packs/` of the artifact in `root`, and give the manifest's `packs`."""
     common = _write(root, "tokenizer", None, (file.file for file in tokenizer))
     own = (_write(root, f"program-{each.name}", each.name, files_of(each)) for each in programs)
@@ -21,7 +23,7 @@ def _write(root: Path, name: str, program: str | None, files: Iterable[str]) -> 
     # The names do not end in .gz or .zz: servers give files of that name a Content-Encoding, and browsers
     # unpack them.
     file = f"packs/{name}.bin"
-    pack = packed({path: (root / path).read_bytes() for path in files})
+    bundle = packed({path: (root / path).read_bytes() for path in files})
     (root / "packs").mkdir(exist_ok=True)
-    (root / file).write_bytes(pack)
-    return Pack(file, len(pack), hashlib.sha256(pack).hexdigest(), program)
+    (root / file).write_bytes(bundle)
+    return Pack(file, len(bundle), hashlib.sha256(bundle).hexdigest(), program)
