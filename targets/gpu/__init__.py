@@ -15,6 +15,8 @@ from nearfar.kernels.bundles import bundles
 from nearfar.kernels.contract import PRODUCTS, Precision, Products, Staged, Variant, kv_suffix
 from nearfar.kernels.jobs import (
     Attend,
+    Conv,
+    Delta,
     Embed,
     Experts,
     Greedy,
@@ -119,7 +121,9 @@ STAGES: dict[type[Job], Callable[[Any, Any], Staged]] = {
     Logprobs: _alike(logprobs),
 }
 """The makers of each job's kernel. `_shaping` decides which part of a program's tuning they get."""
-REFUSED: Mapping[type[Job], str] = {Route: "experts", Experts: "experts"}
+REFUSED: Mapping[type[Job], str] = {
+    Route: "experts", Experts: "experts", Conv: "short convolutions", Delta: "recurrent states",
+}  # fmt: skip
 """Jobs without a kernel, with the word for their models in messages."""
 SHAPED = (Linear, Project, Attend)
 """Jobs whose kernels differ between programs."""
