@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("tvm")
 
 from nearfar.build.weights.packed.gguf_blocks import BLOCKS, read_rows
-from nearfar.format.scales import ALL
+from nearfar.format.scales import ALL, PAIRS
 from nearfar.format.sizes import MAX_STEP
 from nearfar.kernels.jobs import Embed
 from nearfar.kernels.quantized import Matrix
@@ -17,7 +17,9 @@ from tests.support.cpu_jobs import KERNELS, CpuJobs
 from tests.support.gguf_files import KINDS, floats, random_rows
 
 ROWS = 37
-EXACT = sorted(set(BLOCKS) - {"IQ4_XS"})
+PLAIN = ("Q4_1", "Q5_1", "IQ4_NL", "MXFP4")
+"""Types whose scales and offsets are float16 numbers."""
+EXACT = sorted({kind for kind, block in BLOCKS.items() if block.scales != PAIRS}.union(PLAIN))
 
 
 def job(kind: str, k: int) -> Embed:
