@@ -4,7 +4,7 @@ weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -36,11 +36,13 @@ from nearfar.targets.gpu.kernels.append.project import project, projects
 from nearfar.targets.gpu.kernels.append.rope import check_rope, rope_append
 from nearfar.targets.gpu.kernels.append.rows import rows
 from nearfar.targets.gpu.kernels.attention.choice import attention, split
+from nearfar.targets.gpu.kernels.experts import experts
 from nearfar.targets.gpu.kernels.linear.choice import linear, products
 from nearfar.targets.gpu.kernels.linear.embed import embed
 from nearfar.targets.gpu.kernels.linear.matmul_int8 import rounds
 from nearfar.targets.gpu.kernels.linear.pieces import of_pieces
 from nearfar.targets.gpu.kernels.norm import norm
+from nearfar.targets.gpu.kernels.route import route
 from nearfar.targets.gpu.kernels.sampling.greedy import greedy
 from nearfar.targets.gpu.kernels.sampling.logprobs import logprobs
 from nearfar.targets.gpu.kernels.sampling.sample import sample
@@ -76,16 +78,24 @@ class GpuKernels:
 
     def check(self, job: Job) -> None:
         """BuildError if no kernel takes the job: by its type, then by its shapes."""
-        if type(job) in REFUSED:
-            raise BuildError(
-                f"the GPU targets have no kernels for {REFUSED[type(job)]}: build for cpu or mlx"
-            )
         if type(job) not in STAGES:
             raise BuildError(f"the GPU targets have no kernel for {job}")
         if isinstance(job, Linear | Embed):
             pieces.pieces(job.matrix, self.binding)
+        if isinstance(job, Experts):
+            self._check_experts(job)
         if isinstance(job, RopeAppend):
             check_rope(job)
+
+    def _check_experts(self, job: Experts) -> None:
+        """BuildError if the matrices of all experts cannot be bound as one array."""
+        for matrix in (job.gate_up, job.down):
+            if len(pieces.pieces(matrix, self.binding)) > 1:
+                raise BuildError(
+                    f"the matrices of {matrix.stack} experts [{matrix.each.n}, {matrix.k}] take more than "
+                    f"{self.binding:,} bytes together, which is all that the kernels may bind at once: build "
+                    "for cpu or mlx, or with fewer bits (--quant)"
+                )
 
     def stages(self, job: Job) -> Staged:
         """The launches of a job; BuildError if no kernel takes it."""
@@ -114,13 +124,13 @@ STAGES: dict[type[Job], Callable[[Any, Any], Staged]] = {
     Norm: _alike(norm),
     RopeAppend: _alike(rope_append),
     Rows: _alike(rows),
+    Route: _alike(route),
+    Experts: _alike(experts),
     Greedy: _alike(greedy),
     Sample: _alike(sample),
     Logprobs: _alike(logprobs),
 }
 """The makers of each job's kernel. `_shaping` decides which part of a program's tuning they get."""
-REFUSED: Mapping[type[Job], str] = {Route: "experts", Experts: "experts"}
-"""Jobs without a kernel, with the word for their models in messages."""
 SHAPED = (Linear, Project, Attend)
 """Jobs whose kernels differ between programs."""
 

@@ -25,11 +25,20 @@ from nearfar.kernels.jobs import (
     Paged,
     Project,
     RopeAppend,
+    Route,
 )
 from nearfar.kernels.quantized import Matrix
 
 from . import quantized_kv
-from .job_reference import ACTIVATIONS, random_inputs, random_matrix, reference, rounding_weights
+from .job_reference import (
+    ACTIVATIONS,
+    PLAIN,
+    matrices_of,
+    random_inputs,
+    random_matrix,
+    reference,
+    rounding_weights,
+)
 
 Run = Callable[[Staged, Precision, dict[str, np.ndarray]], dict[str, np.ndarray]]
 # Relative to the largest output: float32 sums in another order; float16 stores activations with 11 bits.
@@ -315,7 +324,7 @@ def check(
     arrays = inputs(kernels, job, np.random.default_rng(seed)) if arrays is None else arrays
     shape, dtype = job.out
     arrays["out"] = np.full(shape, 7, dtype)
-    given = {name: array for name, array in arrays.items() if name != "w"}
+    given = {name: array for name, array in arrays.items() if name not in PLAIN}
     got = _run_over_codes(kernels, run, precision, job, given)
     padding = isinstance(job, RopeAppend) and arrays["positions"][: job.m] < 0
     for name, want in reference(job, arrays).items():
@@ -370,17 +379,21 @@ def close(got: np.ndarray, want: np.ndarray, precision: Precision) -> None:
 
 
 def inputs(kernels: Kernels, job: GraphJob, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Random inputs; the matrix packed as `w0`, `w1`, … and as the numbers that it holds, `w`."""
+    """Random inputs; matrices packed as `w0`, `w1`, … and as the numbers that they hold."""
     if isinstance(job, Paged):
         return paged_inputs(job, rng)
     arrays = random_inputs(job, rng)
-    if isinstance(job, Norm):
-        return arrays
-    tensor, arrays["w"] = random_matrix(rng, job.matrix)
-    parts = kernels.pack(job.matrix, tensor)
-    for i, (part, array) in enumerate(zip(kernels.parts(job.matrix), parts, strict=True)):
-        assert (part.shape, part.dtype) == (array.shape, str(array.dtype))
-        arrays[f"w{i}"] = array
+    if isinstance(job, Route):  # the last row but one is padding
+        arrays["positions"][: job.m] = np.arange(job.m)
+        arrays["positions"][max(job.m - 2, 1) : job.m - 1] = -1
+    places = 0
+    for name, matrix in matrices_of(job).items():
+        tensor, arrays[name] = random_matrix(rng, matrix)
+        packed = kernels.pack(matrix, tensor)
+        for part, array in zip(kernels.parts(matrix), packed, strict=True):
+            assert (part.shape, part.dtype) == (array.shape, str(array.dtype))
+            arrays[f"w{places}"] = array
+            places += 1
     return arrays
 
 
