@@ -19,6 +19,7 @@ from nearfar.kernels.jobs import (
     Activation,
     Attend,
     Embed,
+    Experts,
     GraphJob,
     Linear,
     Norm,
@@ -191,6 +192,33 @@ NORMS = {
     "without_weight": Norm(4, 86, 1e-6, weight=False),
     "groups": Norm(16, 1530, 1e-6, groups=6, residual=True),
     "groups_without_weight": Norm(64, 192, 1e-6, weight=False, groups=3),
+}
+
+ROUTES = {
+    "softmax": Route(4, 64, 8, normalize=0.0),
+    "sigmoid": Route(40, 37, 5, "sigmoid", 1e-6, bias=True, scale=2.5),
+    "alone": Route(1, 4, 2),
+}
+
+
+def experts(
+    m: int, stack: int, top: int, sizes: tuple[int, int, int], bits: int, group: int = 0, **options: Any
+) -> Experts:
+    """An Experts job of matrices [2·inner, k] and [n, inner]; sizes: k, inner, n."""
+    k, inner, n = sizes
+    first = Matrix(stack * 2 * inner, k, bits, group, stack)
+    last = Matrix(stack * n, inner, bits, group, stack)
+    return Experts(m, first, last, top, options.pop("activation", "silu"), **options)
+
+
+EXPERTS = {
+    "f32": experts(1, 6, 2, (48, 20, 44), 32),
+    "f16odd": experts(5, 6, 2, (47, 21, 44), 16, activation="relu2"),
+    "clamped": experts(4, 5, 3, (64, 96, 40), 4, 32, gate_up_bias=True, down_bias=True, clamp=(1.702, 1.0)),
+    "q5": experts(3, 3, 2, (64, 32, 40), 5, 32, down_bias=True),
+    "q8": experts(2, 3, 2, (64, 64, 40), 8, 32, activation="gelu_tanh"),
+    "q3": experts(2, 3, 2, (64, 64, 40), 3, 16, activation="gelu_erf"),
+    "q6": experts(2, 3, 2, (128, 128, 40), 6, 64),
 }
 
 SHAPES = [

@@ -1,9 +1,9 @@
-"""The gated MLPs of the experts that the rows have chosen, in two launches: the hidden values of each pair of a row
-and one of its experts, then the weighted sums.
+"""The gated MLPs of the experts that the rows have chosen, in two launches: the hidden values of each pair of
+a row and one of its experts, then the weighted sums.
 
-Matrices are stored with the outputs of all experts side by side (packing.py), so an expert is a range of columns.
-A thread has one column, whose words its neighbours' loads join; a workgroup has one pair, or one row. With many
-rows each row reads its experts itself.
+Matrices are stored with the outputs of all experts side by side (packing.py), so an expert is a range of
+columns. A thread has one column, whose words its neighbours' loads join; a workgroup has one pair, or one
+row. With many rows each row reads its experts itself.
 """
 
 # mypy: ignore-errors

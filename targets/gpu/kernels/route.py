@@ -1,7 +1,7 @@
 """Chooses the experts of each row, with a thread for each row.
 
-The thread keeps no scores: it computes them again for each expert that it chooses, so that the number of experts
-is not bounded by its registers.
+The thread keeps no scores: it computes them again for each expert that it chooses, so that the number of
+experts is not bounded by its registers.
 """
 
 # mypy: ignore-errors
@@ -43,7 +43,9 @@ def route(job: Route) -> Staged:
     ):
         for bx in T.thread_binding(ceil_div(m, THREADS), thread="blockIdx.x"):
             for tx in T.thread_binding(THREADS, thread="threadIdx.x"):
-                found = T.alloc_local((8,), "float32")  # highest, total, score, key, best, best key, last, sum
+                found = T.alloc_local(
+                    (8,), "float32"
+                )  # highest, total, score, key, best, best key, last, sum
                 at = T.alloc_local((3,), "int32")  # row, best, last
                 at[0] = bx * THREADS + tx
                 if at[0] < m:
@@ -69,11 +71,11 @@ def route(job: Route) -> Staged:
                             for e in T.serial(experts):
                                 found[2] = score(x[at[0], e], found[0], found[1])
                                 found[3] = key(found[2], bias, e)
-                                if found[3] > found[5]:
-                                    if found[3] < found[6] or (found[3] == found[6] and e > at[2]):
-                                        found[4] = found[2]
-                                        found[5] = found[3]
-                                        at[1] = e
+                                behind: T.let = found[3] < found[6] or (found[3] == found[6] and e > at[2])
+                                if found[3] > found[5] and behind:
+                                    found[4] = found[2]
+                                    found[5] = found[3]
+                                    at[1] = e
                             out[at[0], j] = T.Cast("float32", at[1])
                             out[at[0], j + top] = found[4] * T.float32(job.scale)
                             found[6] = found[5]
