@@ -44,7 +44,8 @@ class BuildOptions:
     weight, scales and biases included; `fit`: bytes of all weights; with either, each matrix has bits of its
     own. `kernel_cache`: take compiled programs of earlier builds, and keep those of this one
     (build/program/kept.py). `kernel_figures` (webgpu, vulkan): write the figures of each kernel into the
-    artifact, for kernel developers.
+    artifact, for kernel developers. `adapter`: a LoRA adapter, a folder or a hub id, that is merged into the
+    checkpoint; a checkpoint that is an adapter itself is merged into the model that it names.
     """
 
     checkpoint: str
@@ -69,6 +70,7 @@ class BuildOptions:
     fit: int | None = None
     kernel_cache: bool = True
     kernel_figures: bool = False
+    adapter: str | None = None
 
     @property
     def multiplied_as(self) -> tuple[str, ...]:

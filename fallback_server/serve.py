@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from starlette.types import ASGIApp
 from nearfar.edge_runtime.progress import Progress, Tell
 from nearfar.errors import NearfarError, RequestError
 from nearfar.fallback_server.engines.base import Engine
-from nearfar.fallback_server.engines.opening import EngineOptions, Kind, open_engine
+from nearfar.fallback_server.engines.opening import EngineOptions, Kind, is_url, open_engine
 from nearfar.fallback_server.http.app import AppOptions, create_app
 from nearfar.fallback_server.http.calls import Service
 from nearfar.fallback_server.http.connections import protocol
@@ -212,7 +212,18 @@ def serve(models: tuple[str, ...], options: ServeOptions, tell: Tell | None = No
     """Serve until SIGTERM or Ctrl-C. `tell` receives what the server waits for before it is ready."""
     keys = check_access(options)
     set_up(options.log_format, options.log_level)
-    asyncio.run(_main(models, options, keys, tell))
+    front = options.ray is None and options.engine in ("auto", "upstream") and is_url(models)
+    with asyncio.Runner(loop_factory=_fast_loop() if front else None) as runner:
+        runner.run(_main(models, options, keys, tell))
+
+
+def _fast_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """Uvloop's event loop where it is installed. It is for fronts, whose time goes into sockets."""
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        return None
+    return uvloop.new_event_loop
 
 
 def check_access(options: ServeOptions) -> KeyStore | None:

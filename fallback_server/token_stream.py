@@ -12,7 +12,7 @@ from nearfar.fallback_server.backend import TokenEvent
 
 UNREAD_BYTES = 256 << 20
 """Most unread bytes in all streams of an engine together. Above that, the stream with the most is ended."""
-TOO_SLOW = "the client reads too slowly: what is not read of its answer takes too much of the server's memory"
+TOO_SLOW = "the client reads too slowly: the unread part of its answer takes too much of the server's memory"
 
 
 class Unread:

@@ -148,7 +148,7 @@ class EngineDevice:
             if chunks is not None:
                 await self._end(chunks)
         if not finished:
-            raise SideError("the device's answer ended before it was whole", "lost")
+            raise SideError("the device's answer ended before it was complete", "lost")
 
     async def close(self) -> None:
         """Close the engine if it was loaded here; an engine that was given belongs to its owner."""

@@ -207,8 +207,8 @@ def _check_room(budget: int, least: int) -> None:
     """Raise BuildError where the matrices take `least` bytes with the fewest bits, more than `budget`."""
     if least > budget:
         raise BuildError(
-            f"the size asked for leaves {show_size(max(budget, 0))} for the matrices, which have "
-            f"{show_size(least)} with {min(BITS)} bits each: ask for more"
+            f"the requested size leaves {show_size(max(budget, 0))} for the matrices, which have "
+            f"{show_size(least)} with {min(BITS)} bits each: request more"
         )
 
 

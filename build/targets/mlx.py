@@ -22,7 +22,7 @@ from nearfar.errors import BuildError
 from nearfar.format.consistency import PLANNED
 from nearfar.format.manifest import File, Weights
 from nearfar.kernels.contract import Products
-from nearfar.kernels.quantized import QuantTensor
+from nearfar.kernels.quantized import Held, QuantTensor
 from nearfar.step.params import Param
 from nearfar.targets.mlx.config_json import mlx_config, module_of
 
@@ -108,7 +108,7 @@ class MlxWriter(OverFiles):
 class MlxTarget:
     """See nearfar.build.targets.target.Target."""
 
-    groups = (32, 64, 128)
+    held = Held.pairs((32, 64, 128))
 
     def products(self, options: BuildOptions) -> set[Products]:
         """Float products only: MLX has no other."""

@@ -284,8 +284,8 @@ def _entries(path: Path) -> dict[str, Entry]:
         pickles = sorted(file.name for pattern in PICKLES for file in path.glob(pattern))
         if pickles:
             raise CheckpointError(
-                f"{path}: holds only pickle weights ({', '.join(pickles)}), which can run code when read and "
-                "are refused. Convert them with transformers: "
+                f"{path}: holds only pickle weights ({', '.join(pickles)}), which can run code when they are "
+                "read, so they are rejected. Convert them with transformers: "
                 "AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT, safe_serialization=True)"
             )
         raise CheckpointError(f"{path}: there is no model.safetensors: download the checkpoint again")

@@ -34,7 +34,8 @@ from nearfar.build.weights.quantize import (
 from nearfar.build.weights.solved import Solved
 from nearfar.errors import CheckpointError
 from nearfar.format.manifest import CARRIED, Carriage, Weights
-from nearfar.kernels.quantized import Array, Matrix, QuantTensor
+from nearfar.kernels.pieces import placed
+from nearfar.kernels.quantized import Array, Matrix, QuantPieces, QuantTensor
 from nearfar.processors import processors
 from nearfar.step.params import Param, TensorPiece
 
@@ -80,7 +81,7 @@ class RowWriter(WeightWriter, Protocol):
 class MatrixWriter(WeightWriter, Protocol):
     """A writer that takes whole matrices, because its layout mixes rows: memory then holds one parameter."""
 
-    def matrix(self, param: Param, matrix: Matrix, tensor: Piece) -> None:
+    def matrix(self, param: Param, matrix: Matrix, tensor: Piece | QuantPieces) -> None:
         """Write a matrix parameter; `tensor` has the stacked rows of its sources."""
         ...
 
@@ -168,9 +169,10 @@ class WeightStream:
             if by_matrix or not param.is_matrix:
                 parts.append(done.piece)
             if job.last and param.is_matrix and by_matrix:
-                tensor = _stack(parts)
+                matrix = self.matrices[param.name]
+                tensor = _stack(parts, matrix)
                 for whole in by_matrix:
-                    whole.matrix(param, self.matrices[param.name], tensor)
+                    whole.matrix(param, matrix, tensor)
             elif job.last and not param.is_matrix:
                 vector = np.concatenate([to_float32(part) for part in parts if isinstance(part, np.ndarray)])
                 for writer in writers:
@@ -218,10 +220,10 @@ class WeightStream:
     def _done(self, job: _Job) -> _Done:
         if not job.param.is_matrix:
             return _Done(to_float32(self._finite(job)))
-        matrix = self.matrices[job.param.name]
+        matrix = self._stored(job)
         packed = self.packed if self.packed is not None and job.tensor in self.packed.tensors else None
         if packed is not None and matrix.quantized and job.tensor in self.keeps:
-            found = packed.carry(job.tensor, job.start, job.stop)
+            found = packed.carry(job.tensor, job.start, job.stop, matrix.scales)
             rows = found.rows.widened(matrix.bits, matrix.group, matrix.k)
             return _Done(rows, CARRIED[1] if found.step else CARRIED[0], found.step, found.rounded)
         anew: Carriage | None = "requantized" if packed is not None else None
@@ -237,6 +239,17 @@ class WeightStream:
             piece.rows[...] = self._rows(job)
         scheme = Scheme(matrix.bits, matrix.group)
         return _Done(quantize_slice(piece, scheme, job.tensor, job.start), anew)
+
+    def _stored(self, job: _Job) -> Matrix:
+        """The matrix that a slice is part of: the parameter's, or the piece that has the slice's tensor."""
+        matrix, first = self.matrices[job.param.name], 0
+        if not matrix.pieces:
+            return matrix
+        for name, n in job.param.tensors.items():
+            if name == job.tensor:
+                break
+            first += n
+        return next(each.matrix for each in reversed(placed(matrix)) if each.first <= first)
 
     def _rows(self, job: _Job) -> Array:
         """Read a slice as floats, dequantized where the checkpoint has codes."""
@@ -287,9 +300,19 @@ def read_rows(
     return np.ascontiguousarray(flat[start - first * each : stop - first * each])
 
 
-def _stack(parts: Sequence[Piece]) -> Piece:
-    """Concatenate the slices of a parameter, which are all quantized or all dense."""
+def _stack(parts: Sequence[Piece], matrix: Matrix) -> Piece | QuantPieces:
+    """Concatenate the slices of a parameter, which are all quantized or all dense; those of each piece apart,
+    if the matrix has pieces.
+    """
     quantized = [part for part in parts if isinstance(part, QuantTensor)]
+    if matrix.pieces:
+        left, stacked = deque(quantized), []
+        for piece in matrix.pieces:
+            some: list[QuantTensor] = []
+            while sum(len(part.words) for part in some) < piece.n:
+                some.append(left.popleft())
+            stacked.append(stack(some))
+        return QuantPieces(tuple(stacked))
     return (
         stack(quantized)
         if quantized

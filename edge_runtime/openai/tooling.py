@@ -39,7 +39,7 @@ def asked_tools(given: object) -> tuple[Mapping[str, Any], ...]:
     try:
         size = len(json.dumps(made, allow_nan=False))
     except (TypeError, ValueError, RecursionError) as error:
-        raise RequestError(f"tools is no JSON: {error}", "tools") from error
+        raise RequestError(f"tools is not JSON: {error}", "tools") from error
     if size > MAX_TOOLS_BYTES:
         raise RequestError(f"tools takes at most {MAX_TOOLS_BYTES:,} bytes, not {size:,}", "tools")
     return made

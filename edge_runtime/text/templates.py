@@ -68,7 +68,7 @@ class ChatTemplate:
                 _check_size(size)
         except Exception as error:  # any error here is the template's fault
             raise RequestError(
-                f"the model's chat template refuses these messages: {_reason(error)}", "messages"
+                f"the model's chat template rejects these messages: {_reason(error)}", "messages"
             ) from error
         finally:
             _BUDGET.reset(budget)

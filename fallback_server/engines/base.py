@@ -65,6 +65,8 @@ class EngineRequest:
     begin_answer: bool = True
     split_reasoning: bool = True
     body: Mapping[str, Any] = field(default_factory=dict)
+    passed: bool = False
+    """Whether the client takes the events of `body`'s API as an upstream sends them."""
 
     @property
     def chat(self) -> bool:
@@ -80,6 +82,17 @@ class EngineRequest:
     def choices(self) -> int:
         """The number of answers that the request asks for."""
         return self.n * max(len(self.prompts), 1)
+
+    @property
+    def stream_options(self) -> Mapping[str, Any]:
+        """The options of a stream that the client gave."""
+        options = self.body.get("stream_options")
+        return options if isinstance(options, Mapping) else {}
+
+    @property
+    def usage_asked(self) -> bool:
+        """Whether the client wants the usage in a stream."""
+        return any(self.stream_options.get(name) for name in ("include_usage", "continuous_usage_stats"))
 
 
 @dataclass(frozen=True)

@@ -61,14 +61,18 @@ class EngineOptions:
     upstream: UpstreamOptions = field(default_factory=UpstreamOptions)
 
 
+def is_url(models: Seq[str]) -> bool:
+    """Whether all models are addresses of servers."""
+    return all(model.startswith(("http://", "https://")) for model in models)
+
+
 def guess(models: Seq[str]) -> Kind:
     """Infer the kind of engine from the models' names. Raises RequestError for a mix, or for several that are
     no URLs.
     """
-    urls = [model.startswith(("http://", "https://")) for model in models]
-    if all(urls):
+    if is_url(models):
         return "upstream"
-    if any(urls) or len(models) > 1:
+    if len(models) > 1 or any(is_url((model,)) for model in models):
         raise RequestError(
             f"MODEL is one directory or hub id, or one or several URLs, not {' '.join(models)}"
         )

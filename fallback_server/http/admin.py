@@ -54,14 +54,14 @@ def router(service: Service, keys: KeyStore | None) -> APIRouter:
         now = time.monotonic()
         found = [
             {
-                "id": call.wanted.id,
+                "id": call.name,
                 "request_id": call.request.state.request_id,
                 "key": call.wanted.tenant.name,
                 "seconds": round(now - call.started, 3),
                 "prompt_tokens": call.usage.prompt,
                 "completion_tokens": call.usage.completion,
             }
-            for call in service.live.values()
+            for call in dict.fromkeys(service.live.values())
         ]
         return {"requests": found}
 

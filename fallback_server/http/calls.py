@@ -38,6 +38,7 @@ from nearfar.fallback_server.http.shapes import merged
 from nearfar.fallback_server.http.streams import EVENTS, ClientGoneError, EventStream, unless_gone
 from nearfar.fallback_server.http.tracing import Span, Tracer
 from nearfar.fallback_server.tenants import ANONYMOUS, Tenant
+from nearfar.remote.chunks import Passed
 
 GONE = 499
 """Status of a request whose client left; it appears only in logs."""
@@ -156,7 +157,8 @@ class Call:
         self._submitted = self._begun = self._last = 0.0  # times of the submission and of tokens
         self._status, self._outcome = GONE, "aborted"  # the status of a stream that does not come to its end
         self._ended = False
-        self._metrics: CallMetrics | None = None  # set once the model is known to be one of this server's
+        self._known_as = ""  # the id that an upstream gave the answer
+        self._metrics: CallMetrics | None = None  # once it is known that the model is one of ours
         operation = "chat" if wanted.chat else "text_completion" if wanted.pooling is None else "embeddings"
         operation = "decisions" if wanted.questions else operation
         self._span: Span = service.tracer.span(operation, wanted.model, request.headers)
@@ -227,6 +229,11 @@ class Call:
                 "not_cancellable",
             )
         await self.service.engine.cancel(self.wanted.id)
+
+    @property
+    def name(self) -> str:
+        """The id by which the client knows the answer."""
+        return self._known_as or self.wanted.id
 
     @property
     def metrics(self) -> CallMetrics:
@@ -332,6 +339,9 @@ class Call:
 
     def _watch(self, piece: Piece) -> None:
         metrics, now = self.metrics, time.monotonic()
+        if isinstance(piece, Passed) and piece.id and not self._known_as:
+            self._known_as = piece.id
+            self.service.live.setdefault(piece.id, self)
         if piece.tokens:
             if not self._last:
                 self._begun = now
@@ -350,7 +360,9 @@ class Call:
             return
         self._ended = True
         usage, service = self.usage, self.service
-        service.live.pop(self.wanted.id, None)
+        for name in (self.wanted.id, self._known_as):
+            if service.live.get(name) is self:
+                del service.live[name]
         self._ticket.leave(usage.completion)
         seconds = time.monotonic() - self.started
         self.metrics.outcome(outcome)

@@ -42,7 +42,7 @@ class BoundedProtocol(H11Protocol):
             return
         problem = Problem(
             503,
-            f"the server has {most} connections, as many as it takes; try again later",
+            f"the server has {most} connections, its limit; try again later",
             None,
             "too_many_connections",
             2.0,

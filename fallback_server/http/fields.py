@@ -123,6 +123,21 @@ ignored, and the answer's header names it.
 """
 
 
+def _or_passed(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return handler(value)
+    except ValidationError:
+        if passes_on.get() and ignored.get() is None:
+            return None
+        raise
+
+
+OPEN = WrapValidator(_or_passed)
+"""Marks a field whose forms differ between servers: a form that is unknown here is left to the upstream,
+which gets the request as received.
+"""
+
+
 def few(most: int) -> BeforeValidator:
     """Return a validator for at most `most` entries, which counts them before reading any."""
 

@@ -124,9 +124,7 @@ class Admission:
         limits = use.limits
         most = None if limits.concurrent is None else -(-limits.concurrent // self.limits.fronts)
         if most is not None and use.concurrent >= most:
-            raise _refusal(
-                f"this key has {use.concurrent} requests under way, as many as it may", "concurrent", 1.0
-            )
+            raise _refusal(f"this key has {use.concurrent} requests under way, its limit", "concurrent", 1.0)
         # counted before anything is awaited, because otherwise more than `most` would be admitted
         use.concurrent += 1
         try:
@@ -144,9 +142,7 @@ class Admission:
     def admit(self, ticket: Ticket) -> None:
         """Count a request as under way. Raises ApiError if the server has too many."""
         if self.requests >= self.limits.requests:
-            raise _refusal(
-                f"the server has {self.requests} requests under way, as many as it takes", "queue_full", 2.0
-            )
+            raise _refusal(f"the server has {self.requests} requests under way, its limit", "queue_full", 2.0)
         ticket.admitted = True
         self.requests += 1
 
@@ -201,7 +197,7 @@ class Admission:
         self.tokens += tokens
         if self.requests > 1 and self._too_many(0, ticket.cost):
             raise _refusal(
-                f"the server has {self.tokens} tokens under way, as many as it takes, and {ticket.cost} of "
+                f"the server has {self.tokens} tokens under way, its limit, and {ticket.cost} of "
                 "them are this request's; stream the answer or ask for a shorter one",
                 "queue_full",
                 2.0,

@@ -181,7 +181,7 @@ class _EngineCollector(Collector):
         program = stats.program
         if program is not None:
             gauges["largest_step_rows"] = (
-                "Rows of the largest step taken; fewer than built for where there was no memory.",
+                "Rows of the largest step in use; fewer than the program has if memory did not suffice.",
                 program.largest_step,
             )
             gauges["largest_built_step_rows"] = (

@@ -12,6 +12,7 @@ from nearfar.fallback_server.http.fields import (
     HINT,
     MAX_PARTS,
     MAX_SCHEMA_BYTES,
+    OPEN,
     PASSED,
     SILENT,
     AnyJson,
@@ -132,7 +133,7 @@ class AssistantMessage(Said):
     role: Literal["assistant"]
     content: Content | None = None
     refusal: str | None = None
-    tool_calls: Annotated[list[Call], many(MAX_TOOLS), few(MAX_TOOLS)] | None = None
+    tool_calls: Annotated[Annotated[list[Call], many(MAX_TOOLS), few(MAX_TOOLS)] | None, OPEN] = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     audio: Annotated[Any, Only()] = None
@@ -270,8 +271,8 @@ class Common(SamplingFields):
     priority: int | None = Field(None, ge=-MAX_PRIORITY, le=MAX_PRIORITY)
     cache_salt: str | None = Field(None, min_length=1, max_length=512)
     user: Annotated[str | None, Field(max_length=512), SILENT] = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
+    response_format: Annotated[ResponseFormat | None, OPEN] = None
+    structured_outputs: Annotated[StructuredOutputs | None, OPEN] = None
     guided_json: AnyJson = None
     guided_regex: str | None = Field(None, min_length=1, max_length=MAX_SCHEMA_BYTES)
     guided_choice: Annotated[list[str], many(MAX_OPTIONS, 1), few(MAX_OPTIONS)] | None = None
@@ -365,13 +366,13 @@ class ChatRequest(Common, SilentFields):
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=TOP_LOGPROBS)
-    tools: Annotated[list[Tool], many(MAX_TOOLS), few(MAX_TOOLS)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tools: Annotated[Annotated[list[Tool], many(MAX_TOOLS), few(MAX_TOOLS)] | None, OPEN] = None
+    tool_choice: Annotated[Literal["none", "auto", "required"] | NamedTool | None, OPEN] = None
     parallel_tool_calls: bool | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
     include_reasoning: bool | None = None
-    chat_template_kwargs: TemplateVariables | None = None
+    chat_template_kwargs: Annotated[TemplateVariables | None, OPEN] = None
     reasoning_effort: Annotated[str | None, Field(max_length=32), HINT] = None
     verbosity: Annotated[str | None, Field(max_length=32), HINT] = None
     enable_thinking: Annotated[bool | None, HINT] = None
@@ -402,7 +403,11 @@ class ChatRequest(Common, SilentFields):
     def _fits_together(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
             raise _concerning("top_logprobs", "top_logprobs needs logprobs: true")
-        if self.tool_choice is not None and self.tool_choice not in ("none", "auto") and not self.tools:
+        if (
+            self.tool_choice is not None
+            and self.tool_choice not in ("none", "auto")
+            and not (self.tools or passes_on.get())
+        ):
             raise _concerning("tool_choice", "tool_choice needs tools")
         if self.continue_final_message and self.messages[-1].role != "assistant":
             raise _concerning("messages", "continue_final_message needs a last message of the role assistant")

@@ -224,7 +224,7 @@ class RayBackend:
 
     def _lost(self, error: Exception) -> None:
         self._counts.lost += 1
-        log.warning("an engine was lost under a request: %s", _short(error))
+        log.warning("an engine was lost while it computed a request: %s", _short(error))
 
 
 def _short(error: Exception) -> str:

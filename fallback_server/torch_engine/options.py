@@ -10,7 +10,7 @@ from typing import Literal
 from nearfar.checkpoint_files import check_no_adapter
 from nearfar.errors import CheckpointError, DeviceError
 from nearfar.fallback_server.backend import GRAMMAR_SECONDS
-from nearfar.fallback_server.torch_engine.known import not_causal
+from nearfar.step.causal import not_causal
 from nearfar.step.kinds import CONFIG, check_writes_text, config_in, torch_refuses
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]

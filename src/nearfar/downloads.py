@@ -68,8 +68,8 @@ class Receiver:
             except errors as error:
                 if isinstance(error, OSError) and error.errno in UNWRITABLE:
                     raise self.failure(
-                        f"{folder} cannot be written: {error.strerror}. Free some space, or let {self.home} "
-                        "name a folder on another disk; the same command then goes on where it ended"
+                        f"{folder} cannot be written: {error.strerror}. Free some space, or set {self.home} "
+                        "to a folder on another disk; the same command then continues the download"
                     ) from error
                 if tries == TRIES or not may_pass(error):
                     raise
@@ -105,7 +105,7 @@ class Receiver:
             if reply.status >= 400:
                 raise Refused(reply)
             if wrong:
-                raise ConnectionError("the host sent another range than it was asked for")
+                raise ConnectionError("the host sent another range than was requested")
             at = have if reply.status == 206 else 0
             end = size if reply.length is None else at + reply.length
             with part.open("ab" if at else "wb", buffering=0) as out:
@@ -114,7 +114,7 @@ class Receiver:
                     if self.stop.is_set():
                         raise Stopped
                     if at + len(chunk) > most:
-                        raise self.failure(f"{name} has more than the {most:,} bytes that it may have")
+                        raise self.failure(f"{name} has more than the {most:,} bytes that are allowed")
                     out.write(chunk)
                     at += len(chunk)
                     told(at, len(chunk))

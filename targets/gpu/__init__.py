@@ -29,7 +29,7 @@ from nearfar.kernels.jobs import (
     Sample,
     Split,
 )
-from nearfar.kernels.quantized import Array, Matrix, Part, QuantTensor
+from nearfar.kernels.quantized import Array, Matrix, Part, QuantPieces, QuantTensor
 from nearfar.targets.gpu import pieces
 from nearfar.targets.gpu.classes import CLASSES, DISCRETE, SOFTWARE, DeviceClass, Tuning
 from nearfar.targets.gpu.kernels.append.project import project, projects
@@ -67,7 +67,7 @@ class GpuKernels:
         """The packed arrays of a matrix."""
         return pieces.parts(matrix, self.binding)
 
-    def pack(self, matrix: Matrix, tensor: QuantTensor | Array) -> tuple[Array, ...]:
+    def pack(self, matrix: Matrix, tensor: QuantTensor | QuantPieces | Array) -> tuple[Array, ...]:
         """Pack a matrix into its parts."""
         return pieces.pack(matrix, tensor, self.binding)
 

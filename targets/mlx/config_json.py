@@ -18,8 +18,14 @@ from nearfar.step.reading import Reading
 
 DROPPED = ("quantization", "quantization_config", "transformers_version", "_name_or_path")
 DTYPES = ("dtype", "torch_dtype")  # the checkpoint's dtype, to which some models' constants are rounded
-WITH_ROPE_PARAMETERS = ("ministral3", "gemma4_text")
-"""Models whose classes in mlx-lm read rope_parameters as transformers 5 writes it."""
+WITH_ROPE_PARAMETERS = ("ministral3", "gemma4_text", "cwm")
+"""Models whose classes in mlx-lm read rope_parameters as transformers 5 writes it, or that have no class
+there and mean something else by a file without rope_parameters.
+"""
+AS_DEFAULT = ("mrope", "dynamic")
+"""Types of rotations that are the default one in texts of at most max_position_embeddings tokens. mlx-lm has
+them in few classes. Hunyuan's "dynamic" has an alpha, and is another type.
+"""
 LLAMAS = ("llama", "mistral", "ministral3", "smollm3")
 """Models that mlx-lm runs with one class: it fails if no layer attends to everything, and treats all layers
 as full attention if no types are given.
@@ -60,6 +66,10 @@ def _text_config(reading: Reading) -> dict[str, Any]:
     types = out.get("layer_types") or []
     if kind in LLAMAS and types and "full_attention" not in types:
         del out["layer_types"]
+    if kind == "internlm3":
+        out |= {"qkv_bias": out["attention_bias"], "bias": out["mlp_bias"]}
+    if kind == "granitemoehybrid":
+        out["layer_types"] = ["attention" if each == "full_attention" else each for each in types]
     if kind in PATTERNS and types:
         out["sliding_window_pattern"] = PATTERNS[kind](types)
     if kind == "qwen3_moe":  # transformers 5 writes another name than mlx-lm and published checkpoints have
@@ -68,6 +78,7 @@ def _text_config(reading: Reading) -> dict[str, Any]:
         # the last layer has no window
         last = out["per_layer_config"].get(str(out["num_hidden_layers"] - 1), {})
         out["global_head_dim"] = last.get("head_dim", out["head_dim"])
+        out["num_global_key_value_heads"] = last.get("num_key_value_heads")
     return dict(sorted(out.items()))
 
 
@@ -100,6 +111,8 @@ def _spell_rope(kind: str, out: dict[str, Any]) -> None:
             out[key] = whole[key]
     scaling = dict(out.get("rope_scaling") or whole)
     named = scaling.get("rope_type") or scaling.get("type") or "default"
+    if named in AS_DEFAULT and "alpha" not in scaling:
+        named = "default"
     beside = ("rope_theta", "partial_rotary_factor")
     stretched = {
         **{key: value for key, value in scaling.items() if key not in beside},

@@ -27,7 +27,7 @@ from tests.support.turns import in_turns
 from .gpu_harness import PRECISIONS, TARGETS
 
 NAMED = {str(case): case for case in CASES}
-READS = ("llama-plain", "gemma4_text-shared", "gpt_oss-plain")
+READS = ("llama-plain", "gemma4_text-shared", "arcee-plain", "gpt_oss-plain")
 """In their lists each kind of operation reads what it reads in any list: test_lists_of_steps."""
 OTHERS = [case for case in NAMED.values() if str(case) not in READS]
 SHARES = 2
@@ -48,7 +48,7 @@ norms over all heads they cannot.
 
 
 @in_turns("target", "precision", "rows")
-@TARGETS  # on top, so that the two of READS, neighbours in the order of cases, are on different targets
+@TARGETS  # on top, so that those of READS, neighbours in the order of cases, are on different targets
 @PRECISIONS
 @ROWS
 @pytest.mark.parametrize("name", READS)

@@ -163,7 +163,7 @@ def test_a_model_without_tools_is_offered_none_and_a_draft_stays(
     with serve(artifact) as toy:
         page = opened(new_page(chromium, toy), 20)
         assert page.tab.locator("#tools").is_disabled()
-        assert page.tab.locator("#tools-hint").inner_text() == "This model calls no tools."
+        assert page.tab.locator("#tools-hint").inner_text() == "This model cannot call tools."
         page.tab.locator("#prompt").fill("Half a thought")
         page.open().wait("idle")
         assert page.tab.locator("#prompt").input_value() == "Half a thought"

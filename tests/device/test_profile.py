@@ -146,8 +146,8 @@ def test_the_table_and_the_plot(out: Path, tmp_path: Path) -> None:
         (("--rows", 64, "--context", 63), "64 rows do not fit into a context of 63"),
         (("--rounds", 0), "rounds must be at least 1, not 0"),
         (("--program", "f8"), "not 'f8'"),
-        (("--plot", "/nowhere/at/all.svg"), "/nowhere/at is no folder"),
-        (("--json", "/nowhere/at/all.json"), "/nowhere/at is no folder"),
+        (("--plot", "/nowhere/at/all.svg"), "/nowhere/at is not a folder"),
+        (("--json", "/nowhere/at/all.json"), "/nowhere/at is not a folder"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(out: Path, options: tuple[object, ...], said: str) -> None:

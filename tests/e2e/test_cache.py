@@ -45,7 +45,7 @@ def test_run_with_a_snapshot_answers_as_without(sample: Path, snapshot: Path) ->
     assert b"cached)" in cached.stderr
     other = nearfar("run", sample, "Who came?", *GREEDY, "--cache", snapshot)
     assert other.returncode == 0
-    assert b"saved nothing: the prompt does not begin as it does" in other.stderr
+    assert b"saved no time: the prompt does not begin as the snapshot does" in other.stderr
 
 
 def test_load_goes_on_from_the_snapshot(sample: Path, snapshot: Path) -> None:

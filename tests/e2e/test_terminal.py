@@ -154,7 +154,7 @@ def test_a_response_as_json(model: Path) -> None:
     [
         ([""], "the prompt is empty: give a question"),
         ([], "the prompt is empty: give a question"),
-        (["Hi", "--stream"], "--stream goes with --json"),
+        (["Hi", "--stream"], "--stream is for --json"),
         (["Hi", "--json", "--markdown"], "leave out --json"),
         (["Hi", "--temperature", "-1"], "temperature must be"),
         (["Hi", "--raw", "--top-p", "2"], "top_p must be"),

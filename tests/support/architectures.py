@@ -171,6 +171,48 @@ HUNYUANS = [
     case("hunyuan_v1_dense", "alpha", rope_parameters=HUNYUAN, attention_bias=True, tie_word_embeddings=True),
 ]
 
+GLMS = [
+    case("glm", "plain", head_dim=24),
+    case("glm", "unbiased", attention_bias=False, tie_word_embeddings=True, partial_rotary_factor=0.75),
+    case("gemma", "plain", head_dim=24, num_key_value_heads=1, tie_word_embeddings=True),
+    case("gemma", "biased", attention_bias=True, hidden_act="gelu"),
+]  # fmt: skip
+
+COUSINS = [
+    case("seed_oss", "plain", head_dim=24, mlp_bias=True),
+    case("seed_oss", "out-biased", attention_bias=False, attention_out_bias=True, tie_word_embeddings=True),
+    case("cwm", "plain", sliding_window=11, num_hidden_layers=5, rope_parameters={
+        **LLAMA3, "rope_theta": 1e6, "original_max_position_embeddings": 32}),
+    case("cwm", "listed", sliding_window=9, mlp_bias=True, tie_word_embeddings=True, layer_types=[
+        "sliding_attention", "full_attention", "sliding_attention"], rope_parameters={
+        "rope_type": "default", "rope_theta": 1e6}),
+    case("arcee", "plain", head_dim=24),
+    case("arcee", "biased", attention_bias=True, mlp_bias=True, hidden_act="gelu", tie_word_embeddings=True),
+    case("internlm3", "plain", head_dim=16, hidden_size=64, rope_parameters={
+        "rope_type": "dynamic", "factor": 6.0, "rope_theta": 10000.0}),
+    case("internlm3", "biased", head_dim=16, hidden_size=64, attention_bias=True, mlp_bias=True,
+         tie_word_embeddings=True),
+    case("iquestcoder", "plain", head_dim=24, rms_norm_eps=OWN),
+]  # fmt: skip
+
+MULTIPLIED: dict[str, Any] = {
+    "embedding_multiplier": 12.0, "attention_multiplier": 0.11, "residual_multiplier": 0.22,
+    "logits_scaling": 8.0,
+}  # fmt: skip
+HYBRID: dict[str, Any] = {
+    "layer_types": ["full_attention"] * 3, "num_local_experts": 0, "num_experts_per_tok": 0,
+    "shared_intermediate_size": 100, "head_dim": OWN, "hidden_size": 64, "mamba_n_heads": 4,
+}  # fmt: skip
+GRANITES += [
+    case("granitemoehybrid", "dense", **HYBRID, **MULTIPLIED, position_embedding_type="rope",
+         tie_word_embeddings=True),
+    case("granitemoehybrid", "still", **{**HYBRID, "shared_intermediate_size": 76}, attention_bias=True,
+         residual_multiplier=0.5),
+    case("hyperclovax", "plain", **MULTIPLIED, head_dim=24),
+    case("hyperclovax", "bare", use_post_norm=False, attention_bias=True, mlp_bias=True,
+         residual_multiplier=0.5, logits_scaling=3.0, tie_word_embeddings=True),
+]  # fmt: skip
+
 GPT_OSS_ROPE = {**YARN, "truncate": False, "rope_theta": 150000.0}
 LOCAL, GLOBAL = "sliding_attention", "full_attention"
 MOES = [
@@ -252,6 +294,10 @@ GEMMAS = [
         final_logit_softcapping=12.0,
     ),
     case("gemma4_text", "own", **{**GEMMA4, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0}),
+    case(
+        "gemma4_text", "twice", **{**GEMMA4, "num_kv_shared_layers": 0, "hidden_size_per_layer_input": 0},
+        attention_k_eq_v=True, num_global_key_value_heads=1, num_key_value_heads=4,
+    ),
 ]  # fmt: skip
 
 SIGLIP = {**PIXTRAL, "model_type": "siglip_vision_model"}
@@ -271,9 +317,60 @@ SEEING = [
     ),
 ]  # fmt: skip
 
+PATCHES = {
+    "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 1, "out_hidden_size": 64,
+    "fullatt_block_indexes": [0],
+}  # fmt: skip
+"""A vision part with windows over patches, of one block."""
+VIT = {key: value for key, value in PIXTRAL.items() if key != "model_type"}
+
+
+def by_axis(*sections: int, **changes: Any) -> dict[str, Any]:
+    """A rotation by row, column and time of an image, with so many pairs each."""
+    return {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": list(sections), **changes}
+
+
+SEEN: dict[str, Any] = {"hidden_size": 64, "head_dim": OWN, "rope_parameters": by_axis(4, 2, 2)}
+VISUAL = [
+    inside(
+        "qwen2_vl", case("qwen2_vl_text", "text", **SEEN),
+        {"depth": 1, "embed_dim": 16, "hidden_size": 64, "num_heads": 1}, tie_word_embeddings=True,
+    ),
+    inside(
+        "qwen2_5_vl",
+        case(
+            "qwen2_5_vl_text", "text", **SEEN, use_sliding_window=True, sliding_window=9, max_window_layers=1
+        ),
+        PATCHES,
+    ),
+    inside(
+        "qwen3_vl",
+        case(
+            "qwen3_vl_text", "text", hidden_size=64, rope_parameters=by_axis(4, 2, 2, mrope_interleaved=True)
+        ),
+        {**PATCHES, "deepstack_visual_indexes": [0], "num_position_embeddings": 16}, tie_word_embeddings=True,
+    ),
+    inside("smolvlm", case("llama", "text", head_dim=24, mlp_bias=True), VIT, tie_word_embeddings=True),
+    inside("idefics3", case("llama", "text", num_key_value_heads=4), VIT),
+    inside("llava", case("llama", "text", attention_bias=True), {**VIT, "model_type": "clip_vision_model"}),
+    inside(
+        "llava_onevision", case("qwen2", "text", head_dim=OWN, hidden_size=64),
+        {**VIT, "model_type": "siglip_vision_model"}, tie_word_embeddings=True,
+    ),
+    inside(
+        "internvl", case("qwen2", "text", head_dim=OWN, hidden_size=64),
+        {**VIT, "image_size": [28, 28], "patch_size": [14, 14]}, tie_word_embeddings=False,
+    ),
+    inside(
+        "exaone4_5", case("exaone4", "text", hidden_size=64, sliding_window=10, sliding_window_pattern=3),
+        {**PATCHES, "num_key_value_heads": 1},
+    ),
+]  # fmt: skip
+"""Text models within models that see: their lists are those of other cases but for names of tensors."""
+
 CASES: tuple[Case, ...] = (
-    *LLAMAS, *MISTRALS, *QWENS, *SMOLLMS, *PHIS, *GRANITES, *ERNIES, *HUNYUANS, *GEMMAS, *MOES,
-    *PARTS, *SEEING,
+    *LLAMAS, *MISTRALS, *QWENS, *SMOLLMS, *PHIS, *GRANITES, *ERNIES, *HUNYUANS, *GEMMAS, *MOES, *GLMS,
+    *COUSINS, *PARTS, *SEEING, *VISUAL,
 )  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from nearfar.kernels.jobs import (
     Route,
     Rows,
 )
-from nearfar.kernels.quantized import Matrix, QuantTensor
+from nearfar.kernels.quantized import Matrix, QuantPieces, QuantTensor
 from tests.support import quantized_kv
 
 Array = npt.NDArray[Any]
@@ -249,18 +249,43 @@ def matrices_of(job: GraphJob) -> dict[str, Matrix]:
     return {"w": job.matrix} if isinstance(job, Embed | Linear) else {}
 
 
-def random_matrix(rng: np.random.Generator, matrix: Matrix) -> tuple[QuantTensor | Array, Array]:
+def random_matrix(
+    rng: np.random.Generator, matrix: Matrix
+) -> tuple[QuantTensor | QuantPieces | Array, Array]:
     """What Kernels.pack takes, and its numbers in float64 [n, k]: products with unit rows are about 1."""
+    if matrix.pieces:
+        pairs = [random_quantized(rng, piece) for piece in matrix.pieces]
+        return QuantPieces(tuple(rows for rows, _ in pairs)), np.concatenate([plain for _, plain in pairs])
     if not matrix.quantized:
         dense = rng.standard_normal((matrix.n, matrix.k)) / np.sqrt(matrix.k)
         dense = dense.astype(np.float16 if matrix.bits == 16 else np.float32)
         return dense, dense.astype(np.float64)
-    shape, levels = (matrix.n, matrix.k // matrix.group), 2**matrix.bits
+    return random_quantized(rng, matrix)
+
+
+def random_quantized(rng: np.random.Generator, matrix: Matrix) -> tuple[QuantTensor, Array]:
+    """A quantized matrix without pieces, and its numbers, computed after the docstring of Scales."""
+    shape, levels, how = (matrix.n, matrix.k // matrix.group), 2**matrix.bits, matrix.scales
     codes = rng.integers(0, levels, (matrix.n, matrix.k)).astype(np.uint8)
-    scales = ((2 + 2 * rng.random(shape)) / levels / np.sqrt(matrix.k)).astype(np.float16)
-    biases = (scales * (-levels / 2 + rng.random(shape))).astype(np.float16)
-    wide = codes.reshape(*shape, matrix.group) * scales[..., None].astype(np.float64) + biases[..., None]
-    return QuantTensor.of_codes(codes, scales, biases, matrix.bits), wide.reshape(matrix.n, matrix.k)
+    size = 1 / levels / np.sqrt(matrix.k)
+    units = None
+    if how.superblock:
+        units = np.zeros((matrix.n, matrix.k // how.superblock, 2), np.float16)
+        random = rng.random((*units.shape[:2], how.values))
+        units[..., : how.values] = (2 + 2 * random) * size * 4 / 2**how.bits
+        units[..., 1] *= levels / 2
+        scales, biases = (rng.integers(0, 2**how.bits, shape).astype(np.uint8) for _ in range(2))
+        biases *= how.offsets
+        of = np.repeat(units.astype(np.float64), shape[1] // units.shape[1], axis=1)
+        wide_scales = of[..., 0] * (scales.astype(np.float64) - how.zero(how.bits))
+        wide_biases = -of[..., 1] * biases if how.offsets else -wide_scales * matrix.zero
+    else:
+        scales = ((2 + 2 * rng.random(shape)) * size).astype(np.float16)
+        biases = (scales * (-levels / 2 + rng.random(shape))).astype(np.float16)
+        wide_scales = scales.astype(np.float64)
+        wide_biases = biases.astype(np.float64) if how.offsets else -wide_scales * matrix.zero
+    wide = codes.reshape(*shape, matrix.group) * wide_scales[..., None] + wide_biases[..., None]
+    return QuantTensor.of_codes(codes, scales, biases, matrix.bits, units), wide.reshape(matrix.n, matrix.k)
 
 
 def random_inputs(

@@ -139,7 +139,7 @@ def test_a_model_that_is_none_is_refused(tmp_path, change, message):
     file.write_text(json.dumps(data), encoding="utf-8")
     with pytest.raises(NearfarError, match=message):
         Difficulty.load(file)
-    with pytest.raises(NearfarError, match="no difficulty model"):
+    with pytest.raises(NearfarError, match="not a difficulty model"):
         Difficulty.load(tmp_path / "absent.json")
 
 

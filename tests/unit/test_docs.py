@@ -31,6 +31,7 @@ FOREIGN_OPTIONS = {
         "--allow-read",
         "--allow-sys",
         "--set",
+        "--scheduling-policy",
         "--require-hashes",
         "--gpus",
         "--help",

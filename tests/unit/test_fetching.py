@@ -119,7 +119,9 @@ def test_a_file_that_is_not_what_the_manifest_says_is_refused(host: Hub, made: P
     file = made / target / shard_of(made / target)
     content = file.read_bytes()
     file.write_bytes(bytes(len(content)))
-    with pytest.raises(ArtifactError, match=rf"{file.name} is corrupt: SHA-256 .*another file than its"):
+    with pytest.raises(
+        ArtifactError, match=rf"{file.name} is corrupt: SHA-256 .*does not match its manifest"
+    ):
         fetch(address(host, target), tmp_path / "in", (target,), told)
     file.write_bytes(content + b"more")
     with pytest.raises(StoreError, match=rf"has more than the {len(content):,} bytes"):
@@ -166,10 +168,10 @@ def test_what_is_none_for_this_machine_says_so(host: Hub, made: Path, tmp_path: 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("https://", "is no address"),
-        ("https://a b/", "is no address"),
-        ("https://host:port/", "is no address"),
-        ("https://me:secret@host/", "has a name or a password"),
+        ("https://", "is not an address"),
+        ("https://a b/", "is not an address"),
+        ("https://host:port/", "is not an address"),
+        ("https://me:secret@host/", "contains a name or a password"),
         ("https://host/x?token=1", "a \\?query"),
         ("https://host/x#y", "a \\?query or a #fragment"),
     ],

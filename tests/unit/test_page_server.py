@@ -319,7 +319,7 @@ def test_what_is_no_address_cannot_become_part_of_the_policy() -> None:
         "http://*",
         "http://host:x/",
     ):
-        with pytest.raises(NearfarError, match="no address"):
+        with pytest.raises(NearfarError, match="not the address"):
             origin_of(wrong)
 
 
@@ -387,7 +387,7 @@ def test_a_missing_webgpu_artifact_is_explained_as_it_is_for_every_command(tmp_p
     with pytest.raises(ArtifactError, match=r"two artifacts for cpu, cpu and other: name the one"):
         find_artifact(tmp_path, "cpu")
     (cpu / "manifest.json").write_text("[]")
-    with pytest.raises(ArtifactError, match="is no manifest"):
+    with pytest.raises(ArtifactError, match="is not a manifest"):
         for_browsers(cpu)
 
 

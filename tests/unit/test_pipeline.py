@@ -145,7 +145,7 @@ def test_what_its_own_reader_refuses_never_appears(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(pipeline, "target_of", {"mlx": Careless()}.__getitem__)
     with pytest.raises(
         BuildError,
-        match=r"its own reader refuses, please report it: .*inv_freq should be as many numbers as one of",
+        match=r"its own reader rejects, please report it: .*inv_freq should be as many numbers as one of",
     ):
         build(BuildOptions(str(SAMPLE), tmp_path / "out", targets=("mlx",)))
     assert list((tmp_path / "out").iterdir()) == []

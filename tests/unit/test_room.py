@@ -73,7 +73,7 @@ def test_a_download_asks_for_what_the_cache_lacks(
             full.setattr(Receiver, "receive", no_room)
             with pytest.raises(
                 CheckpointError,
-                match=r"cannot be written: No space left on device\. Free some space, or let HF_",
+                match=r"cannot be written: No space left on device\. Free some space, or set HF_",
             ):
                 download("someone/stories")
         folder = download("someone/stories")

@@ -209,8 +209,8 @@ OVERFLOW = "This model's maximum context length is 9 tokens."
             {"error": {"message": "no room", "type": "exceed_context_size_error", "n_ctx": 9}},
             ("no room", None, "context_length_exceeded"),
         ),
-        ({"nothing": 1}, ("the server refuses the request (status 400)", None, "invalid_request")),
-        ("<html>", ("the server refuses the request (status 400)", None, "invalid_request")),
+        ({"nothing": 1}, ("the server rejects the request (status 400)", None, "invalid_request")),
+        ("<html>", ("the server rejects the request (status 400)", None, "invalid_request")),
     ],
 )
 def test_what_an_upstream_says_of_a_wrong_request_is_kept(

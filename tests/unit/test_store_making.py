@@ -183,7 +183,7 @@ def test_what_a_dead_build_left_is_seen_removed_and_swept(tmp_path: Path) -> Non
     with store.locked(Wanted("songs", "owner/songs"), print):
         assert "being made" in nearfar("list", NEARFAR_HOME=str(home)).stdout
         refused = nearfar("rm", "songs", NEARFAR_HOME=str(home))
-        assert (refused.returncode, "another process makes songs now" in refused.stderr) == (1, True)
+        assert (refused.returncode, "another process is making songs: wait" in refused.stderr) == (1, True)
         store.sweep()
         assert [path.parent.name for path in store.root.glob("*/.*.partial-*")] == [
             Wanted("songs", "owner/songs").folder

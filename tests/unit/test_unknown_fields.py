@@ -212,7 +212,7 @@ def test_the_command_line_says_which(monkeypatch: pytest.MonkeyPatch, strict: bo
         ("--log-level", "loud", "--log-level must be debug, info, warning, error, not 'loud'"),
         ("--drain", "-5", "--drain must be 0 or more seconds, not -5"),
         ("--max-body", "0", "--max-body must be at least 1, not 0"),
-        ("--replicas", "3", "--replicas 3 goes with --ray"),
+        ("--replicas", "3", "--replicas 3 needs --ray"),
     ],
 )
 def test_the_command_line_refuses_what_no_server_can_do(option: str, value: str, said: str) -> None:

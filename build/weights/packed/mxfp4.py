@@ -18,6 +18,7 @@ from nearfar.build.weights.packed.contract import Carried, Shape, Wanted, most_c
 from nearfar.build.weights.packed.e2m1 import E2M1_BITS, e2m1_affine
 from nearfar.build.weights.packed.settings import settings_of
 from nearfar.build.weights.quantize import F32, Scheme
+from nearfar.format.scales import PAIRS, Scales
 
 GROUP = 32
 BLOCKS, SCALES = "_blocks", "_scales"
@@ -27,6 +28,7 @@ class Mxfp4:
     """See nearfar.build.weights.packed.contract.Packed. Tensors are named without a part: X."""
 
     name = "mxfp4"
+    notes: tuple[str, ...] = ()
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
@@ -67,7 +69,7 @@ class Mxfp4:
         """Blocks and scales."""
         return f"{tensor}{BLOCKS}", f"{tensor}{SCALES}"
 
-    def carry(self, tensor: str, start: int, stop: int) -> Carried:
+    def carry(self, tensor: str, start: int, stop: int, scales: Scales = PAIRS) -> Carried:
         """Rows of all experts' matrices, one below the other, as affine codes of five bits."""
         return self._affine(tensor, start, stop).carried(E2M1_BITS, tensor)
 

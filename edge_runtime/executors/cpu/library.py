@@ -158,7 +158,7 @@ class Pool:
         failed = call(self._handle, ctypes.addressof(plan.launches), len(plan.names), *more)
         if failed >= 0:
             raise DeviceError(
-                f"kernel {plan.names[failed]} (launch {failed}) refused its arguments: {_raised(self._ffi)}"
+                f"kernel {plan.names[failed]} (launch {failed}) rejected its arguments: {_raised(self._ffi)}"
             )
 
     def close(self) -> None:

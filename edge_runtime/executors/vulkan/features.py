@@ -106,7 +106,7 @@ def matrices(handle: Any) -> set[tuple[int, ...]]:
         found = vk.vkGetInstanceProcAddr(instance(False).handle, name)(handle)
     # the binding may raise any error, and the program may not need cooperative matrices
     except Exception as error:
-        log.warning("a Vulkan driver does not tell its cooperative matrices: %s", error)
+        log.warning("a Vulkan driver cannot list its cooperative matrices: %s", error)
         return set()
     return {tuple(int(getattr(each, name)) for name in names) for each in found}
 

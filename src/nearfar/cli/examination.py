@@ -163,7 +163,7 @@ def _store() -> Iterator[Finding]:
         told = f"models cannot be kept under their names without {error.name}"
         yield Finding("store", "store", "missing", told, "pip install 'nearfar[build,edge]'")
         return
-    how = "let NEARFAR_HOME name a folder that you may write to"
+    how = "set NEARFAR_HOME to a folder that you may write to"
     try:
         store = Store()
     except NearfarError as error:
@@ -181,7 +181,7 @@ def _store() -> Iterator[Finding]:
     free = shutil.disk_usage(there).free
     told = f"{store.root}, {len(store.entries())} models, {show_size(free)} free"
     if free < ROOM:
-        how = "free some space, or let NEARFAR_HOME and HF_HOME name folders on another disk"
+        how = "free some space, or set NEARFAR_HOME and HF_HOME to folders on another disk"
         yield Finding("store", "store", "missing", f"{told}: little for models", how)
         return
     yield Finding("store", "store", "ok", told)

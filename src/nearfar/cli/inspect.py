@@ -40,9 +40,9 @@ def inspect(
         bool,
         typer.Option(
             "--kernels",
-            help="Show the launches of all plans instead (webgpu, vulkan, cpu). GPU kernels have figures "
-            "where the build computed them (--kernel-figures): workgroups, threads, bytes of weights under "
-            "way at once (in flight), how often a launch reads each weight, and more.",
+            help="Show the launches of all plans instead (webgpu, vulkan, cpu). GPU kernels have figures if "
+            "the build computed them (--kernel-figures): workgroups, threads, bytes of weights in flight, "
+            "how often a launch reads each weight, and more.",
         ),
     ] = False,
     program: Annotated[
@@ -183,7 +183,7 @@ def _matrix_bytes(artifact: Artifact) -> int:
         if name not in looked_up_in(op)
     }
     stored = (matrix for matrix in artifact.manifest.quantization.matrices if matrix.name in read)
-    return sum(m.n * (m.k * m.bits // 8 + (4 * m.k // m.group_size if m.group_size else 0)) for m in stored)
+    return sum(matrix.bytes for matrix in stored)
 
 
 def _tensors(artifact: Artifact) -> list[tuple[str, str, int]]:

@@ -72,7 +72,7 @@ def content_policy(cloud: str | None) -> str:
 def origin_of(address: str) -> str:
     """Scheme, host and port of an http(s) address. Raises NearfarError for any other text."""
     wrong = NearfarError(
-        f"{address!r} is no address of a server: write it as http://host:8000 or https://host/v1"
+        f"{address!r} is not the address of a server: write it as http://host:8000 or https://host/v1"
     )
     try:
         parts = urlsplit(address)

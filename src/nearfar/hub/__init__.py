@@ -211,7 +211,7 @@ def _check_room(repository: str, files: Iterable[DryRunFileInfo]) -> None:
     missing = sum(file.file_size or 0 for file in files if file.will_download)
     if lack := lacking(cache, missing - sum(file.stat().st_size for file in begun)):
         raise CheckpointError(
-            f"the download of {repository} {lack}: free some space, or let HF_HOME name a folder on another "
+            f"the download of {repository} {lack}: free some space, or set HF_HOME to a folder on another "
             "disk"
         )
 
@@ -232,15 +232,15 @@ def failed(repository: str, error: Exception | None = None) -> CheckpointError:
     if (reason := unreachable()) is not None:
         return CheckpointError(
             f"{reason}, and {repository} has not been downloaded before: check the network, or take a model "
-            f"that is here (nearfar list){path}"
+            f"of the store (nearfar list){path}"
         )
     told = (str(error).strip().splitlines() or [type(error).__name__])[0]
     if isinstance(error, RepositoryNotFoundError):
         return CheckpointError(
-            f"{host()} has no model {repository}, or it may not be read: check the name; where its licence "
-            f"has to be accepted, accept it there and then `hf auth login`{path} ({told})"
+            f"{host()} has no model {repository}, or it may not be read: check the name; if its licence has "
+            f"to be accepted, accept it there and run `hf auth login`{path} ({told})"
         )
     return CheckpointError(
-        f"the download of {repository} from {host()} failed ({told}): try again, the same command goes on "
-        f"where this one ended{path}"
+        f"the download of {repository} from {host()} failed ({told}): try again, the same command continues "
+        f"the download{path}"
     )

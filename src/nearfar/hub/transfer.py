@@ -84,8 +84,8 @@ class Transfer:
         known = get_hf_file_metadata(url)
         if known.etag is None:
             raise CheckpointError(
-                f"{urlsplit(url).netloc} gives {file.filename} no entity tag (ETag), by which files are "
-                "kept and gone on with: let HF_ENDPOINT name the hub, or a mirror that passes ETag on"
+                f"{urlsplit(url).netloc} gives {file.filename} no entity tag (ETag), which stored and "
+                "resumed downloads need: set HF_ENDPOINT to the hub, or to a mirror that passes ETag on"
             )
         headers = build_hf_headers()
         if urlsplit(known.location).netloc != urlsplit(url).netloc:

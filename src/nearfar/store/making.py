@@ -18,7 +18,7 @@ from nearfar.errors import DeviceError, NearfarError, StoreError
 from nearfar.format.adapters import DEVICE_CLASSES, class_of, suited
 from nearfar.store.entries import Entry, Store, Wanted
 from nearfar.store.fetching import Told, fetch, is_url
-from nearfar.store.naming import holds_checkpoint, mark_of, wanted_of
+from nearfar.store.naming import Asked, holds_checkpoint, mark_of, wanted_of
 
 Build = Callable[[BuildOptions], object]
 """Function that builds and shows progress."""
@@ -89,7 +89,9 @@ def _of_machine(kind: str, which: str | None) -> Best:
     return Best(kind)
 
 
-def artifacts_at(given: str, runner: Runner, build: Build, tell: Tell, bar: Bar) -> Path:
+def artifacts_at(
+    given: str, runner: Runner, build: Build, tell: Tell, bar: Bar, adapter: str | None = None
+) -> Path:
     """The folder of a path's or a name's artifacts; a model of the store is built for the runner if it has no
     suitable one.
     """
@@ -97,10 +99,15 @@ def artifacts_at(given: str, runner: Runner, build: Build, tell: Tell, bar: Bar)
     if path.is_dir() and (holds_artifacts(path) or not holds_checkpoint(path)):
         if not holds_artifacts(path) and any(path.iterdir()) and (what := folder_is(path)):
             raise StoreError(f"{path} is {what}")
+        if adapter is not None:
+            raise StoreError(
+                f"{path} is built already, and --adapter {adapter} is merged when a checkpoint is built: "
+                "name the model that it was made of"
+            )
         find_artifacts(path)  # find_artifacts reports what is missing
         return path
     store = Store()
-    entry = made(store, wanted_of(given, store), runner, build, tell, bar)
+    entry = made(store, wanted_of(given, store, Asked(adapter=adapter)), runner, build, tell, bar)
     entry.touch()
     return entry.folder
 
@@ -118,7 +125,7 @@ def made(store: Store, wanted: Wanted, runner: Runner, build: Build, tell: Tell,
     if fetched:
         tell(f"Fetching {wanted.name} (one time) …")
     else:
-        first_look(wanted.source)
+        first_look(wanted.source, adapter=wanted.adapter)
         if runner.chats:
             check_chats(wanted.source)
         tell(f"Building {wanted.name} (one time) …")
@@ -136,8 +143,8 @@ def made(store: Store, wanted: Wanted, runner: Runner, build: Build, tell: Tell,
                         fetch(wanted.source, place, _best_first(runner), told)
                 else:
                     _build(build, wanted, place, *runner.lacks(found))
-                return store.keep(wanted, mark_of(wanted.source))
-        return store.keep(wanted, mark_of(wanted.source))
+                return store.keep(wanted, mark_of(wanted.source, wanted.adapter))
+        return store.keep(wanted, mark_of(wanted.source, wanted.adapter))
 
 
 def _build(
@@ -161,7 +168,7 @@ def _best_first(runner: Runner) -> Sequence[str]:
 def _fresh(store: Store, wanted: Wanted) -> Entry | None:
     """The entry of `wanted`; None where its checkpoint has changed since."""
     found = store.of(wanted)
-    return found if found is not None and found.mark == mark_of(wanted.source) else None
+    return found if found is not None and found.mark == mark_of(wanted.source, wanted.adapter) else None
 
 
 def _options(wanted: Wanted, out: Path, targets: tuple[str, ...], classes: tuple[str, ...]) -> BuildOptions:
@@ -176,4 +183,5 @@ def _options(wanted: Wanted, out: Path, targets: tuple[str, ...], classes: tuple
         quality=wanted.quality,
         cpu_features=native,
         device_classes=classes,
+        adapter=wanted.adapter,
     )

@@ -69,7 +69,7 @@ class Side:
             return [((slots, self.matrix.k), "float32"), ((1,), "float32"), out]
         tiles, groups = slots // self.rows, self.matrix.k // self.matrix.group
         words = ((tiles, self.matrix.k // 2 * self.rows), "int32")
-        return [words, ((tiles, groups, 3 if self.dot.offset else 2, self.rows), "float32"), out]
+        return [words, ((tiles, groups, 3 if self.dot.correction else 2, self.rows), "float32"), out]
 
     def accumulate(self, buf: Buffers, block: Expr, t: Expr, acc: Expr) -> None:
         """acc[r] = inputs of slot r of tile t · a block of weights."""
@@ -78,7 +78,7 @@ class Side:
             first = T.Bind(t * self.rows)
             linear_dense.accumulate(self.matrix, self.unit, weight, x, block, first, self.rows, acc)
             return
-        named = {"w0": buf[self.weight], "scratch:0": buf[self.inputs], "scratch:1": buf[self.sums]}
+        named = {"w": buf[self.weight], "xq": buf[self.inputs], "xs": buf[self.sums]}
         linear_quant.accumulate(self.matrix, self.unit, self.dot, named, block, t, acc)
 
 
@@ -217,7 +217,8 @@ def _fill(side: Side, buf: Buffers, slot: Expr, value_at: Any) -> None:
     """Write the inputs of a slot; `value_at` gives some values from an input on, the rest of 16 as zeros."""
     if side.dot is not None:
         whole = lambda i: value_at(i, v.LANES)  # noqa: E731
-        quantise(side.matrix, side.dot, whole, slot, buf[side.inputs], buf[side.sums])
+        corrected = bool(side.dot.correction)
+        quantise(side.dot, corrected, whole, slot, buf[side.inputs], buf[side.sums])
         return
     k = side.matrix.k
     with T.serial(0, k // v.LANES) as i:

@@ -11,7 +11,6 @@ from tvm.script.ir_builder import tirx as T
 
 from nearfar.format.sizes import MAX_ROWS
 from nearfar.kernels.jobs import Linear
-from nearfar.kernels.quantized import Matrix
 from nearfar.targets.cpu.kernels import vec as v
 from nearfar.targets.cpu.kernels.dot import LARGEST, Products
 
@@ -49,10 +48,12 @@ def source_row(job: Linear, logit_rows: Expr, m: Expr) -> Expr:
     return T.Bind(logit_rows[m]) if job.rows else m
 
 
-def quantise_row(job: Linear, dot: Products, ins: dict[str, Expr], m: Expr, xq: Expr, xs: Expr) -> None:
+def quantise_row(
+    job: Linear, dot: Products, corrected: bool, ins: dict[str, Expr], m: Expr, xq: Expr, xs: Expr
+) -> None:
     """Quantize row m of x' to integers of 16 bits, xq[m / rows, …], in the words that `dot` multiplies.
 
-    Each group has a scale and a sum, xs[m / rows, group, 2, m % rows]; if `dot` has an offset, a third number
+    Each group has a scale and a sum, xs[m / rows, group, 2, m % rows]; if `corrected`, a third number
     holds the bits of the sum of the group's integers.
 
     16 bits instead of the usual 8 keep the error (2^-16 of a group's largest value) below that of float32
@@ -66,14 +67,15 @@ def quantise_row(job: Linear, dot: Products, ins: dict[str, Expr], m: Expr, xq: 
         value = v.lanes(x, [row, i])
         return value if rms is None else T.Bind(value * v.splat(rms) * v.lanes(ins["norm"], [i]))
 
-    quantise(job.matrix, dot, value_at, m, xq, xs)
+    quantise(dot, corrected, value_at, m, xq, xs)
 
 
 def quantise(
-    matrix: Matrix, dot: Products, value_at: Callable[[Expr], Expr], m: Expr, xq: Expr, xs: Expr
+    dot: Products, corrected: bool, value_at: Callable[[Expr], Expr], m: Expr, xq: Expr, xs: Expr
 ) -> None:
     """Quantize a row of inputs as row m; see quantise_row. `value_at` gives sixteen values from one on."""
-    group, tile = matrix.group, dot.rows
+    matrix, tile = dot.matrix, dot.rows
+    group = matrix.group
     t, r = (m, v.i32(0)) if tile == 1 else (T.Bind(m // tile), T.Bind(m % tile))
     with T.serial(0, matrix.k // group) as g:
         regs = [value_at(g * group + i) for i in range(0, group, v.LANES)]
@@ -85,7 +87,7 @@ def quantise(
         v.put1(xs, [t, g, 0, r], amax * v.f32(1.0 / LARGEST))
         v.put1(xs, [t, g, 1, r], v.hsum(total))
         integers = [T.Bind(v.cast(tirx.nearbyint(value * v.splat(inverse)), v.I32X16)) for value in regs]
-        if dot.offset:
+        if corrected:
             whole = functools.reduce(lambda a, b: T.Bind(a + b), integers)
             v.put1(xs, [t, g, 2, r], v.bits(v.hreduce(whole, lambda a, b: a + b, "int32"), "float32"))
         for i, value in enumerate(integers):

@@ -69,10 +69,13 @@ function parsed(content: string, at: URL): unknown {
   try {
     return JSON.parse(content);
   } catch (cause) {
-    throw new ArtifactError(`${at.href} is no JSON, so no list of models: correct the address or the file.`, {
-      cause,
-      code: "not-an-artifact",
-    });
+    throw new ArtifactError(
+      `${at.href} is not JSON, so it is not a list of models: correct the address or the file.`,
+      {
+        cause,
+        code: "not-an-artifact",
+      },
+    );
   }
 }
 

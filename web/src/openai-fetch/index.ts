@@ -69,7 +69,7 @@ async function bodyOf(request: Request): Promise<{ readonly stream?: unknown }> 
   try {
     asked = JSON.parse(text);
   } catch (error) {
-    throw refused(`the body is no JSON: ${error instanceof Error ? error.message : error}`);
+    throw refused(`the body is not JSON: ${error instanceof Error ? error.message : error}`);
   }
   if (typeof asked !== "object" || asked === null || Array.isArray(asked))
     throw refused(`the body must be a JSON object, not ${text.slice(0, 80)}`);

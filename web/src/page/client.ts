@@ -232,7 +232,7 @@ export class Engine {
   async #reload(signal: AbortSignal | undefined): Promise<void> {
     if (this.#disposed || !this.parts) throw disposedError();
     throwIfAborted(signal);
-    const why = "The model is being loaded anew. Ask again once reload() has resolved.";
+    const why = "The model is being loaded again. Ask again once reload() has resolved.";
     await this.#link.close(new DeviceError(why, { code: "device-lost" }));
     const opening = linkedAbort(signal);
     this.#stopReload = opening.stop;

@@ -46,7 +46,7 @@ export async function createEmbeddings(
   throwIfAborted(signal);
   const inputs = inputsOf(input);
   if (inputs.length > MAX_INPUTS)
-    throw new RequestError(`input has ${inputs.length} texts; at most ${MAX_INPUTS} go at once`, "input");
+    throw new RequestError(`input has ${inputs.length} texts; at most ${MAX_INPUTS} are allowed`, "input");
   const { events, abort } = source.embed(inputs);
   const event = await new Promise<AnswerEvent>((resolve, reject) => {
     const onAbort = (): void => {

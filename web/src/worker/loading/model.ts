@@ -112,8 +112,8 @@ function openCache(
   const files = { url: base, name, manifest: text, files: filesOf(manifest), large };
   return openOpfsCache(files, (lacking) =>
     onWarning(
-      `The browser's storage has ${lacking} bytes too few to keep the model: it runs all the same, and ` +
-        "the next visit downloads it again.",
+      `The browser's storage has ${lacking} bytes too few for the model: the model runs, ` +
+        "but the next visit downloads it again.",
     ),
   );
 }

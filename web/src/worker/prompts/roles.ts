@@ -11,7 +11,7 @@ export function checkRoles(messages: readonly ChatMessage[], template: string): 
   );
   if (strange)
     throw new RequestError(
-      `messages: this model's chat template knows no role "${strange.role}", and would pass over the message; ` +
+      `messages: this model's chat template knows no role "${strange.role}", and would ignore the message; ` +
         `there are ${ROLES.join(", ")}`,
       "messages",
     );
