@@ -21,9 +21,8 @@ FIXED = 0x10  # MAP_FIXED of Linux
 
 
 def fits(count: int) -> bool:
-    """Whether `count` bytes are free, by what the system says; if not, files of that size should be mapped.
-    """
-    return count <= psutil.virtual_memory().available
+    """Whether `count` bytes are free, by what the system says; if not, files of that size should be mapped."""
+    return bool(count <= psutil.virtual_memory().available)
 
 
 def mapped(files: Sequence[tuple[Path, int]], apart: int) -> npt.NDArray[np.uint8]:
