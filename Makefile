@@ -33,7 +33,7 @@ SYSTEM_DEV := system-dev
 endif
 SIDE = $(MAKE) --no-print-directory $(if $(filter output-sync,$(.FEATURES)),--output-sync=target) SIDE_BY_SIDE=1
 
-.PHONY: help setup setup-dev setup-python setup-web build-web system system-demo system-dev demo test test-all test-web \
+.PHONY: clients help setup setup-dev setup-python setup-web build-web system system-demo system-dev demo test test-all test-web \
 	test-times mutations lint lint-python lint-web fuzz bench docs dist clean
 
 help: ## this list
@@ -100,6 +100,17 @@ $(WEB_READY): $(shell find web/src web/chat web/scripts -type f 2>/dev/null) $(w
 demo: system-demo setup $(DEMO_READY) ## build the sample model, ask it in Python, in headless Chromium, a server, and a client of both
 	$(BIN)/python examples/demo.py
 
+CLIENTS := out/clients
+
+clients: $(CLIENTS)/ready ## the clients that tests/e2e/test_clients.py runs, in environments of their own: 0.5 GB
+
+$(CLIENTS)/ready: pyproject.toml scripts/extra.py scripts/install.py | setup-dev
+	for name in clients instructor; do \
+	  $(BIN)/python -m venv $(CLIENTS)/$$name && \
+	  $(BIN)/python scripts/extra.py $$name | xargs $(CLIENTS)/$$name/bin/python scripts/install.py || exit 1; \
+	done
+	touch $@
+
 lint: setup-dev ## ruff, mypy --strict, tsc, biome; whether what is generated is up to date
 	@$(SIDE) -j2 lint-python $(if $(WEB),lint-web)
 
@@ -125,7 +136,7 @@ unexport PYTHONDONTWRITEBYTECODE
 test: export NEARFAR_TEST_ARTIFACTS := $(CURDIR)/out/tests
 test: setup-dev ## lint and all tests, products of parameters in turns: what CI runs
 	rm -rf "$(NEARFAR_TEST_ARTIFACTS)" "$(TIMES)" && mkdir -p "$(NEARFAR_TEST_ARTIFACTS)" "$(TIMES)"
-	@$(SIDE) -j3 lint-python $(if $(WEB),lint-web test-web)
+	@$(SIDE) -j4 lint-python clients $(if $(WEB),lint-web test-web)
 	NEARFAR_TEST_TIMES="$(TIMES)/side-by-side.json" $(BIN)/python -m pytest -rs -m "not alone" --numprocesses auto --dist loadgroup --no-loadscope-reorder
 	NEARFAR_TEST_TIMES="$(TIMES)/alone.json" $(BIN)/python -m pytest -rs -m alone
 	$(BIN)/python -m tests.support.budgets "$(TIMES)"/*.json

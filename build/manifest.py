@@ -39,12 +39,15 @@ CACHE = Cache(page_size=PAGE_SIZE, slots=MAX_ROWS)
 
 def groups(step: Step) -> tuple[Group, ...]:
     """The page groups of a step's caches."""
-    return tuple(Group(window) for window in step.windows)
+    return tuple(Group(group.window, group.stride) for group in step.groups)
 
 
 def caches(step: Step) -> tuple[KvCache, ...]:
     """The caches of a step."""
-    return tuple(KvCache(c.kv_heads, c.head_dim, step.group(index)) for index, c in enumerate(step.caches))
+    return tuple(
+        KvCache(c.kv_heads, c.head_dim, step.group(index), c.parts, c.depth)
+        for index, c in enumerate(step.caches)
+    )
 
 
 def buffers(model: Model) -> tuple[Buffer, ...]:

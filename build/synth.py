@@ -26,6 +26,8 @@ from nearfar.build.weights.safetensors import SafetensorsWriter, TensorSpec
 from nearfar.errors import BuildError
 from nearfar.processors import processors
 from nearfar.step.model import Model
+from nearfar.step.ops import Conv
+from nearfar.step.params import Param
 from nearfar.step.reading import read_model
 
 SHAPES = Path(__file__).parent / "shapes"
@@ -74,10 +76,19 @@ class Shape:
     @property
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of a checkpoint, in the order of the step. Norms are 1 as the step reads them, biases
-        are 0.
+        are 0; the taps of a convolution are [columns, 1, taps].
         """
+        taps = {op.weight: op.taps for op in self.built.step.ops if isinstance(op, Conv)}
+
+        def whole(param: Param, shape: tuple[int, ...]) -> tuple[int, ...]:
+            count = taps.get(param.name)
+            return shape if count is None else (shape[0] // count, 1, count)
+
         return {
-            name: Tensor(shape, None if param.is_matrix else float(not name.endswith(".bias")) - param.offset)
+            name: Tensor(
+                whole(param, shape),
+                None if param.is_matrix else float(not name.endswith(".bias")) - param.offset,
+            )
             for param in self.built.step.params
             for name, shape in param.expected().items()
         }

@@ -5,13 +5,14 @@ docs/artifact.md has the same table, generated from this one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from nearfar.format import kv
 from nearfar.format.manifest import Buffer, Cache, Dim, Group, KvCache
 from nearfar.format.sampler import COLUMNS
 from nearfar.format.sizes import MAX_ROWS, MAX_STEP, TOP_LOGPROBS, pages_for
+from nearfar.step.shapes import Parts
 
 KV = "kv"
 """Placeholder for the dtype of the cache's buffers, which the program's kv_dtype decides
@@ -63,6 +64,10 @@ TABLE = (
     Row("kv.<c>.k", KV, ("pages.<g>", "kv_heads", "page_size", "head_dim"),
         "keys of cache c, which is of group g"),
     Row("kv.<c>.v", KV, ("pages.<g>", "kv_heads", "page_size", "head_dim"), "its values"),
+    Row("kv.<c>.x", "float32", ("pages.<g>", "kv_heads", "page_size", "head_dim"),
+        "the rows of a cache that keeps one tensor"),
+    Row("kv.<c>.s", "float32", ("pages.<g>", "kv_heads", "depth", "head_dim"),
+        "the states of a cache that keeps states: one matrix a head in each page"),
 )
 # fmt: on
 
@@ -103,6 +108,28 @@ def is_keys(name: str) -> bool:
 def values(cache: int) -> str:
     """The name of the buffer that holds the values of a cache."""
     return f"kv.{cache}.v"
+
+
+def taken(cache: int) -> str:
+    """The name of the buffer that holds the rows of a cache of one tensor."""
+    return f"kv.{cache}.x"
+
+
+def states(cache: int) -> str:
+    """The name of the buffer that holds the states of a cache."""
+    return f"kv.{cache}.s"
+
+
+NAMES: dict[Parts, tuple[Callable[[int], str], ...]] = {
+    "kv": (keys, values),
+    "k": (taken,),
+    "state": (states,),
+}
+
+
+def of_cache(cache: int, parts: Parts) -> tuple[str, ...]:
+    """The names of the buffers of a cache that keeps `parts`."""
+    return tuple(name(cache) for name in NAMES[parts])
 
 
 def sized(shape: Sequence[Dim], context: int, counts: Sequence[int]) -> tuple[int, ...]:
@@ -163,7 +190,11 @@ def _instances(
     return (
         (
             name.replace("<c>", str(index)),
-            {"pages.<g>": pages(cache.group), "kv_heads": cache.kv_heads, "head_dim": cache.head_dim},
+            {
+                "pages.<g>": pages(cache.group), "kv_heads": cache.kv_heads, "head_dim": cache.head_dim,
+                "depth": cache.depth,
+            },
         )
         for index, cache in enumerate(caches)
-    )
+        if name.replace("<c>", str(index)) in of_cache(index, cache.parts)
+    )  # fmt: skip

@@ -62,9 +62,22 @@ def _caches(manifest: Manifest) -> Iterator[str]:
     used = {cache.group for cache in manifest.caches}
     if used != set(range(len(manifest.groups))):
         yield f"caches are of groups {sorted(used)}, and there are {len(manifest.groups)} groups"
-    windows = [group.window for group in manifest.groups]
-    if len(set(windows)) < len(windows):
-        yield f"two groups have the same window: {windows}"
+    looks = [(group.window, group.stride) for group in manifest.groups]
+    if len(set(looks)) < len(looks):
+        yield f"two groups have the same window: {[window for window, _ in looks]}"
+    for index, group in enumerate(manifest.groups):
+        if group.stride is not None and (group.stride % manifest.cache.page_size or group.window != 2):
+            yield (
+                f"group {index} of states has window {group.window} and stride {group.stride}: the window "
+                f"must be 2, the stride a multiple of the page_size {manifest.cache.page_size}"
+            )
+    for index, cache in enumerate(manifest.caches):
+        strided = cache.group < len(manifest.groups) and manifest.groups[cache.group].stride is not None
+        if (cache.parts == "state", cache.parts == "state") != (cache.depth > 0, strided):
+            yield (
+                f"cache {index} keeps {cache.parts} with depth {cache.depth}, in a group "
+                f"{'with' if strided else 'without'} stride"
+            )
 
 
 def _step(manifest: Manifest) -> Iterator[str]:
@@ -119,7 +132,7 @@ def _tensors(tensors: Sequence[Tensor], total: int) -> Iterator[str]:
 
 def _ropes(manifest: Manifest) -> Iterator[str]:
     """The frequencies of each table must be in a tensor, half as long as a head of a cache."""
-    halves = sorted({cache.head_dim // 2 for cache in manifest.caches})
+    halves = sorted({cache.head_dim // 2 for cache in manifest.caches if cache.parts == "kv"})
     tensors = {tensor.name: tensor for tensor in manifest.weights.tensors}
     named = [(name, each) for name, rope in manifest.ropes.items() for each in rope.all_frequencies()]
     for name, frequencies in named:
@@ -178,7 +191,7 @@ def _safetensors(manifest: Manifest) -> Iterator[str]:
             f"{held:,} bytes in all, stated {weights.bytes:,}; safetensors files list their tensors "
             "themselves"
         )
-    halves = sorted({cache.head_dim // 2 for cache in manifest.caches})
+    halves = sorted({cache.head_dim // 2 for cache in manifest.caches if cache.parts == "kv"})
     for name, rope in manifest.ropes.items():
         if any(isinstance(each, str) or len(each) not in halves for each in rope.all_frequencies()):
             yield f"ropes.{name}.inv_freq should be as many numbers as one of {halves}, none below 0"

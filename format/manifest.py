@@ -17,6 +17,7 @@ from nearfar.format.scales import PAIRS, Scales, matrix_bytes
 from nearfar.step.model import op_of, param_of
 from nearfar.step.ops import Embedding, Experts, Op, Route, chosen_from
 from nearfar.step.params import Param as StepParam
+from nearfar.step.shapes import Parts
 
 FORMAT = "nearfar-artifact"
 VERSION = 4
@@ -60,19 +61,26 @@ class Cache:
 class Group:
     """Caches of layers that look equally far back. Each group has pages and a page table of its own.
 
-    `window`: positions that the layers attend to, the row's own included; None: all.
+    `window`: positions that the layers attend to, the row's own included; None: all. `stride`: positions of a
+    column of states, each page of which holds the state behind the last computed row of its column; None: a
+    column is `cache.page_size` positions.
     """
 
     window: int | None = None
+    stride: int | None = None
 
 
 @dataclass(frozen=True)
 class KvCache:
-    """The paged keys and values of a layer, which other layers may read too."""
+    """What a layer keeps in pages, and other layers may read too. `parts`: "kv" is keys and values, "k" one
+    tensor, "state" a matrix [depth, head_dim] for each head.
+    """
 
     kv_heads: int
     head_dim: int
     group: int
+    parts: Parts = "kv"
+    depth: int = 0
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,11 @@ class StepBuilder:
         self._caches.append(KvCache(kv_heads, head_dim, window))
         return len(self._caches) - 1
 
+    def state(self, heads: int, depth: int, head_dim: int) -> int:
+        """Add a layer's paged cache of states [heads, depth, head_dim], and return its index."""
+        self._caches.append(KvCache(heads, head_dim, parts="state", depth=depth))
+        return len(self._caches) - 1
+
     def rope(self, name: str, rope: Rope) -> str:
         """Name a table of rotations, which all layers can use, and return its name. AssertionError if the
         name stands for another table.
@@ -111,6 +116,20 @@ class StepBuilder:
         self._shapes.widths[op.out] = width = op.out_width(self._shapes)
         self._ops.append(op)
         return Value(op.out, width)
+
+    def conv(
+        self, x: Value, at: str, taps: int, activation: Activation | None = None, biased: bool = False
+    ) -> Value:
+        """Convolve each column of x with the `taps` weights of the module `at`, over positions.
+
+        `biased`: the module has a bias.
+        """
+        name = _short(f"{at}.weight")
+        weight = self.vector(name, (TensorPiece(f"{at}.weight", x.width * taps),))
+        bias = self.vector(f"{name}.bias", (TensorPiece(f"{at}.bias", x.width),)) if biased else None
+        self._caches.append(KvCache(1, x.width, taps, "k"))
+        cache = len(self._caches) - 1
+        return self._emit(lambda out: ops.Conv(out, x.name, cache, weight, taps, activation, bias), "conv")
 
     def glu(self, x: Value, activation: Activation) -> Value:
         """activation(gate)·up of x = [gate | up]."""

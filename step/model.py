@@ -14,6 +14,7 @@ from nearfar.step.config import LARGEST
 from nearfar.step.ops import OPS, Embedding, Logits, Op, weights_of
 from nearfar.step.params import Param, RotaryOrder, TensorPiece
 from nearfar.step.rope import Rope
+from nearfar.step.shapes import Parts
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -21,15 +22,42 @@ if TYPE_CHECKING:
 T = typing.TypeVar("T", bound="DataclassInstance")
 
 
+STATE_STRIDE = 256
+"""Positions of a column of states: as many as the largest step has rows, so that a step writes two pages of a
+sequence at most. A page of a state is large (a megabyte a layer in Qwen 3.5).
+"""
+
+
+@dataclass(frozen=True, order=True)
+class PageGroup:
+    """Caches that share page numbers and a page table: their layers look equally far back.
+
+    `window`: positions that the layers look at, the row's own included; None: all. `stride`: positions of a
+    column of states; None: a column is a page of positions.
+    """
+
+    window: int | None = None
+    stride: int | None = None
+
+
 @dataclass(frozen=True)
 class KvCache:
-    """Keys and values of one layer, for every position, or for the last `window` ones if no layer looks
-    further back.
+    """What one layer remembers: keys and values of every position, or of the last `window` ones if no layer
+    looks further back; or one tensor; or a state of `depth` rows for each head (nearfar.step.shapes.Parts).
     """
 
     kv_heads: int
     head_dim: int
     window: int | None = None
+    parts: Parts = "kv"
+    depth: int = 0
+
+    @property
+    def group(self) -> PageGroup:
+        """The group of the cache. A row reads the state behind the position before it, and writes its own:
+        the window of a state is 2.
+        """
+        return PageGroup(2, STATE_STRIDE) if self.parts == "state" else PageGroup(self.window)
 
 
 @dataclass(frozen=True)
@@ -44,16 +72,18 @@ class Step:
     ropes: Mapping[str, Rope]
 
     @property
-    def windows(self) -> tuple[int | None, ...]:
-        """The different windows of the caches, one for each group: None (no window) first, then from the
-        longest to the shortest.
+    def groups(self) -> tuple[PageGroup, ...]:
+        """The groups of the caches: without a window first, then from the longest window to the shortest,
+        then states.
         """
-        found = {cache.window for cache in self.caches}
-        return tuple(sorted(found, key=lambda window: (window is not None, -(window or 0))))
+        found = {cache.group for cache in self.caches}
+        return tuple(
+            sorted(found, key=lambda g: (g.stride is not None, g.window is not None, -(g.window or 0)))
+        )
 
     def group(self, cache: int) -> int:
-        """The group of a cache. Caches with the same window share page numbers and a page table."""
-        return self.windows.index(self.caches[cache].window)
+        """The number of the group of a cache."""
+        return self.groups.index(self.caches[cache].group)
 
 
 @dataclass(frozen=True)

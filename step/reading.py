@@ -23,7 +23,7 @@ SPELLINGS = (
 
 OTHER_PARTS = (
     "vision_tower.", "vision_model.", "visual.", "connector.", "multi_modal_projector.", "image_newline",
-    "audio_tower.", "embed_vision.", "embed_audio.",
+    "audio_tower.", "embed_vision.", "embed_audio.", "mtp.",
 )  # fmt: skip
 """Prefixes of tensors of other parts than the text model, with or without "model." in front."""
 

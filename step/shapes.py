@@ -6,13 +6,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 from nearfar.step.params import Param
 
+Parts = Literal["kv", "k", "state"]
+"""What a cache keeps. "kv": keys and values by position. "k": one tensor by position. "state": one matrix
+[depth, head_dim] a head, behind the last position of a column; it is float32, and so is "k".
+"""
+
 
 class CacheShape(Protocol):
-    """The sizes of a cache of keys and values."""
+    """The sizes of a cache."""
 
     @property
     def kv_heads(self) -> int:
@@ -22,6 +27,16 @@ class CacheShape(Protocol):
     @property
     def head_dim(self) -> int:
         """Values of a head."""
+        ...
+
+    @property
+    def parts(self) -> Parts:
+        """What the cache keeps."""
+        ...
+
+    @property
+    def depth(self) -> int:
+        """Rows of a head's state; 0 in a cache without a state."""
         ...
 
 
@@ -58,6 +73,11 @@ class Shapes:
             yield f"multiplies {x}, of {self.widths[x]} columns, by {matrix}, of {k} inputs"
         if bias is not None:
             yield from self.long(bias, 1, self.params[matrix].n)
+
+    def kept(self, cache: int, parts: Parts) -> Iterator[str]:
+        """The cache must keep `parts`."""
+        if (found := self.caches[cache].parts) != parts:
+            yield f"uses cache {cache}, which keeps {found}, and needs {parts}"
 
     def grouped(self, heads: int, cache: int) -> Iterator[str]:
         """The number of query heads must be a multiple of the number of key heads."""

@@ -71,9 +71,21 @@ def _silu(x: Array) -> Array:
         return np.asarray(x / (1 + np.exp(-x)))
 
 
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + e⁻ˣ)."""
+    with np.errstate(over="ignore"):
+        return np.asarray(1 / (1 + np.exp(-x)))
+
+
+def unit(x: Array, eps: float) -> Array:
+    """X over its length, along the last axis."""
+    return np.asarray(x / np.sqrt((x * x).sum(-1, keepdims=True) + x.dtype.type(eps)))
+
+
 ACTIVATIONS: Mapping[ops.Activation, Callable[[Array], Array]] = {
     "silu": _silu,
     "gelu_tanh": _gelu_tanh,
     "gelu_erf": _gelu_erf,
     "relu2": lambda x: np.maximum(x, 0) ** 2,
+    "sigmoid": sigmoid,
 }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from nearfar.build.calibration.arithmetic import Array
-from nearfar.build.calibration.operations import attention, compute
+from nearfar.build.calibration.operations import Update, attention, compute
 from nearfar.step import ops
 from nearfar.step.model import Step
 
@@ -186,6 +186,20 @@ class _Block:
         sinks = None if op.sinks is None else self.weights[op.sinks]
         out = attention(op, q, keys, values, sinks, seen).reshape(self._count, op.heads, self._length, -1)
         return np.ascontiguousarray(out.swapaxes(1, 2)).reshape(len(queries), -1)
+
+    def before(self, op: ops.Conv, x: Array) -> Array:
+        """See Run."""
+        whole = x.reshape(self._count, self._length, -1)
+        padded = np.pad(whole, ((0, 0), (op.taps - 1, 0), (0, 0)))
+        shifted = [padded[:, tap : tap + self._length] for tap in range(op.taps)]
+        return np.stack(shifted, 2).reshape(len(x), op.taps, -1)
+
+    def recur(self, cache: int, update: Update) -> None:
+        """See Run."""
+        shape, first = self.step.caches[cache], np.arange(self._count) * self._length
+        state: Array = np.zeros((self._count, shape.kv_heads, shape.depth, shape.head_dim), np.float32)
+        for position in range(self._length):
+            state = update(first + position, state)
 
     def wanted(self, x: Array) -> Array:
         """Give all rows: a calibration computes every position."""

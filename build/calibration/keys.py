@@ -104,7 +104,7 @@ def key_rounding(
     """
     step = source.model.step
     forward = Forward(step, text.windows)
-    seen = [_Seen() for _ in step.caches]
+    seen = {index: _Seen() for index, cache in enumerate(step.caches) if cache.parts == "kv"}
 
     def heads(op: ops.RopeAppend | ops.Attend, values: Array) -> None:
         (seen[op.cache].append if isinstance(op, ops.RopeAppend) else seen[op.cache].attend)(values)
@@ -116,4 +116,4 @@ def key_rounding(
         advance(index, len(parts))
         forward.advance(stretch, FloatWeights(source, solved), heads=heads)
     advance(len(parts), len(parts))
-    return {cache: each.rounding() for cache, each in enumerate(seen)}
+    return {cache: each.rounding() for cache, each in seen.items()}

@@ -11,9 +11,21 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from nearfar.build.calibration.arithmetic import ACTIVATIONS, Array, capped, linear, rms_norm, rotate
+from nearfar.build.calibration.arithmetic import (
+    ACTIVATIONS,
+    Array,
+    capped,
+    linear,
+    rms_norm,
+    rotate,
+    sigmoid,
+    unit,
+)
 from nearfar.step import ops
 from nearfar.step.model import Step
+
+Update = Callable[[Array, Array], Array]
+"""From rows [B] and the states before them [B, heads, depth, head_dim] to the states behind them."""
 
 
 class Run(Protocol):
@@ -50,6 +62,16 @@ class Run(Protocol):
 
     def attend(self, op: ops.Attend, queries: Array) -> Array:
         """Attention of queries [M, heads, head_dim], as [M, heads·head_dim]."""
+        ...
+
+    def before(self, op: ops.Conv, x: Array) -> Array:
+        """Keep x [M, width] of the rows, and return it for the last positions of each row, [M, taps, width];
+        0 before position 0.
+        """
+        ...
+
+    def recur(self, cache: int, update: Update) -> None:
+        """Call `update` for the rows in the order of positions, and keep the states that it returns."""
         ...
 
     def wanted(self, x: Array) -> Array:
@@ -96,6 +118,36 @@ def rope_append(run: Run, op: ops.RopeAppend) -> Array:
 def attend(run: Run, op: ops.Attend) -> Array:
     x = run.values[op.x]
     return run.attend(op, x.reshape(len(x), op.heads, -1))
+
+
+def conv(run: Run, op: ops.Conv) -> Array:
+    taken = run.before(op, run.values[op.x])
+    out = np.einsum("mtw,wt->mw", taken, run.weights[op.weight].reshape(-1, op.taps))
+    out = out if op.bias is None else out + run.weights[op.bias]
+    return np.asarray(out) if op.activation is None else ACTIVATIONS[op.activation](out)
+
+
+def delta(run: Run, op: ops.Delta) -> Array:
+    x, state = run.values[op.x], run.step.caches[op.state]
+    keys, each = op.key_heads * state.depth, state.kv_heads // op.key_heads
+    q, k = (
+        np.repeat(unit(part.reshape(len(x), op.key_heads, -1), op.eps), each, 1)
+        for part in (x[:, :keys], x[:, keys : 2 * keys])
+    )
+    q, v = q * x.dtype.type(state.depth**-0.5), x[:, 2 * keys :].reshape(len(x), state.kv_heads, -1)
+    a, b = np.split(run.values[op.gates], 2, -1)
+    decay = np.exp(-np.exp(run.weights[op.a_log]) * np.logaddexp(0, a + run.weights[op.dt_bias]))
+    rate, out = sigmoid(b), np.zeros_like(v)
+
+    def update(rows: Array, before: Array) -> Array:
+        kept = before * decay[rows][:, :, None, None]
+        change = (v[rows] - np.einsum("bhij,bhi->bhj", kept, k[rows])) * rate[rows][:, :, None]
+        after = kept + k[rows][..., None] * change[:, :, None]
+        out[rows] = np.einsum("bhij,bhi->bhj", after, q[rows])
+        return np.asarray(after)
+
+    run.recur(op.state, update)
+    return out.reshape(len(x), -1)
 
 
 def glu(run: Run, op: ops.Glu) -> Array:
@@ -183,6 +235,8 @@ OPERATIONS: Mapping[type[ops.Op], Callable[[Any, Any], Array]] = {
     ops.Linear: product,
     ops.RopeAppend: rope_append,
     ops.Attend: attend,
+    ops.Conv: conv,
+    ops.Delta: delta,
     ops.Glu: glu,
     ops.Act: act,
     ops.Add: add,

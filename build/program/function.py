@@ -128,12 +128,17 @@ class StepFunction:
             "heads": heads,
             "kv_heads": shape.kv_heads,
             "head_dim": shape.head_dim,
-            "page_size": self._cache.page_size,
-            "slots": self._cache.slots,
-            "pages_per_slot": self._pages_per_slot,
+            **self.geometry(),
             "dtype": self._dtypes.activations,
             "kv_dtype": self._dtypes.kv,
         }
+
+    def geometry(self) -> dict[str, int]:
+        """The fields about pages that all jobs over a cache share."""
+        return {
+            "page_size": self._cache.page_size, "slots": self._cache.slots,
+            "pages_per_slot": self._pages_per_slot,
+        }  # fmt: skip
 
     def where(self, cache: int) -> dict[str, relax.Var]:
         """The buffers with the rows' places in a cache, by their names as inputs of jobs."""
@@ -144,12 +149,22 @@ class StepFunction:
             "page_table": self.buffer(table, (self._cache.slots, self._pages_per_slot), "int32"),
         }
 
+    def kept(self, cache: int) -> relax.Var:
+        """The buffer of a cache that keeps one tensor, or states: float32 [pages, heads, rows, head_dim]."""
+        shape = self.step.caches[cache]
+        (name,) = buffers.of_cache(cache, shape.parts)
+        rows = shape.depth or self._cache.page_size
+        return self.buffer(name, (self._pages(cache), shape.kv_heads, rows, shape.head_dim), "float32")
+
+    def _pages(self, cache: int) -> tirx.Var:
+        """The number of pages of a cache's group, a symbol."""
+        extent = buffers.pages(self.step.group(cache))
+        return self.symbols.setdefault(extent, tirx.Var(identifier(extent), "int64"))
+
     def kv(self, cache: int) -> dict[str, relax.Var]:
         """The buffers of a cache's keys and values, by their names as inputs of jobs."""
-        extent = buffers.pages(self.step.group(cache))
-        count = self.symbols.setdefault(extent, tirx.Var(identifier(extent), "int64"))
         shape = self.step.caches[cache]
-        whole = (count, shape.kv_heads, self._cache.page_size, shape.head_dim)
+        whole = (self._pages(cache), shape.kv_heads, self._cache.page_size, shape.head_dim)
         dtype, dims = rows_of(whole, self._dtypes.kv)
         names = {"k_cache": buffers.keys(cache), "v_cache": buffers.values(cache)}
         return {which: self.buffer(name, dims, dtype) for which, name in names.items()}

@@ -78,6 +78,27 @@ def attend(f: StepFunction, op: ops.Attend) -> relax.Expr:
     return operators.rebuilt(job, have | ({"sinks": f.vector(op.sinks)} if op.sinks else {}))
 
 
+def conv(f: StepFunction, op: ops.Conv) -> relax.Expr:
+    shape = f.step.caches[op.cache]
+    job = jobs.Conv(
+        f.m, shape.head_dim, op.taps, **f.geometry(), activation=op.activation, bias=op.bias is not None
+    )
+    have = {"x": f.wide_value(op.x), "weight": f.vector(op.weight), "cache": f.kept(op.cache)}
+    return operators.rebuilt(job, have | f.where(op.cache) | ({"bias": f.vector(op.bias)} if op.bias else {}))
+
+
+def delta(f: StepFunction, op: ops.Delta) -> relax.Expr:
+    shape, where = f.step.caches[op.state], f.geometry()
+    assert shape.group.stride is not None
+    job = jobs.Delta(
+        f.m, shape.kv_heads, op.key_heads, shape.depth, shape.head_dim, shape.group.stride, where["slots"],
+        where["pages_per_slot"], op.eps,
+    )  # fmt: skip
+    have = {"x": f.wide_value(op.x), "gates": f.wide_value(op.gates), "state": f.kept(op.state)}
+    vectors = {"a_log": f.vector(op.a_log), "dt_bias": f.vector(op.dt_bias)}
+    return operators.rebuilt(job, have | vectors | f.where(op.state))
+
+
 def glu(f: StepFunction, op: ops.Glu) -> relax.Expr:
     gate, up = f.split(f.values[op.x])
     return relax.op.multiply(
@@ -151,6 +172,7 @@ ACTIVATIONS: Mapping[ops.Activation, Callable[[StepFunction, relax.Var], relax.E
     "silu": lambda f, x: relax.op.nn.silu(x),
     "gelu_tanh": lambda f, x: relax.op.nn.gelu_tanh(x),
     "gelu_erf": lambda f, x: relax.op.nn.gelu(x),
+    "sigmoid": lambda f, x: relax.op.sigmoid(x),
     "relu2": lambda f, x: relax.op.square(f.bind(relax.op.nn.relu(x), "relu")),
 }
 OPERATIONS: Mapping[type[ops.Op], Callable[[StepFunction, Any], relax.Expr]] = {
@@ -159,6 +181,8 @@ OPERATIONS: Mapping[type[ops.Op], Callable[[StepFunction, Any], relax.Expr]] = {
     ops.Linear: product,
     ops.RopeAppend: rope_append,
     ops.Attend: attend,
+    ops.Conv: conv,
+    ops.Delta: delta,
     ops.Glu: glu,
     ops.Act: act,
     ops.Add: add,

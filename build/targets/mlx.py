@@ -115,9 +115,14 @@ class MlxTarget:
         return {"float"}
 
     def check(self, source: Source, options: BuildOptions) -> None:
-        """Raise BuildError for an exported function of an embedding model or with experts, or without mlx
-        installed.
+        """Raise BuildError for layers that keep more than keys and values, for an exported function of an
+        embedding model or with experts, or without mlx installed.
         """
+        if any(cache.parts != "kv" for cache in source.model.step.caches):
+            raise BuildError(
+                "target mlx keeps keys and values only, and this model has layers with a short convolution "
+                "or a recurrent state. Build for cpu or wasm"
+            )
         if options.export_function:
             if source.model.embedding is not None:
                 raise BuildError(

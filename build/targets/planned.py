@@ -121,7 +121,7 @@ class PlannedTarget(Planned):
         check_kv_bits(self.name, options)
         for bits in options.kv_bits:
             for cache in source.model.step.caches if bits != 16 else ():
-                if group_size(cache.head_dim, bits) is None:
+                if cache.parts == "kv" and group_size(cache.head_dim, bits) is None:
                     raise BuildError(
                         f"--kv-bits {bits}: heads of {cache.head_dim} values cannot be cut into groups of "
                         f"{UNIT}, so this model's cache cannot be quantized: leave it out"

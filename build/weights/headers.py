@@ -104,7 +104,14 @@ def _entry(file: Path, name: str, record: object, data: int) -> Entry:
             f"{file}: tensor {name!r} {list(shape)} {code} should be {math.prod(shape) * dtype.itemsize:,} "
             f"bytes, its range has {stop - start:,}: download it again"
         )
-    return Entry(file, dtype, shape, data + start, stop - start)
+    return Entry(file, dtype, flattened(shape), data + start, stop - start)
+
+
+def flattened(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape as parameters have it: the taps of a convolution of single columns, [columns, 1, taps], are a
+    vector.
+    """
+    return (shape[0] * shape[2],) if len(shape) == 3 and shape[1] == 1 else shape
 
 
 def _naturals(value: object) -> TypeGuard[list[int]]:

@@ -75,10 +75,10 @@ def kv_group(head_dim: int, bits: int) -> int:
 
 
 def page_bytes(manifest: Manifest, program: Program, kv_bits: int | None = None) -> tuple[int, ...]:
-    """Bytes of a page of each group: keys and values of all caches in the group."""
+    """Bytes of a page of each group: of all caches in the group."""
     each = [0] * len(manifest.groups)
     for cache in manifest.caches:
-        each[cache.group] += cache_bytes(cache, program.kv_dtype, kv_bits) * manifest.cache.page_size
+        each[cache.group] += cache_page_bytes(manifest, cache, program.kv_dtype, kv_bits)
     return tuple(each)
 
 
@@ -92,13 +92,22 @@ def kv_bytes(manifest: Manifest, program: Program, tokens: int, kv_bits: int | N
 
 def windows(manifest: Manifest) -> tuple[Window, ...]:
     """The attention window of each group of caches."""
-    return tuple(Window(group.window, manifest.cache.page_size) for group in manifest.groups)
+    return tuple(Window(group.window, manifest.cache.page_size, group.stride) for group in manifest.groups)
+
+
+def cache_page_bytes(manifest: Manifest, cache: KvCache, dtype: str, kv_bits: int | None = None) -> int:
+    """Bytes of a cache in one page of its group: of positions, or of a state, which is float32."""
+    if cache.parts == "state":
+        return DTYPE_BYTES["float32"] * cache.kv_heads * cache.depth * cache.head_dim
+    return cache_bytes(cache, dtype, kv_bits) * manifest.cache.page_size
 
 
 def cache_bytes(cache: KvCache, dtype: str, kv_bits: int | None = None) -> int:
     """Bytes of one token's keys and values in a cache of `dtype`; with `kv_bits`, codes, scales
-    and biases.
+    and biases. A cache of one tensor is float32.
     """
+    if cache.parts == "k":
+        return DTYPE_BYTES["float32"] * cache.kv_heads * cache.head_dim
     if dtype in BITS:
         return 2 * cache.kv_heads * row_words(cache.head_dim, dtype) * DTYPE_BYTES["uint32"]
     value, values = DTYPE_BYTES[dtype], 2 * cache.kv_heads * cache.head_dim
@@ -237,11 +246,11 @@ def plan_pages(
 
 
 def _buffer_pages(manifest: Manifest, program: Program) -> list[int]:
-    """Bytes of a page in the largest buffer of each group; a buffer has the keys or the values
-    of one cache.
+    """Bytes of a page in the largest buffer of each group; a buffer has the keys, the values, the one tensor
+    or the states of one cache.
     """
     sizes = [0] * len(manifest.groups)
     for cache in manifest.caches:
-        half = cache_bytes(cache, program.kv_dtype) * manifest.cache.page_size // 2
-        sizes[cache.group] = max(sizes[cache.group], half)
+        size = cache_page_bytes(manifest, cache, program.kv_dtype) // (2 if cache.parts == "kv" else 1)
+        sizes[cache.group] = max(sizes[cache.group], size)
     return sizes

@@ -24,7 +24,8 @@ def common_length(a: Seq[int], b: Seq[int]) -> int:
 
 @dataclass(eq=False, slots=True)
 class Node:
-    """The tokens of one page after those of its parents, and by group the page with their keys and values.
+    """The tokens of one page after those of its parents, and by group the page with their keys and values,
+    or with the state behind them.
 
     The path from the root names every earlier token, so it determines the content of a node's pages. A node
     lives as long as it has a page, a child, or sequences whose published tokens end at it (`ends` counts
@@ -40,6 +41,9 @@ class Node:
 
 class PrefixIndex:
     """Trees of full pages, one tree for each salt: a tenant's tree never leads to pages of another tenant.
+
+    A page of a state belongs to the node whose tokens it is the state behind: prefixes of its group begin at
+    such nodes, the *borders*, alone.
 
     A prefix is found if every group can serve it: a group without a window must have all of its pages, a
     group with a window those that the next row reads. So pages of a windowed group may leave the index before
@@ -134,6 +138,18 @@ class PrefixIndex:
     def revive(self, group: int, page: int) -> None:
         """Take a page that is held again from the idle pages."""
         self._idle[group].pop(page, None)
+
+    def demote(self, group: int, page: int) -> None:
+        """Let an idle page be evicted before all others of its group."""
+        if page in self._idle[group]:
+            del self._idle[group][page]
+            self._idle[group] = {page: None, **self._idle[group]}
+
+    def withdraw(self, group: int, page: int) -> None:
+        """Forget a page that a sequence holds: its content is about to change."""
+        node = self._nodes[group].pop(page)
+        node.pages[group] = None
+        self._prune(node)
 
     def evict(self, group: int) -> int:
         """Forget the page of a group that was idle longest and return it. The caller has checked

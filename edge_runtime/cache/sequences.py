@@ -35,6 +35,10 @@ class Held:
 class Sequence:
     """Tokens whose keys and values are in the cache, or will be once the queued steps have run.
 
+    `written`: positions that the device was given, known or not; of states only the newest is held, the one
+    behind them. `kept`: states behind fewer positions, by their number, that will enter the prefix index:
+    (group, page).
+
     `held`, by group, covers at least what rows from `computed` on read of `tokens`; later pages are reserved
     for new tokens. The first `computed` tokens are known to be in the cache: other sequences may share them,
     and their full pages are in the prefix index, where they end at `node`. Only sequences with the same
@@ -47,6 +51,12 @@ class Sequence:
     node: Node
     salt: str = ""
     computed: int = 0
+    written: int = 0
+    kept: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    stored: int = 0
+    """The number of states that were kept."""
+    passing: Node | None = None
+    """The newest border, unless it is the first: the next one takes its place."""
 
     @property
     def pages(self) -> list[int]:
@@ -64,13 +74,20 @@ class SequenceTable:
     """
 
     def __init__(
-        self, pages: int | Seq[int], page_size: int, slots: int, windows: Seq[int | None] = (None,)
+        self,
+        pages: int | Seq[int],
+        page_size: int,
+        slots: int,
+        windows: Seq[int | None] = (None,),
+        strides: Seq[int | None] | None = None,
     ) -> None:
-        """Give `pages` and `windows` (in positions, None: no window) by group; a single number of pages means
-        one group.
+        """Give `pages`, `windows` (in positions, None: no window) and `strides` (of states, None: none) by
+        group; a single number of pages means one group.
         """
         self.page_size = page_size
-        self.windows = tuple(Window(size, page_size) for size in windows)
+        every = zip(windows, strides or [None] * len(windows), strict=True)
+        self.windows = tuple(Window(size, page_size, stride) for size, stride in every)
+        self._states = [group for group, w in enumerate(self.windows) if w.stride]
         self._sliding = [(group, w) for group, w in enumerate(self.windows) if w.size is not None]
         counts = (pages,) if isinstance(pages, int) else tuple(pages)
         if len(counts) != len(self.windows):
@@ -141,18 +158,22 @@ class SequenceTable:
         """
         needs: list[tuple[int, int, bool]] = []
         for group, held in enumerate(sequence.held):
-            until = length if soon is None or self.windows[group].size is None else min(soon, length)
+            window = self.windows[group]
+            until = length if soon is None or window.size is None else min(soon, length)
             shared = self._shared_tail(sequence, group, until)
-            missing = max(self.pages_for(until) - held.end, 0)
+            missing = max(window.columns(until) - held.end, 0)
             if missing or shared:
                 if missing + shared > self.available_in(group):
-                    return None
+                    if missing > self.available_in(group) or not self._own_tail(sequence, group):
+                        return None
+                    self._give_up_border(sequence, group)
+                    shared = False
                 needs.append((group, missing, shared))
         copies: list[Copy] = []
         for group, missing, shared in needs:
             held = sequence.held[group]
             if shared:
-                column = len(sequence.tokens) // self.page_size - held.first
+                column = sequence.written // self.windows[group].column - held.first
                 old, new = held.pages[column], self._take(group)
                 held.pages[column] = new
                 self._drop(group, old)
@@ -163,13 +184,19 @@ class SequenceTable:
     def reservable(self, sequence: Sequence, length: int) -> int:
         """The greatest length, up to `length`, that `reserve` would accept now."""
         for group, held in enumerate(sequence.held):
-            spare = self.available_in(group) - self._shared_tail(sequence, group, length)
-            length = min(length, (held.end + spare) * self.page_size if spare >= 0 else len(sequence.tokens))
+            column, spare = self.windows[group].column, self.available_in(group)
+            if self._shared_tail(sequence, group, length) and not self._own_tail(sequence, group):
+                spare -= 1
+            length = min(length, (held.end + spare) * column if spare >= 0 else len(sequence.tokens))
         return length
 
     def writable(self, sequence: Sequence) -> int:
-        """The length up to which every group has pages for the positions."""
-        return min([held.end for held in sequence.held]) * self.page_size
+        """The length up to which every group has pages for the positions; with states, pages that nobody else
+        sees.
+        """
+        if any(self._shared_tail(sequence, group, sequence.written + 1) for group in self._states):
+            return sequence.written
+        return min(held.end * w.column for held, w in zip(sequence.held, self.windows, strict=True))
 
     def append(self, sequence: Sequence, tokens: Iterable[int]) -> None:
         """Record tokens in reserved positions. Other sequences cannot find them before they are published."""
@@ -178,6 +205,59 @@ class SequenceTable:
         if len(new) > room:
             raise ValueError(f"{len(new)} tokens do not fit the {room} positions left: reserve before append")
         sequence.tokens.extend(new)
+        self.advance(sequence, len(sequence.tokens))
+
+    def advance(self, sequence: Sequence, length: int) -> None:
+        """Record that the device was given the rows up to `length`, whether or not their tokens are known."""
+        sequence.written = max(sequence.written, length)
+
+    def border(self, length: int) -> int:
+        """The last border before the end of `length` tokens: where a later sequence with the same beginning
+        can start, if `keep` is called there. 0 if it can start at any page, because no group has states.
+        """
+        return max(length - 1, 0) // self.page_size * self.page_size if self._states else 0
+
+    def keep(self, sequence: Sequence) -> None:
+        """Keep the states behind the rows that the device was given, if these fill whole pages and the last
+        row has not been read.
+
+        The pages enter the prefix index when the rows have been read. The next row gets copies of them.
+        """
+        length = sequence.written
+        if length <= sequence.computed or length % self.page_size or length in sequence.kept:
+            return
+        kept = [
+            (group, sequence.held[group].pages[length // w.column - sequence.held[group].first])
+            for group, w in enumerate(self.windows)
+            if w.stride and length % w.stride  # at a multiple of the stride the next row takes a new page
+        ]
+        if kept:
+            for group, page in kept:
+                self._hold(group, page)
+            sequence.kept[length] = kept
+
+    def leaves(self, length: int, common: int) -> int:
+        """How many of the first `common` tokens another sequence can take from one that will compute
+        `length`.
+        """
+        for group in self._states:
+            last, stride = self.border(length), self.windows[group].stride or 1
+            common = last if last <= common else common // stride * stride
+        return common
+
+    def shareable(self, sequence: Sequence, most: int) -> int:
+        """The greatest length, up to `most` and `computed`, at which a fork of the sequence can continue; 0
+        if there is none.
+        """
+        most = min(most, sequence.computed)
+        if not self._states or most == sequence.written:
+            return most if most >= self.least_length(sequence) else 0
+        for end in range(most // self.page_size * self.page_size, 0, -self.page_size):
+            if end < self.least_length(sequence):
+                break
+            if all(self._state_at(sequence, group, end) is not None for group in self._states):
+                return end
+        return 0
 
     def publish(self, sequence: Sequence, length: int) -> None:
         """Record that the device has computed the first `length` tokens: their full pages enter the prefix
@@ -209,47 +289,54 @@ class SequenceTable:
         released.
         """
         return max(
-            window.least_length(held.first) for window, held in zip(self.windows, sequence.held, strict=True)
+            0 if window.stride else window.least_length(held.first)
+            for window, held in zip(self.windows, sequence.held, strict=True)
         )
 
-    def fork(self, sequence: Sequence) -> Sequence | None:
-        """Open a second sequence with the computed tokens, which shares all their pages; None if no slot is
-        free.
+    def fork(self, sequence: Sequence, length: int | None = None) -> Sequence | None:
+        """Open a second sequence with the first `length` tokens (default: all that were computed), which
+        shares their pages; None if no slot is free. `length`: 0, or a result of `shareable`.
 
         A page that is not published yet may still be replaced by another one with the same content, so no
         other sequence may hold it.
         """
+        length = sequence.computed if length is None else length
+        self._check_length(sequence, length, sequence.computed, "fork")
         slot = self._free_slot()
         if slot is None:
             return None
-        until = self.pages_for(sequence.computed)
-        held = [Held(each.first, each.pages[: until - each.first]) for each in sequence.held]
-        tokens = sequence.tokens[: sequence.computed]
-        child = self.sequences[slot] = self._add(slot, tokens, held, sequence.node, sequence.salt)
+        held = [self._held_at(sequence, group, length) for group in range(len(self.windows))]
+        node, tokens = self._node_at(sequence, length), sequence.tokens[:length]
+        child = self.sequences[slot] = self._add(slot, tokens, held, node, sequence.salt)
         return child
 
     def truncate(self, sequence: Sequence, length: int) -> None:
         """Keep the first `length` tokens, 0 or at least `least_length`; release the later pages, last page
-        first.
+        first. With states it can be 0, all that was written, or a border.
         """
-        if not (length == 0 or self.least_length(sequence) <= length <= len(sequence.tokens)):
-            raise ValueError(
-                f"cannot truncate {len(sequence.tokens)} tokens to {length}: it can be 0, or "
-                f"{self.least_length(sequence)} to {len(sequence.tokens)}"
-            )
+        self._check_length(sequence, length, len(sequence.tokens), "truncate")
+        back = [
+            group for group in self._states if length != sequence.written
+        ]  # whose state is an earlier one
+        kept = [self._held_at(sequence, group, length) for group in back]
+        for group, held in zip(back, kept, strict=True):
+            for page in held.pages:
+                self._hold(group, page)
+        node = self._node_at(sequence, min(sequence.computed, length))
+        self._move(sequence, node)
         del sequence.tokens[length:]
-        keep = self.pages_for(length)
         for group, held in enumerate(sequence.held):
+            keep = 0 if group in back else self.windows[group].columns(length)
             while held.pages and held.end > keep:
                 self._drop(group, held.pages.pop())
             if length == 0:
                 held.first = 0
-        left, sequence.computed = sequence.computed, min(sequence.computed, length)
-        node = sequence.node
-        for _ in range(sequence.computed // self.page_size, left // self.page_size):
-            assert node.parent is not None
-            node = node.parent
-        self._move(sequence, node)
+        for group, held in zip(back, kept, strict=True):
+            sequence.held[group] = held
+        for end in [end for end in sequence.kept if end > length]:
+            self._forget_kept(sequence, end)
+        sequence.computed = min(sequence.computed, length)
+        sequence.written = length
 
     def release(self, sequence: Sequence) -> None:
         """Close the sequence. Its published pages stay in the prefix index until they are evicted."""
@@ -284,9 +371,8 @@ class SequenceTable:
         every = []
         for group, window in enumerate(self.windows):
             first = window.first_column(length)
-            every.append(
-                Held(first, [page for node in path[first:] if (page := node.pages[group]) is not None])
-            )
+            read = path[-1:] if window.stride else path[first:]
+            every.append(Held(first, [page for node in read if (page := node.pages[group]) is not None]))
         return self._add(
             slot, list(tokens[:length]), every, path[-1] if path else self.index.root(salt), salt
         )
@@ -295,31 +381,110 @@ class SequenceTable:
         for group, each in enumerate(held):
             for page in each.pages:
                 self._hold(group, page)
-        return Sequence(slot, tokens, held, self.index.enter(node), salt, len(tokens))
+        length = len(tokens)
+        return Sequence(slot, tokens, held, self.index.enter(node), salt, length, length)
+
+    def _tail(self, sequence: Sequence, group: int) -> int | None:
+        """The page of the column that the next row continues; None if the row begins a column."""
+        column, filled = divmod(sequence.written, self.windows[group].column)
+        held = sequence.held[group]
+        return held.pages[column - held.first] if filled and column >= held.first else None
 
     def _shared_tail(self, sequence: Sequence, group: int, length: int) -> bool:
         """Whether the next page to be written is partly filled and another sequence can see it."""
-        column, filled = divmod(len(sequence.tokens), self.page_size)
-        if filled == 0 or length <= len(sequence.tokens):
+        page = self._tail(sequence, group) if length > sequence.written else None
+        if page is None:
             return False
-        held = sequence.held[group]
-        page = held.pages[column - held.first]
         return self.allocators[group].refs[page] > 1 or (group, page) in self.index
+
+    def _own_tail(self, sequence: Sequence, group: int) -> bool:
+        """Whether the sequence can write its shared tail in place, if it gives up the border there."""
+        page = self._tail(sequence, group)
+        kept = (group, page) in sequence.kept.get(sequence.written, ())
+        return (
+            bool(self.windows[group].stride)
+            and page is not None
+            and self.allocators[group].refs[page] == 1 + kept
+        )
+
+    def _give_up_border(self, sequence: Sequence, group: int) -> None:
+        """Make the tail the sequence's own: its state is lost to others."""
+        self._forget_kept(sequence, sequence.written)
+        page = self._tail(sequence, group)
+        if page is not None and (group, page) in self.index:
+            self.index.withdraw(group, page)
+
+    def _forget_kept(self, sequence: Sequence, length: int) -> None:
+        for group, page in sequence.kept.pop(length, ()):
+            self._drop(group, page)
+
+    def _check_length(self, sequence: Sequence, length: int, most: int, what: str) -> None:
+        """ValueError unless a sequence can continue at `length`."""
+        least = self.least_length(sequence)
+        if length and not least <= length <= most:
+            raise ValueError(f"cannot {what} {most} tokens to {length}: it can be 0, or {least} to {most}")
+        if length and any(self._state_at(sequence, group, length) is None for group in self._states):
+            raise ValueError(f"cannot {what} {most} tokens to {length}: no state was kept there")
+
+    def _node_at(self, sequence: Sequence, length: int) -> Node:
+        """The node at the end of the whole pages of the first `length` tokens, which were computed."""
+        node = sequence.node
+        for _ in range(length // self.page_size, sequence.computed // self.page_size):
+            assert node.parent is not None
+            node = node.parent
+        return node
+
+    def _state_at(self, sequence: Sequence, group: int, length: int) -> int | None:
+        """The page with the state behind the first `length` tokens, above 0; None if it is gone."""
+        if length == sequence.written:
+            held = sequence.held[group]
+            return held.pages[(length - 1) // self.windows[group].column - held.first]
+        if length % self.page_size or length > sequence.computed:
+            return None
+        return self._node_at(sequence, length).pages[group]
+
+    def _held_at(self, sequence: Sequence, group: int, length: int) -> Held:
+        """The pages of a group that a sequence with the first `length` tokens holds."""
+        held, window = sequence.held[group], self.windows[group]
+        if not window.stride:
+            return Held(
+                held.first if length else 0, held.pages[: max(window.columns(length) - held.first, 0)]
+            )
+        page = self._state_at(sequence, group, length) if length else None
+        return Held(window.first_column(length), [] if page is None else [page])
 
     def _publish(self, sequence: Sequence, column: int) -> None:
         """Enter a full page of each group that holds it into the index; a page that is already there replaces
         it.
         """
-        start = column * self.page_size
-        own = [held.pages[column - held.first] if held.first <= column else None for held in sequence.held]
-        node = self.index.insert(sequence.node, sequence.tokens[start : start + self.page_size], own)
+        start, end = column * self.page_size, (column + 1) * self.page_size
+        kept = dict(sequence.kept.get(end, ()))
+        own: list[int | None] = []
+        for group, (held, window) in enumerate(zip(sequence.held, self.windows, strict=True)):
+            full = (column if not window.stride else end // window.stride - 1) - held.first
+            whole = not window.stride or end % window.stride == 0
+            own.append(held.pages[full] if whole and full >= 0 else kept.get(group))
+        node = self.index.insert(sequence.node, sequence.tokens[start:end], own)
         for group, (page, known) in enumerate(zip(own, node.pages, strict=True)):
-            if page is not None and known is not None and known != page:
+            if page is not None and known is not None and known != page and group not in kept:
                 held = sequence.held[group]
                 self._hold(group, known)
-                held.pages[column - held.first] = known
+                held.pages[held.pages.index(page)] = known
                 self._drop(group, page)
         self._move(sequence, node)
+        if kept:
+            self._forget_kept(sequence, end)
+            self._supersede(sequence, node)
+
+    def _supersede(self, sequence: Sequence, node: Node) -> None:
+        """Let the newest border take the place of the one before it, unless that is the sequence's first one:
+        the end of its prompt.
+        """
+        for group, page in enumerate(sequence.passing.pages if sequence.passing else ()):
+            if page is not None and self.windows[group].stride:
+                self.index.demote(group, page)
+        sequence.passing = node if sequence.stored else None
+        sequence.stored += 1
 
     def _move(self, sequence: Sequence, node: Node) -> None:
         """Move the end of the sequence's published tokens to another node."""

@@ -90,8 +90,8 @@ class EngineCore:
         self.largest_bucket = buckets[-1]
         """Rows of the largest step of the program."""
         rows = min(max(each.rows for each in function) for function in program.functions.values())
-        windows = [group.window for group in manifest.groups]
-        table = SequenceTable(pages, cache.page_size, cache.slots, windows)
+        windows, strides = zip(*((group.window, group.stride) for group in manifest.groups), strict=True)
+        table = SequenceTable(pages, cache.page_size, cache.slots, windows, strides)
         self.context = table.longest(MAX_STEP, min(context or model.context_length, model.context_length))
         self.scheduler = Scheduler(table, Limits(tuple(buckets), min(rows, cache.slots), self.context))
         self._new_builder = partial(StepBuilder, manifest, program, feed=pipelined)

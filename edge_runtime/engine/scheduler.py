@@ -217,6 +217,7 @@ class Scheduler:
                 chunk.request.queued += chunk.count
                 chunk.request.pending += chunk.samples
                 self.record(chunk.request)
+                self._keep_border(chunk.request)
 
     def publish(self, step: Step) -> None:
         """Record that a step has been read: other requests may start from the pages that it filled."""
@@ -230,6 +231,13 @@ class Scheduler:
         if request.sequence is not None:
             known = min(request.queued, len(request.tokens))
             self.table.append(request.sequence, request.tokens[len(request.sequence.tokens) : known])
+
+    def _keep_border(self, request: Request) -> None:
+        """Keep what later requests need to start where the prompt ends, and then at each further page."""
+        if request.sequence is not None:
+            self.table.advance(request.sequence, request.queued)
+            if request.queued >= self.table.border(len(request.tokens)):
+                self.table.keep(request.sequence)
 
     def _decode_rows(self, before: Step | None) -> list[Chunk | None] | None:
         """One row for each request that decodes; rows fed by `before` keep the order of its logits rows."""
@@ -331,9 +339,13 @@ class Scheduler:
         return wanted
 
     def _computable(self, request: Request) -> int:
-        """Rows of a prompt that are to be computed and have pages."""
+        """Rows of a prompt that are to be computed and have pages. No step goes beyond the prompt's last
+        border.
+        """
         assert request.sequence is not None
-        return min(request.remaining, self.table.writable(request.sequence) - request.queued)
+        border = self.table.border(len(request.tokens))
+        rows = border - request.queued if request.queued < border else request.remaining
+        return min(rows, self.table.writable(request.sequence) - request.queued)
 
     def _advance(self, request: Request) -> None:
         """Reserve pages for the next rows of a prompt as far as there is room: windows get their pages step
@@ -361,9 +373,13 @@ class Scheduler:
         return False
 
     def _leaves(self, other: Request, common: int) -> bool:
-        """Whether a running request has still to compute more than a page of its first `common` tokens."""
-        computed = other.sequence.computed if other.sequence else 0
-        return other.sequence is not None and common >= self.table.page_size + computed
+        """Whether a running request has still to compute more than a page of its first `common` tokens, which
+        others can take then.
+        """
+        if other.sequence is None:
+            return False
+        common = self.table.leaves(len(other.tokens), common)
+        return common >= self.table.page_size + other.sequence.computed
 
     def _admit(self, request: Request) -> bool:
         """Give the request a slot, the longest cached prefix, and pages for its tokens.
@@ -406,16 +422,14 @@ class Scheduler:
         for other in self.running:
             if other.sequence is not None and other.salt == request.salt:
                 common = common_length(other.sequence.tokens, request.tokens)
-                common = min(common, other.sequence.computed, request.reusable)
-                if common > shared and common >= self.table.least_length(other.sequence):
+                common = self.table.shareable(other.sequence, min(common, request.reusable))
+                if common > shared:
                     best, shared = other.sequence, common
         if best is None:
             return
         self.table.release(request.sequence)
-        fork = self.table.fork(best)
-        assert fork is not None
-        self.table.truncate(fork, shared)
-        request.sequence = fork
+        request.sequence = self.table.fork(best, shared)
+        assert request.sequence is not None
 
 
 def _better_together(before: Step, chunks: Seq[Chunk | None]) -> bool:

@@ -95,9 +95,11 @@ class Layout:
         return place(buffer, shape.extents, shape.dtype, data, row, column) * data.itemsize
 
     def caches(self, group: int) -> dict[str, Shape]:
-        """Keys and values of the caches of a group, with one row for each page."""
-        own = (index for index, cache in enumerate(self._artifact.manifest.caches) if cache.group == group)
-        return {name: self.buffer(name) for index in own for name in (names.keys(index), names.values(index))}
+        """The buffers of the caches of a group, with one row for each page."""
+        own = (each for each in enumerate(self._artifact.manifest.caches) if each[1].group == group)
+        return {
+            name: self.buffer(name) for index, cache in own for name in names.of_cache(index, cache.parts)
+        }
 
     def check_pages(self, group: int, pages: Sequence[int], content: Mapping[str, Array]) -> dict[str, Shape]:
         """The float caches of a group. ValueError unless `content` has all of them for the pages."""
@@ -113,9 +115,11 @@ class Layout:
         if not self._quantized:
             return dict(pages)
         dtype = self._program.kv_dtype
-        return {
+        floats = {name: array for name, array in pages.items() if name not in self._quantized}
+        return floats | {
             f"{name}.{part}": array
             for name, words in pages.items()
+            if name in self._quantized
             for part, array in quantized_pages.parts_of(
                 words, self._quantized[name], dtype, innermost=innermost and names.is_keys(name)
             ).items()
@@ -131,8 +135,11 @@ class Layout:
         """
         if not self._quantized:
             return {name: content[name] for name in self.check_pages(group, pages, content)}
-        caches, dtype = self.caches(group), self._program.kv_dtype
-        wanted = {
+        every, dtype = self.caches(group), self._program.kv_dtype
+        caches = {name: shape for name, shape in every.items() if name in self._quantized}
+        floats = {name: shape for name, shape in every.items() if name not in self._quantized}
+        wanted = {name: (shape.rows(len(pages)), shape.dtype) for name, shape in floats.items()}
+        wanted |= {
             f"{name}.{part}": kind
             for name, shape in caches.items()
             for part, kind in quantized_pages.shapes(
@@ -140,7 +147,7 @@ class Layout:
             ).items()
         }
         check_pages(content, wanted)
-        return {
+        return {name: content[name] for name in floats} | {
             name: quantized_pages.pages_of(
                 {part: content[f"{name}.{part}"] for part in quantized_pages.PARTS},
                 dtype,

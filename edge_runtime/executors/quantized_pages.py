@@ -30,6 +30,7 @@ def quantized(manifest: Manifest, program: Program) -> dict[str, int]:
     return {
         name: cache.head_dim
         for i, cache in enumerate(manifest.caches)
+        if cache.parts == "kv"
         for name in (buffers.keys(i), buffers.values(i))
     }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from nearfar.edge_runtime.artifact.budget import cache_bytes
+from nearfar.edge_runtime.artifact.budget import cache_bytes, cache_page_bytes
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.format import buffers as names
 from nearfar.format.consistency import DTYPE_BYTES
@@ -31,8 +31,8 @@ class Traffic:
         manifest = artifact.manifest
         self._buffers = {buffer.name: buffer for buffer in manifest.buffers}
         self._tables = {names.page_table(group) for group in range(len(manifest.groups))}
-        caches = range(len(manifest.caches))
-        self._caches = {name: i for i in caches for name in (names.keys(i), names.values(i))}
+        caches = enumerate(manifest.caches)
+        self._caches = {name: i for i, cache in caches for name in names.of_cache(i, cache.parts)}
         ops = [op_of(record) for record in manifest.step.ops]
         params = [param_of(record) for record in manifest.step.params]
         halved = {op.x for op in ops if isinstance(op, Glu)}
@@ -71,10 +71,14 @@ class Traffic:
 
     def _cache(self, name: str) -> int:
         """Bytes of keys or of values: the first launch that names them appends the rows; others read the
-        positions that the rows see.
+        positions that the rows see. One launch reads and writes a state, or appends the rows of one tensor.
         """
         manifest = self._artifact.manifest
         cache = manifest.caches[self._caches[name]]
+        if cache.parts == "state":
+            return 2 * cache_page_bytes(manifest, cache, self._program.kv_dtype)
+        if cache.parts == "k":
+            return cache_bytes(cache, self._program.kv_dtype) * self._bucket.size
         window = manifest.groups[cache.group].window
         rows = self._bucket.size
         seen = self._context if window is None else min(self._context, window + rows - 1)

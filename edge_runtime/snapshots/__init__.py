@@ -20,7 +20,14 @@ from nearfar.edge_runtime.snapshots import file
 from nearfar.edge_runtime.snapshots.file import Progress
 from nearfar.edge_runtime.snapshots.record import Snapshot, key_rounding, origin
 from nearfar.edge_runtime.snapshots.seam import chat_prefix, text_prefix, whole_pages
-from nearfar.edge_runtime.snapshots.transfer import Array, capture, kv_dtype, quantized_bits, restore
+from nearfar.edge_runtime.snapshots.transfer import (
+    Array,
+    capture,
+    head_dim_of,
+    kv_dtype,
+    quantized_bits,
+    restore,
+)
 from nearfar.errors import RequestError, SnapshotError
 
 if TYPE_CHECKING:
@@ -54,7 +61,7 @@ async def save(
         tokens = text_prefix(codec, prompt)
     kept = whole_pages(tokens if tokens is not None else (), page_size)
     content = await capture(core, kept)
-    bits = quantized_bits(content, core.manifest.caches[0].head_dim)
+    bits = quantized_bits(content, head_dim_of(core.manifest))
     made = Snapshot(
         path=path,
         bytes=0,

@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence as Seq
 
     from nearfar.edge_runtime.engine.core import EngineCore
+    from nearfar.format.manifest import Manifest
 
 Array = npt.NDArray[Any]
+STATES, TAKEN = ".s", ".x"
+"""Endings of the names of states, and of caches of one tensor (nearfar.format.buffers)."""
 CHUNK_BYTES = 32 << 20
 """Bytes that are copied at a time: running requests wait no longer than this takes."""
 
@@ -35,7 +38,7 @@ async def capture(core: EngineCore, tokens: Seq[int]) -> dict[str, Array]:
     """Keys and values of `tokens` (whole pages), computed first if the cache does not have them.
 
     By the names of Executor.read_pages, each [kv_heads, tokens, …]. Layers with a window have only the last
-    whole pages: those that a row after `tokens` reads.
+    whole pages: those that a row after `tokens` reads. Of states the one behind `tokens`, [heads, depth, …].
     """
     table = core.scheduler.table
     epoch = core.epoch
@@ -44,15 +47,13 @@ async def capture(core: EngineCore, tokens: Seq[int]) -> dict[str, Array]:
         content: dict[str, Array] = {}
         for group, layout in enumerate(await core.on_device(_layouts(core))):
             pages = sequence.held[group].pages
-            length = len(pages) * table.page_size
             whole = {
-                n: np.empty((page.shape[1], length, page.shape[3]), page.dtype) for n, page in layout.items()
+                n: np.empty((page.shape[1], len(pages) * page.shape[2], page.shape[3]), page.dtype)
+                for n, page in layout.items()
             }
             step = _pages_at_once(layout)
             for start in range(0, len(pages), step):
-                await core.on_device(
-                    _reader(core, group, pages[start : start + step], whole, start * table.page_size)
-                )
+                await core.on_device(_reader(core, group, pages[start : start + step], whole, start))
                 _check_epoch(core, epoch)
             content |= whole
         return content
@@ -72,7 +73,13 @@ async def restore(core: EngineCore, tokens: Seq[int], tensors: Mapping[str, Arra
     layouts = await core.on_device(_layouts(core))
     tokens = tokens[: saved // size * size]
     needed = [saved - window.first_column(len(tokens)) * size for window in table.windows]
-    await asyncio.to_thread(check_layout, layouts, tensors, saved, needed, core.manifest.caches[0].head_dim)
+    if saved % size and any(window.stride for window in table.windows):
+        raise SnapshotError(
+            f"the snapshot has the states behind {saved} tokens, which are no whole pages of {size} tokens "
+            "here: save it again with this engine"
+        )
+    head_dim = head_dim_of(core.manifest)
+    await asyncio.to_thread(check_layout, layouts, tensors, saved, needed, head_dim)
     _check_room(core, len(tokens))
     epoch = core.epoch
     sequence = table.borrow(tokens)
@@ -84,10 +91,16 @@ async def restore(core: EngineCore, tokens: Seq[int], tensors: Mapping[str, Arra
             until = min(column + step, len(tokens) // size)
             for group, layout in enumerate(layouts):
                 first = max(column, sequence.held[group].first)
-                if first < until:
+                if table.windows[group].stride:
+                    if until * size == len(tokens):
+                        await core.on_device(_state_writer(core, sequence, group, tensors, layout))
+                        _check_epoch(core, epoch)
+                elif first < until:
                     await core.on_device(_writer(core, sequence, group, first, until, layout, tensors, saved))
                     _check_epoch(core, epoch)
             table.append(sequence, tokens[column * size : until * size])
+            if until * size == len(tokens):
+                table.keep(sequence)
             table.publish(sequence, len(sequence.tokens))
     finally:
         table.release(sequence)
@@ -130,6 +143,8 @@ def _check_shape(name: str, given: tuple[int, ...], page: tuple[int, ...], least
     """Check a shape [kv_heads, tokens, width]: all tokens, or at least the last `least` that this cache
     needs.
     """
+    if name.endswith(STATES):
+        least = tokens = page[2]
     if (given[0], given[2]) != (page[1], page[3]) or not least <= given[1] <= tokens:
         wanted = [page[1], tokens, page[3]]
         last = f" or the last {least} of the tokens" if least < tokens else ""
@@ -166,12 +181,18 @@ def kind(content: Mapping[str, Array], head_dim: int) -> str:
 
 def kv_dtype(content: Mapping[str, Array]) -> str:
     """The type of keys and values, or of scales and biases if they are quantized."""
-    return next((str(array.dtype) for name, array in content.items() if not name.endswith(".codes")), "no")
+    others = (".codes", STATES, TAKEN)
+    return next((str(array.dtype) for name, array in content.items() if not name.endswith(others)), "no")
+
+
+def head_dim_of(manifest: Manifest) -> int:
+    """Values of a head in the first cache of keys and values; 0 if there is none."""
+    return next((cache.head_dim for cache in manifest.caches if cache.parts == "kv"), 0)
 
 
 def quantized_bits(content: Mapping[str, Array], head_dim: int) -> int | None:
     """Bits of the codes of a quantized cache; None if it is not quantized."""
-    codes = content.get("kv.0.k.codes")
+    codes = next((array for name, array in content.items() if name.endswith(".k.codes")), None)
     return None if codes is None else codes.shape[-1] * 32 // head_dim
 
 
@@ -221,7 +242,8 @@ def _reserve(core: EngineCore, sequence: Sequence, length: int) -> None:
     table = core.scheduler.table
     if table.reserve(sequence, length) is not None:
         return
-    missing = [table.pages_for(length) - held.end for held in sequence.held]
+    pairs = zip(table.windows, sequence.held, strict=True)
+    missing = [window.columns(length) - held.end for window, held in pairs]
     short = max(range(len(missing)), key=lambda group: missing[group] - table.available_in(group))
     raise SnapshotError(
         f"the snapshot needs {missing[short]} pages of the cache, but running requests leave only "
@@ -242,16 +264,28 @@ def _pages_at_once(layout: Mapping[str, Array]) -> int:
 def _reader(
     core: EngineCore, group: int, pages: Seq[int], whole: Mapping[str, Array], start: int
 ) -> Callable[[], None]:
-    """A call that copies pages to `whole`, to the tokens from `start` on."""
+    """A call that copies pages to `whole`, from its page `start` on."""
 
     def read() -> None:
         for name, content in core.executor.read_pages(group, pages).items():
             count, heads, size, width = content.shape
-            whole[name][:, start : start + count * size] = content.swapaxes(0, 1).reshape(
+            whole[name][:, start * size : (start + count) * size] = content.swapaxes(0, 1).reshape(
                 heads, count * size, width
             )
 
     return read
+
+
+def _state_writer(
+    core: EngineCore,
+    sequence: Sequence,
+    group: int,
+    tensors: Mapping[str, Array],
+    layout: Mapping[str, Array],
+) -> Callable[[], None]:
+    """A call that writes the states of a group behind the last token."""
+    content = {name: np.ascontiguousarray(tensors[name][None], dtype=layout[name].dtype) for name in layout}
+    return lambda: core.executor.write_pages(group, sequence.held[group].pages[-1:], content)
 
 
 def _writer(

@@ -16,8 +16,9 @@ from .logits import Greedy, Logprobs, OverLogits, Sample
 from .names import Output, labelled, short
 from .paged import Attend, Paged, RopeAppend, Rows, Split
 from .project import Project
+from .state import Conv, Delta
 
-GraphJob = Embed | Norm | Linear | RopeAppend | Rows | Project | Attend | Route | Experts
+GraphJob = Embed | Norm | Linear | RopeAppend | Rows | Project | Attend | Route | Experts | Conv | Delta
 """Jobs of a step; their arguments are tensors of the graph."""
 SamplerJob = Greedy | Sample | Logprobs
 """Jobs of the sampler; their arguments are buffers of the artifact, by name."""
@@ -26,6 +27,8 @@ Job = GraphJob | SamplerJob
 __all__ = [
     "Activation",
     "Attend",
+    "Conv",
+    "Delta",
     "Embed",
     "Experts",
     "GraphJob",

@@ -62,7 +62,8 @@ CONTEXT_CODE = "context_length_exceeded"
 class ContextError(RequestError):
     """A text that does not fit the context, together with an answer where one is wanted.
 
-    The message begins with OpenAI's words: LiteLLM recognizes the error by them, not by its code.
+    The message has OpenAI's words and Anthropic's ("prompt is too long"): LiteLLM recognizes the error by the
+    former and LangChain by the latter, not by the code.
     """
 
     code = CONTEXT_CODE
@@ -73,7 +74,7 @@ class ContextError(RequestError):
         answer = ", the answer included" if what == "prompt" else ""
         super().__init__(
             f"this model's maximum context length is {context} tokens{answer}, but the {what} has {tokens} "
-            f"tokens: shorten it{advice}",
+            f"tokens: the {what} is too long, shorten it{advice}",
             param,
         )
 

@@ -36,6 +36,7 @@ NESTED: Mapping[str, str] = {
     "mistral3": "mistral",
     "qwen2_5_vl": "qwen2_5_vl_text",
     "qwen2_vl": "qwen2_vl_text",
+    "qwen3_5": "qwen3_5_text",
     "qwen3_vl": "qwen3_vl_text",
     "smolvlm": "llama",
 }

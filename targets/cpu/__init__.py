@@ -11,6 +11,8 @@ from nearfar.format.kv import Float
 from nearfar.kernels.contract import Staged
 from nearfar.kernels.jobs import (
     Attend,
+    Conv,
+    Delta,
     Embed,
     Experts,
     Greedy,
@@ -28,6 +30,8 @@ from nearfar.kernels.jobs import (
 from nearfar.targets.cpu import packing
 from nearfar.targets.cpu.kernels import (
     attention,
+    conv,
+    delta,
     embed,
     experts,
     greedy,
@@ -48,6 +52,8 @@ STAGES: dict[type[Job], Callable[[Any, Unit], Staged]] = {
     Linear: linear.linear,
     RopeAppend: rope.rope_append,
     Attend: attention.attention,
+    Conv: conv.conv,
+    Delta: delta.delta,
     Route: route.route,
     Experts: experts.experts,
     Greedy: greedy.greedy,

@@ -4,7 +4,7 @@ weights.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -15,6 +15,8 @@ from nearfar.kernels.bundles import bundles
 from nearfar.kernels.contract import PRODUCTS, Precision, Products, Staged, Variant, kv_suffix
 from nearfar.kernels.jobs import (
     Attend,
+    Conv,
+    Delta,
     Embed,
     Experts,
     Greedy,
@@ -78,6 +80,10 @@ class GpuKernels:
 
     def check(self, job: Job) -> None:
         """BuildError if no kernel takes the job: by its type, then by its shapes."""
+        if type(job) in REFUSED:
+            raise BuildError(
+                f"the GPU targets have no kernels for {REFUSED[type(job)]}: build for cpu or mlx"
+            )
         if type(job) not in STAGES:
             raise BuildError(f"the GPU targets have no kernel for {job}")
         if isinstance(job, Linear | Embed):
@@ -131,6 +137,8 @@ STAGES: dict[type[Job], Callable[[Any, Any], Staged]] = {
     Logprobs: _alike(logprobs),
 }
 """The makers of each job's kernel. `_shaping` decides which part of a program's tuning they get."""
+REFUSED: Mapping[type[Job], str] = {Conv: "short convolutions", Delta: "recurrent states"}
+"""Jobs without a kernel, with the word for their models in messages."""
 SHAPED = (Linear, Project, Attend)
 """Jobs whose kernels differ between programs."""
 

@@ -121,6 +121,7 @@ ACTIVATIONS: Mapping[ops.Activation, Callable[[Graph, str], str]] = {
     "gelu_tanh": lambda graph, x: graph.node("Gelu", x, approximate="tanh"),
     "gelu_erf": lambda graph, x: graph.node("Gelu", x),
     "relu2": lambda graph, x: _squared(graph, graph.node("Relu", x)),
+    "sigmoid": lambda graph, x: graph.node("Sigmoid", x),
 }
 OPERATIONS: Mapping[type[ops.Op], Callable[[StepGraph, Any], str]] = {
     ops.Embed: embed,
@@ -140,6 +141,8 @@ NO_EXPERTS = "has no experts: ONNX Runtime's operators for them take other weigh
 REFUSED: Mapping[type[ops.Op], str] = {
     ops.Embedding: "is for models that give logits: build embeddings for another target, or leave "
     "--embeddings out",
+    ops.Conv: "has no short convolutions: its graph keeps keys and values only. Build for cpu or wasm",
+    ops.Delta: "has no recurrent states: its graph keeps keys and values only. Build for cpu or wasm",
     ops.Route: NO_EXPERTS,
     ops.Experts: NO_EXPERTS,
 }

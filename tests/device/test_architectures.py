@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.architectures import CASES, VISUAL, Case
+from tests.support.architectures import ATTENDING, RECURRENT, VISUAL, Case
 from tests.support.parity import check_answers, opened
 from tests.support.turns import in_turns, paired
 
 BACKENDS = ("cpu", "mlx-f32")
-ALONE = [case for case in CASES if case not in VISUAL]
+ALONE = [case for case in ATTENDING if case not in VISUAL]
 ARCHITECTURES = dict.fromkeys(case.model_type for case in ALONE)
 SHARES = 3
 PLACES = [
@@ -28,6 +28,7 @@ PLACES = [
         [case for case in ALONE if case.model_type == model_type], BACKENDS[:: -1 if at % 2 else 1]
     )
 ]
+PLACES += [(case, "cpu") for case in RECURRENT]
 
 
 @pytest.mark.parametrize(("case", "backend"), PLACES, ids=str)

@@ -16,7 +16,7 @@ from nearfar.build.pipeline import BuildOptions, build
 from nearfar.edge_runtime import Engine
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import BuildError
-from tests.support.architectures import CASES, GROWTH, Case, Massive, checkpoint, make, prompt, reference
+from tests.support.architectures import ATTENDING, GROWTH, Case, Massive, checkpoint, make, prompt, reference
 from tests.support.backends import last_logits
 from tests.support.late import late
 from tests.support.mlx_artifact import Direct
@@ -69,7 +69,7 @@ FLOATS = ("qwen3_moe", "granitemoe", *OURS)
 """Model types of which mlx-lm joins the experts' matrices only if they are floats."""
 
 
-@pytest.fixture(scope="module", params=CASES, ids=str)
+@pytest.fixture(scope="module", params=ATTENDING, ids=str)
 def made(request: pytest.FixtureRequest) -> Case:
     found: Case = request.param
     return found
@@ -169,7 +169,7 @@ def test_massive_activations_stay_finite_in_float16(where: str, tmp_path: Path) 
 
 def test_caches_of_different_sizes_are_quantized_each(tmp_path: Path) -> None:
     """Gemma 4 with heads of 32 and 64 values: each cache has groups that fit it."""
-    given = next(each for each in CASES if str(each) == "gemma4_text-shared")
+    given = next(each for each in ATTENDING if str(each) == "gemma4_text-shared")
     wide = {"head_dim": 32, "global_head_dim": 64}
     source = make(replace(given, config={**given.config, **wide}), tmp_path / "checkpoint")
     (path,) = build(BuildOptions(str(source), tmp_path / "out", ("mlx",), "none"))
@@ -203,7 +203,7 @@ def test_a_window_bounds_what_is_read(made: Case, root: Path) -> None:
 
 
 def test_experts_are_not_exported(tmp_path: Path) -> None:
-    given = next(each for each in CASES if each.experts)
+    given = next(each for each in ATTENDING if each.experts)
     options = BuildOptions(str(checkpoint(given)), tmp_path, ("mlx",), "none", export_function=True)
     with pytest.raises(BuildError, match="--export-function is not for models with experts"):
         build(options)

@@ -8,7 +8,7 @@ import pytest
 
 from nearfar.build.pipeline import BuildOptions, build
 from nearfar.errors import BuildError
-from tests.support.architectures import CASES, Case, checkpoint
+from tests.support.architectures import ATTENDING, RECURRENT, Case, checkpoint
 from tests.support.parity import check_answers, opened
 
 SHORT = ("olmo2-plain",)
@@ -16,20 +16,30 @@ SHORT = ("olmo2-plain",)
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in CASES if str(case) not in SHORT and not case.experts], ids=str
+    "case", [case for case in ATTENDING if str(case) not in SHORT and not case.experts], ids=str
 )
 def test_answers_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
     with opened(case, "onnx", tmp_path) as engine:
         check_answers(case, engine)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if str(case) in SHORT], ids=str)
+@pytest.mark.parametrize("case", [case for case in ATTENDING if str(case) in SHORT], ids=str)
 def test_heads_without_attention_are_refused_by_name(case: Case, tmp_path: Path) -> None:
     with pytest.raises(BuildError, match=r"heads of 12 values.*multiples of 8"):
         build(BuildOptions(str(checkpoint(case)), tmp_path, ("onnx",), "none", context=case.context))
 
 
 def test_experts_are_refused_by_name(tmp_path: Path) -> None:
-    case = next(case for case in CASES if case.experts)
+    case = next(case for case in ATTENDING if case.experts)
     with pytest.raises(BuildError, match="target onnx has no experts"):
         build(BuildOptions(str(checkpoint(case)), tmp_path, ("onnx",), "none"))
+
+
+@pytest.mark.parametrize(("target", "said"), [
+    ("onnx", "no short convolutions"), ("mlx", "a short convolution or a recurrent state"),
+    ("vulkan", "no kernels for short convolutions"),
+    ("webgpu", "no kernels for short convolutions"),
+])  # fmt: skip
+def test_targets_without_states_refuse_them_by_name(target: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(BuildError, match=said):
+        build(BuildOptions(str(checkpoint(RECURRENT[0])), tmp_path, (target,), "none"))

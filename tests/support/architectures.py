@@ -36,7 +36,7 @@ class Case:
     @property
     def experts(self) -> bool:
         """Whether some of its layers have experts, which not every target has."""
-        return any("experts" in key for key in self.config)
+        return any("experts" in key and value for key, value in self.config.items())
 
     def __str__(self) -> str:
         return f"{self.model_type}-{self.name}"
@@ -368,10 +368,47 @@ VISUAL = [
 ]  # fmt: skip
 """Text models within models that see: their lists are those of other cases but for names of tensors."""
 
-CASES: tuple[Case, ...] = (
+
+CONV, LINEAR_ATTENTION = "conv", "linear_attention"
+LFM2: dict[str, Any] = {"block_multiple_of": 20, "rms_norm_eps": OWN, "norm_eps": 0.01, "hidden_size": 64}
+LFM2S = [
+    case("lfm2", "plain", **LFM2, head_dim=OWN, tie_word_embeddings=True, num_hidden_layers=4,
+         layer_types=[CONV, CONV, GLOBAL, CONV]),
+    case("lfm2", "biased", **LFM2, head_dim=24, conv_bias=True, conv_L_cache=5, full_attn_idxs=[1],
+         block_ffn_dim_multiplier=1.3, prompts=(3, 45)),
+    case("lfm2", "deep", **{**LFM2, "hidden_size": 40}, conv_L_cache=20, layer_types=[GLOBAL, CONV, CONV],
+         block_auto_adjust_ff_dim=False, prompts=(9, 70)),
+]  # fmt: skip
+
+QWEN3_5: dict[str, Any] = {
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32, "max_position_embeddings": 700,
+}  # fmt: skip
+MROPE_3_5 = {"rope_type": "default", "rope_theta": 1e5, "mrope_section": [1, 1, 0], "mrope_interleaved": True,
+         "partial_rotary_factor": 0.25}  # fmt: skip
+DELTAS = [
+    case("qwen3_5_text", "plain", **QWEN3_5, num_hidden_layers=4, rope_parameters=MROPE_3_5,
+         prompts=(9, 45, 300)),
+    case("qwen3_5_text", "odd", **{**QWEN3_5, "linear_num_value_heads": 6, "linear_key_head_dim": 12,
+         "linear_value_head_dim": 20, "linear_conv_kernel_dim": 3}, head_dim=32, attention_bias=True,
+         tie_word_embeddings=True, layer_types=[LINEAR_ATTENTION, GLOBAL, LINEAR_ATTENTION]),
+]  # fmt: skip
+VISION_3_5 = {
+    "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "out_hidden_size": 48,
+    "patch_size": 4, "num_position_embeddings": 16, "model_type": "qwen3_5",
+}  # fmt: skip
+RECURRENT = [
+    *LFM2S, *DELTAS,
+    inside("qwen3_5", DELTAS[1], VISION_3_5, tie_word_embeddings=True, image_token_id=260, video_token_id=259,
+           vision_start_token_id=258, vision_end_token_id=255),
+]  # fmt: skip
+
+ATTENDING: tuple[Case, ...] = (
     *LLAMAS, *MISTRALS, *QWENS, *SMOLLMS, *PHIS, *GRANITES, *ERNIES, *HUNYUANS, *GEMMAS, *MOES, *GLMS,
     *COUSINS, *PARTS, *SEEING, *VISUAL,
 )  # fmt: skip
+"""Cases whose layers keep keys and values only: every target builds them."""
+CASES: tuple[Case, ...] = (*ATTENDING, *RECURRENT)
 
 
 @cache

@@ -23,6 +23,11 @@ def apply(table: SequenceTable, op: str, args: dict[str, Any]) -> dict[str, Any]
         return None if opened is None else {"slot": opened.slot, "cached": len(opened.tokens)}
     if op == "clear":
         return {"evicted": table.clear()}
+    if op == "borders":
+        return {
+            "border": table.border(args["length"]),
+            "leaves": table.leaves(args["length"], args["common"]),
+        }
     sequence = table.sequences[args["slot"]]
     match op:
         case "reserve":
@@ -32,10 +37,14 @@ def apply(table: SequenceTable, op: str, args: dict[str, Any]) -> dict[str, Any]
             table.append(sequence, args["tokens"])
             table.publish(sequence, len(sequence.tokens))
         case "fork":
-            child = table.fork(sequence)
+            child = table.fork(sequence, args.get("length"))
             return None if child is None else {"slot": child.slot}
         case "truncate":
             table.truncate(sequence, args["length"])
+        case "advance":
+            table.advance(sequence, args["length"])
+        case "keep":
+            table.keep(sequence)
         case "release":
             table.release(sequence)
         case _:

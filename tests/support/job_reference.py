@@ -18,6 +18,8 @@ import numpy.typing as npt
 from nearfar.kernels.jobs import (
     Activation,
     Attend,
+    Conv,
+    Delta,
     Embed,
     Experts,
     GraphJob,
@@ -69,6 +71,7 @@ ACTIVATIONS: dict[Activation, Callable[[Array], Array]] = {
     "gelu_tanh": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
     "gelu_erf": lambda x: 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))),
     "relu2": lambda x: np.maximum(x, 0) ** 2,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
 }
 
 
@@ -196,6 +199,79 @@ def attend(job: Attend, a: Arrays) -> Array:
         weights = np.exp(scores - top)
         out[row] = weights / (weights.sum(-1, keepdims=True) + np.exp(sinks - top)) @ values
     return out.reshape(job.m, -1)
+
+
+def conv(job: Conv, a: Arrays) -> dict[str, Array]:
+    """See Conv."""
+    x, cache, out = a["x"].astype(np.float64), a["cache"].astype(np.float64), np.zeros((job.m, job.width))
+    weight = a["weight"].astype(np.float64).reshape(job.width, job.taps)
+    for row in np.flatnonzero(a["positions"][: job.m] >= 0):
+        table, position = a["page_table"][a["slots"][row]], int(a["positions"][row])
+        cache[table[position // job.page_size], 0, position % job.page_size] = x[row]
+        total = a["bias"].astype(np.float64) if job.bias else np.zeros(job.width)
+        for tap, there in enumerate(range(position - job.taps + 1, position + 1)):
+            if there >= 0:
+                total = (
+                    total + weight[:, tap] * cache[table[there // job.page_size], 0, there % job.page_size]
+                )
+        out[row] = total if job.activation is None else ACTIVATIONS[job.activation](total)
+    return {"out": out, "cache": cache}
+
+
+def delta(job: Delta, a: Arrays) -> dict[str, Array]:
+    """See Delta."""
+    x, state, keys = a["x"].astype(np.float64), a["state"].astype(np.float64), job.key_heads * job.key_dim
+    out, each = np.zeros((job.m, job.heads, job.value_dim)), job.heads // job.key_heads
+    gates, a_log, dt_bias = (a[name].astype(np.float64) for name in ("gates", "a_log", "dt_bias"))
+    for row in np.flatnonzero(a["positions"][: job.m] >= 0):
+        table, position = a["page_table"][a["slots"][row]], int(a["positions"][row])
+        before = state[table[(position - 1) // job.stride]] if position else np.zeros(state.shape[1:])
+        q, k = (
+            np.repeat(x[row, first : first + keys].reshape(job.key_heads, -1), each, 0) for first in (0, keys)
+        )
+        q, k = (part / np.sqrt((part**2).sum(-1, keepdims=True) + job.eps) for part in (q, k))
+        value, (by, rate) = x[row, 2 * keys :].reshape(job.heads, -1), gates[row].reshape(2, -1)
+        kept = np.exp(-np.exp(a_log) * np.logaddexp(0, by + dt_bias))[:, None, None] * before
+        change = (value - np.einsum("hij,hi->hj", kept, k)) / (1 + np.exp(-rate))[:, None]
+        after = state[table[position // job.stride]] = kept + k[:, :, None] * change[:, None]
+        out[row] = np.einsum("hij,hi->hj", after, q) * job.key_dim**-0.5
+    return {"out": out.reshape(job.m, -1), "state": state}
+
+
+def state_inputs(job: Conv | Delta, rng: np.random.Generator, pages: int = 12) -> dict[str, Array]:
+    """Random inputs of a job: the rows of two sequences and of a third with one row, then padding.
+
+    The first begins at 0 or, where there are few rows, behind a page border; the second before one.
+    """
+    size = job.page_size if isinstance(job, Conv) else job.stride
+    width = job.width if isinstance(job, Conv) else job.x_width
+    counts = (job.m,) if job.m == 1 else (job.m // 2, job.m // 4, 1)
+    starts = (size, 2 * size - 1, 1) if job.m < 16 else (0, size - 2, 1)
+    positions, slots = np.full(256, -1, np.int32), np.zeros(256, np.int32)
+    row = 0
+    for slot, (count, start) in enumerate(zip(counts, starts, strict=False)):
+        positions[row : row + count], slots[row : row + count] = np.arange(start, start + count), slot
+        row += count
+    table = np.full((job.slots, job.pages_per_slot), -1, np.int32)
+    table[:3] = np.resize(rng.permutation(pages), (3, job.pages_per_slot))
+
+    def normal(*shape: int) -> Array:
+        return rng.standard_normal(shape).astype(np.float32)
+
+    out: dict[str, Array] = {
+        "x": normal(job.m, width),
+        "positions": positions,
+        "slots": slots,
+        "page_table": table,
+    }
+    if isinstance(job, Conv):
+        out |= {"weight": normal(width * job.taps), "cache": normal(pages, 1, size, width)}
+        return out | ({"bias": normal(width)} if job.bias else {})
+    out |= {
+        "gates": 2 * normal(job.m, 2 * job.heads),
+        "state": normal(pages, job.heads, job.key_dim, job.value_dim),
+    }
+    return out | {"a_log": normal(job.heads) - 1, "dt_bias": normal(job.heads)}
 
 
 def route(job: Route, a: Arrays) -> Array:
@@ -375,6 +451,8 @@ REFERENCES: Mapping[type[GraphJob], Callable[[Any, Arrays], dict[str, Array]]] =
     Rows: _alone(rows),
     Project: project,
     Attend: _alone(attend),
+    Conv: conv,
+    Delta: delta,
     Route: _alone(route),
     Experts: _alone(experts),
 }

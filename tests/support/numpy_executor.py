@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nearfar.edge_runtime.executors.planned import check_pages, place
-from nearfar.format.buffers import keys, page_table, values
+from nearfar.format.buffers import of_cache, page_table
 from nearfar.format.sampler import BOUND, COLDEST
 from nearfar.step.reading import read_model
 from tests.support.step_reference import StepReference
@@ -39,12 +39,15 @@ class NumpyExecutor:
         model = read_model(config).model
         self.reference, self.page_size = StepReference(model, weights), page_size
         vocab, context = model.vocab_size, model.context_length
-        self.windows = model.step.windows
+        self.looks, self.every = model.step.groups, model.step.caches
         self.groups = [model.step.group(cache) for cache in range(len(model.step.caches))]
-        counts = [pages] * len(self.windows) if isinstance(pages, int) else pages
+        counts = [pages] * len(self.looks) if isinstance(pages, int) else pages
         self.kv = [
             tuple(
-                np.zeros((counts[group], cache.kv_heads, page_size, cache.head_dim), np.float32) for _ in "kv"
+                np.zeros(
+                    (counts[group], cache.kv_heads, cache.depth or page_size, cache.head_dim), np.float32
+                )
+                for _ in of_cache(0, cache.parts)
             )
             for cache, group in zip(model.step.caches, self.groups, strict=True)
         ]
@@ -64,7 +67,7 @@ class NumpyExecutor:
             "top_ids": np.zeros((16, 20), np.int32),
             "top_logprobs": np.zeros((16, 20), np.float32),
         }
-        for group in range(len(self.windows)):
+        for group in range(len(self.looks)):
             self.buffers[page_table(group)] = np.full((slots, -(-context // page_size)), -1, np.int32)
         self.steps: list[int] = []
         self.closed = False
@@ -79,9 +82,13 @@ class NumpyExecutor:
         return lambda: snapshot
 
     def caches(self, group: int) -> dict[str, Array]:
-        """Keys and values of a group by name."""
-        every = ((keys(i), values(i), kv) for i, kv in enumerate(self.kv) if self.groups[i] == group)
-        return {name: cache for k, v, kv in every for name, cache in zip((k, v), kv, strict=True)}
+        """What the caches of a group keep, by name."""
+        own = (index for index, of in enumerate(self.groups) if of == group)
+        return {
+            name: part
+            for index in own
+            for name, part in zip(of_cache(index, self.every[index].parts), self.kv[index], strict=True)
+        }
 
     def copy_page(self, group: int, source: int, target: int) -> None:
         for cache in self.caches(group).values():
@@ -99,7 +106,7 @@ class NumpyExecutor:
             cache[list(pages)] = content[name]
 
     def memory_used(self) -> int:
-        return sum(k.nbytes + v.nbytes for k, v in self.kv)
+        return sum(part.nbytes for parts in self.kv for part in parts)
 
     def close(self) -> None:
         self.closed = True
@@ -117,27 +124,43 @@ class NumpyExecutor:
             b["tokens"][:size], b["positions"][:size], self, b["logit_rows"][:rows]
         )
 
-    def append(self, cache: int, keys: Array, values: Array) -> None:
+    def append(self, cache: int, *parts: Array) -> None:
         """As tests.support.step_reference.Memory asks for it: into the pages of each row's sequence."""
-        b, (kc, vc), size = self.buffers, self.kv[cache], self.page_size
-        table = b[page_table(self.groups[cache])]
-        for m in np.flatnonzero(b["positions"][: len(keys)] >= 0):
-            page, place = divmod(int(b["positions"][m]), size)
-            number = table[b["slots"][m], page]
-            assert number >= 0, "a row has no page"
-            kc[number, :, place], vc[number, :, place] = keys[m], values[m]
+        for m in np.flatnonzero(self.buffers["positions"][: len(parts[0])] >= 0):
+            column, place = divmod(int(self.buffers["positions"][m]), self.page_size)
+            number = self._page(cache, m, column)
+            for kept, part in zip(self.kv[cache], parts, strict=True):
+                kept[number, :, place] = part[m]
 
-    def seen(self, cache: int, row: int) -> tuple[Array, Array]:
+    def _page(self, cache: int, row: int, column: int) -> int:
+        number = int(self.buffers[page_table(self.groups[cache])][self.buffers["slots"][row], column])
+        assert number >= 0, "a row has no page"
+        return number
+
+    def state(self, cache: int, row: int) -> Array | None:
+        position, stride = int(self.buffers["positions"][row]), self.looks[self.groups[cache]].stride
+        assert stride is not None
+        if position == 0:
+            return None
+        return self.kv[cache][0][self._page(cache, row, (position - 1) // stride)].copy()
+
+    def keep(self, cache: int, row: int, state: Array) -> None:
+        position, stride = int(self.buffers["positions"][row]), self.looks[self.groups[cache]].stride
+        assert stride is not None
+        self.kv[cache][0][self._page(cache, row, position // stride)] = state
+
+    def seen(self, cache: int, row: int) -> tuple[Array, ...]:
         """Likewise: what the pages of the row's sequence hold, up to its position; of a window no more
         than that.
         """
         n, size, group = int(self.buffers["positions"][row]) + 1, self.page_size, self.groups[cache]
-        first = max(n - (self.windows[group] or n), 0)
+        first = max(n - (self.looks[group].window or n), 0)
         pages = self.buffers[page_table(group)][self.buffers["slots"][row], first // size : -(-n // size)]
         assert (pages >= 0).all(), "a row reads what has no page"
         read = slice(first % size, n - first // size * size)
-        k, v = (c[pages].swapaxes(1, 2).reshape(-1, c.shape[1], c.shape[3])[read] for c in self.kv[cache])
-        return k, v
+        return tuple(
+            c[pages].swapaxes(1, 2).reshape(-1, c.shape[1], c.shape[3])[read] for c in self.kv[cache]
+        )
 
     def _take(self, row: int, token: int) -> None:
         self.buffers["sampled"][row] = token

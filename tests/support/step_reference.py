@@ -14,7 +14,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from nearfar.build.calibration.operations import attention, compute
+from nearfar.build.calibration.operations import Update, attention, compute
+from nearfar.build.weights.headers import flattened
 from nearfar.step import ops
 from nearfar.step.model import Model
 from nearfar.step.params import Param
@@ -27,12 +28,22 @@ Tensors = Mapping[str, Array]
 class Memory(Protocol):
     """Where keys and values lie between steps."""
 
-    def append(self, cache: int, keys: Array, values: Array) -> None:
-        """Keep those of the step's rows: [M, kv_heads, head_dim]."""
+    def append(self, cache: int, *parts: Array) -> None:
+        """Keep keys and values of the step's rows, or one tensor: each [M, kv_heads, head_dim]."""
         ...
 
-    def seen(self, cache: int, row: int) -> tuple[Array, Array]:
-        """What was kept of the row's sequence, up to its position: [positions, kv_heads, head_dim]."""
+    def seen(self, cache: int, row: int) -> tuple[Array, ...]:
+        """What was kept of the row's sequence, up to its position: [positions, kv_heads, head_dim]. At least
+        the positions of the cache's window.
+        """
+        ...
+
+    def state(self, cache: int, row: int) -> Array | None:
+        """The state of the row's sequence before its position, [heads, depth, head_dim]; None at 0."""
+        ...
+
+    def keep(self, cache: int, row: int, state: Array) -> None:
+        """Keep the state of the row's sequence behind its position."""
         ...
 
 
@@ -40,17 +51,25 @@ class Sequence:
     """The memory of one sequence, whose rows come in any order."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, dict[int, tuple[Array, Array]]] = {}
+        self._kept: dict[int, dict[int, tuple[Array, ...]]] = {}
+        self._states: dict[tuple[int, int], Array] = {}
         self.positions: Array = np.zeros(0, np.int64)
 
-    def append(self, cache: int, keys: Array, values: Array) -> None:
+    def append(self, cache: int, *parts: Array) -> None:
         kept = self._kept.setdefault(cache, {})
         for m, position in enumerate(self.positions.tolist()):
-            kept[position] = keys[m], values[m]
+            kept[position] = tuple(part[m] for part in parts)
 
-    def seen(self, cache: int, row: int) -> tuple[Array, Array]:
-        pairs = [self._kept[cache][position] for position in range(self.positions[row] + 1)]
-        return np.stack([k for k, _ in pairs]), np.stack([v for _, v in pairs])
+    def seen(self, cache: int, row: int) -> tuple[Array, ...]:
+        rows = [self._kept[cache][position] for position in range(self.positions[row] + 1)]
+        return tuple(np.stack(part) for part in zip(*rows, strict=True))
+
+    def state(self, cache: int, row: int) -> Array | None:
+        position = int(self.positions[row])
+        return self._states[cache, position - 1] if position else None
+
+    def keep(self, cache: int, row: int, state: Array) -> None:
+        self._states[cache, int(self.positions[row])] = state
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
@@ -62,7 +81,8 @@ def load_tensors(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:
     tensors: dict[str, torch.Tensor] = {}
     for file in sorted(path.glob("*.safetensors")):
         tensors |= load_file(file)
-    return config, {name: tensor.to(torch.float32).numpy() for name, tensor in tensors.items()}
+    arrays = {name: tensor.to(torch.float32).numpy() for name, tensor in tensors.items()}
+    return config, {name: array.reshape(flattened(array.shape)) for name, array in arrays.items()}
 
 
 class StepReference:
@@ -132,6 +152,22 @@ class _Rows:
             q = queries[m].reshape(kv_heads, -1, 1, queries.shape[-1])
             out[m] = attention(op, q, keys, values, sinks).reshape(-1)
         return out
+
+    def before(self, op: ops.Conv, x: Array) -> Array:
+        self._memory.append(op.cache, x[:, None])
+        out = np.zeros((len(x), op.taps, x.shape[1]), x.dtype)
+        for m in np.flatnonzero(self.positions >= 0).tolist():
+            seen = self._memory.seen(op.cache, m)[0][-op.taps :, 0]
+            out[m, op.taps - len(seen) :] = seen
+        return out
+
+    def recur(self, cache: int, update: Update) -> None:
+        shape = self.step.caches[cache]
+        for m in np.flatnonzero(self.positions >= 0).tolist():
+            before = self._memory.state(cache, m)
+            if before is None:
+                before = np.zeros((shape.kv_heads, shape.depth, shape.head_dim), np.float32)
+            self._memory.keep(cache, m, update(np.array([m]), before[None])[0])
 
     def wanted(self, x: Array) -> Array:
         return x if self._rows is None else x[self._rows]

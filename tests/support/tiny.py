@@ -79,9 +79,12 @@ def manifest_dict(
     """A manifest of the model, of whose weights it lists only the frequencies, and no kernels."""
     model = read_model(config).model
     step = model.step
-    head_dim = step.caches[0].head_dim
-    groups = tuple(Group(window) for window in step.windows)
-    caches = tuple(KvCache(c.kv_heads, c.head_dim, step.group(index)) for index, c in enumerate(step.caches))
+    head_dim = next((c.head_dim for c in step.caches if c.parts == "kv"), 0)
+    groups = tuple(Group(group.window, group.stride) for group in step.groups)
+    caches = tuple(
+        KvCache(c.kv_heads, c.head_dim, step.group(index), c.parts, c.depth)
+        for index, c in enumerate(step.caches)
+    )
     buffers = table.buffers(
         model.vocab_size, model.context_length, Cache(page_size, slots), groups, caches, {"rope": head_dim}
     )
@@ -163,11 +166,13 @@ def core(
     page_size: int = 16,
     seed: int = 0,
     config: dict[str, Any] = CONFIG,
+    made: Weights | None = None,
 ) -> EngineCore:
     """An engine over the tiny model; the seed of its weights stands for the checkpoint's hash. `pages`: of
-    each group.
+    each group. `made`: weights of another architecture.
     """
-    executor = NumpyExecutor(config, weights(config, seed), pages=pages, page_size=page_size, slots=slots)
+    tensors = weights(config, seed) if made is None else made
+    executor = NumpyExecutor(config, tensors, pages=pages, page_size=page_size, slots=slots)
     description = manifest(config, slots=slots, page_size=page_size)
     description = replace(description, provenance={"checkpoint_sha256": f"{seed:064x}"})
     counts = [pages] * len(description.groups) if isinstance(pages, int) else pages

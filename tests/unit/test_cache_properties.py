@@ -28,11 +28,14 @@ class CacheMachine(RuleBasedStateMachine):
 
     pages: tuple[int, ...] = (9,)
     windows: tuple[int | None, ...] = (None,)
+    strides: tuple[int | None, ...] | None = None
+    """Positions of a column of states by group. A page of states has the content of the last position."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.table = SequenceTable(self.pages, PAGE_SIZE, SLOTS, self.windows)
+        self.table = SequenceTable(self.pages, PAGE_SIZE, SLOTS, self.windows, self.strides)
         self.groups = range(len(self.windows))
+        self.states = [group for group, window in enumerate(self.table.windows) if window.stride]
         self.memory: list[list[list[Content]]] = [[[()] * PAGE_SIZE for _ in range(n)] for n in self.pages]
         self.borrowed: list[Sequence] = []
         self.computed: set[tuple[int, ...]] = set()  # beginnings that were published, in whole pages
@@ -60,15 +63,28 @@ class CacheMachine(RuleBasedStateMachine):
             self.memory[group][target] = list(self.memory[group][source])
         whole = [*sequence.tokens, *new]
         for position in range(at, len(whole)):
-            column, place = divmod(position, PAGE_SIZE)
             for group, held in enumerate(sequence.held):
+                column, place = divmod(position, self.table.windows[group].column)
                 if column >= held.first:
                     page = held.pages[column - held.first]
                     assert self.table.allocators[group].refs[page] == 1
                     assert (group, page) not in self.table.index
-                    self.memory[group][page][place] = tuple(whole[: position + 1])
+                    if group in self.states and sequence.slot >= 0:  # a snapshot brings the last state alone
+                        assert self.state_before(sequence, group, position) == tuple(whole[:position])
+                    self.memory[group][page][0 if group in self.states else place] = tuple(
+                        whole[: position + 1]
+                    )
         self.table.append(sequence, new)
         return True
+
+    def state_before(self, sequence: Sequence, group: int, position: int) -> Content:
+        """What a row at the position reads as the state before it."""
+        if position == 0:
+            return ()
+        held = sequence.held[group]
+        column = (position - 1) // self.table.windows[group].column - held.first
+        assert column >= 0, "given back"
+        return self.memory[group][held.pages[column]][0]
 
     def read(self, sequence: Sequence, length: int) -> None:
         """The step that computed so many tokens has been read."""
@@ -80,18 +96,22 @@ class CacheMachine(RuleBasedStateMachine):
             assert held.first == window.first_column(sequence.computed), (
                 "what no row reads any more is given back"
             )
-            rows = max(held.end * PAGE_SIZE - sequence.computed, 1)
-            assert len(held.pages) <= window.most_columns(rows, held.end * PAGE_SIZE)
+            rows = max(held.end * window.column - sequence.computed, 1)
+            assert len(held.pages) <= window.most_columns(rows, held.end * window.column)
 
-    @rule(prompt=tokens)
-    def open(self, prompt: list[int]) -> None:
+    @rule(prompt=tokens, step=st.integers(1, 14))
+    def open(self, prompt: list[int], step: int = 3) -> None:
+        """A prompt in steps, each of which ends at a border if it can; the last has been read, or not."""
         sequence = self.table.open(prompt)
         if sequence is None:
             assert len(self.table.sequences) == SLOTS
             return
         assert len(sequence.tokens) < max(len(prompt), 1)
         assert sequence.tokens == prompt[: len(sequence.tokens)]
-        self.extend(sequence, prompt[len(sequence.tokens) :])
+        while len(sequence.tokens) < len(prompt):
+            if not self.extend(sequence, prompt[len(sequence.tokens) :][:step]):
+                return
+            self.table.keep(sequence)
 
     @precondition(lambda self: self.table.sequences)
     @rule(number=pick, new=st.lists(st.integers(0, 2), max_size=5), extra=st.integers(0, 4))
@@ -118,9 +138,11 @@ class CacheMachine(RuleBasedStateMachine):
     @rule(number=pick)
     def fork(self, number: int) -> None:
         parent = self.any_sequence(number)
-        child = self.table.fork(parent)
+        length = self.table.shareable(parent, parent.computed)
+        assert length == parent.computed or self.states
+        child = self.table.fork(parent, length)
         if child is not None:
-            assert child.tokens == parent.tokens[: parent.computed]
+            assert child.tokens == parent.tokens[:length]
 
     @precondition(lambda self: self.table.sequences)
     @rule(number=pick, length=st.integers(0, 20))
@@ -130,7 +152,15 @@ class CacheMachine(RuleBasedStateMachine):
         if not any(self.windows):
             assert least == 0
         length = min(length, len(sequence.tokens))
+        if self.states and length < len(sequence.tokens):
+            length = self.table.shareable(sequence, length)
         self.table.truncate(sequence, length if length >= least else 0)
+
+    @precondition(lambda self: self.table.sequences)
+    @rule(number=pick)
+    def keep(self, number: int) -> None:
+        """What the engine does behind the end of a prompt: a border, where there are states."""
+        self.table.keep(self.any_sequence(number))
 
     @precondition(lambda self: self.table.sequences)
     @rule(number=pick)
@@ -146,6 +176,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.borrowed.append(sequence)
         self.table.slide(sequence, len(prefix))
         if self.extend(sequence, prefix[len(sequence.tokens) :]):
+            self.table.keep(sequence)
             self.read(sequence, len(sequence.tokens))
         else:
             self.table.release(self.borrowed.pop())
@@ -169,6 +200,13 @@ class CacheMachine(RuleBasedStateMachine):
     def every_page_has_one_place(self) -> None:
         for group in self.groups:
             held = Counter(page for sequence in self.live for page in sequence.held[group].pages)
+            held += Counter(
+                page
+                for sequence in self.live
+                for kept in sequence.kept.values()
+                for of, page in kept
+                if of == group
+            )
             allocator = self.table.allocators[group]
             free, idle = allocator.free_pages(), self.table.index.idle_pages(group)
             assert [held[page] for page in range(self.pages[group])] == allocator.refs
@@ -180,6 +218,8 @@ class CacheMachine(RuleBasedStateMachine):
         for sequence in self.live:
             for row in range(sequence.computed, len(sequence.tokens) + 1):
                 for group, size in enumerate(self.windows):
+                    if group in self.states:
+                        continue
                     oldest = 0 if size is None else max(row - size + 1, 0)
                     for position in range(oldest, min(row + 1, len(sequence.tokens))):
                         column = position // PAGE_SIZE - sequence.held[group].first
@@ -189,13 +229,20 @@ class CacheMachine(RuleBasedStateMachine):
                         assert self.memory[group][page][position % PAGE_SIZE] == tuple(
                             sequence.tokens[: position + 1]
                         )
+            for group in self.states:
+                assert self.state_before(sequence, group, len(sequence.tokens)) == tuple(sequence.tokens)
+            for length, kept in sequence.kept.items():
+                for group, page in kept:
+                    assert self.memory[group][page][0] == tuple(sequence.tokens[:length])
 
     @invariant()
     def the_index_knows_what_pages_hold(self) -> None:
         for _, path, node in self.table.index.nodes():
             assert path in self.computed, "only what was read is found"
             for group, page in enumerate(node.pages):
-                if page is not None:
+                if page is not None and group in self.states:
+                    assert self.memory[group][page][0] == path
+                elif page is not None:
                     start = len(path) - PAGE_SIZE
                     assert self.memory[group][page] == [path[: start + i + 1] for i in range(PAGE_SIZE)]
         for sequence in self.live:
@@ -205,6 +252,8 @@ class CacheMachine(RuleBasedStateMachine):
                 path, node = [*node.key, *path], node.parent
             assert path == full
             for group, held in enumerate(sequence.held):
+                if group in self.states:
+                    continue
                 last = sequence.computed // PAGE_SIZE - held.first
                 assert all((group, page) in self.table.index for page in held.pages[: max(last, 0)])
 
@@ -238,21 +287,41 @@ class ThreeGroups(CacheMachine):
     pages, windows = (10, 8, 6), (None, 7, 2)
 
 
-for machine in (CacheMachine, FullAndWindow, WindowOnly, ThreeGroups):
-    machine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+class States(CacheMachine):
+    """Attention, a short convolution, and a recurrent state whose columns are two pages long."""
+
+    pages, windows, strides = (10, 8, 9), (None, 4, 2), (None, None, 6)
+
+
+class FewStates(CacheMachine):
+    """A pool with so few states that borders are given up; a column is a page long."""
+
+    pages, windows, strides = (9, 4), (None, 2), (None, 3)
+
+
+class StatesOnly(CacheMachine):
+    """No attention at all."""
+
+    pages, windows, strides = (8,), (2,), (6,)
+
+
+MACHINES = (CacheMachine, FullAndWindow, WindowOnly, ThreeGroups, States, FewStates, StatesOnly)
+for machine in MACHINES:
+    machine.TestCase.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 TestCache = CacheMachine.TestCase
 TestFullAndWindow = FullAndWindow.TestCase
 TestWindowOnly = WindowOnly.TestCase
 TestThreeGroups = ThreeGroups.TestCase
+TestStates = States.TestCase
+TestFewStates = FewStates.TestCase
+TestStatesOnly = StatesOnly.TestCase
 
 
-@pytest.mark.parametrize(
-    "kind", [CacheMachine, FullAndWindow, WindowOnly, ThreeGroups], ids=lambda kind: kind.__name__
-)
+@pytest.mark.parametrize("kind", MACHINES, ids=lambda kind: kind.__name__)
 def test_long_random_run_leaks_nothing(kind: type[CacheMachine]) -> None:
     machine, rng = kind(), random.Random(3)
     for _ in range(2000):
-        action = rng.randrange(8)
+        action = rng.randrange(9 if machine.states else 8)
         if action == 0 or not machine.table.sequences:
             machine.open([rng.randrange(2) for _ in range(rng.randrange(14))])
         elif action == 1:
@@ -263,6 +332,8 @@ def test_long_random_run_leaks_nothing(kind: type[CacheMachine]) -> None:
             machine.fork(rng.randrange(99))
         elif action == 3:
             machine.truncate(rng.randrange(99), rng.randrange(20))
+        elif action == 8:
+            machine.keep(rng.randrange(99))
         elif action < 6:
             machine.step_was_read(rng.randrange(99), rng.randrange(20))
         else:

@@ -100,7 +100,7 @@ LORA = {"base_model_name_or_path": "some/base", "peft_type": "LORA"}
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({"config.json": {"model_type": "qwen3_5"}}, "model_type is 'qwen3_5'"),
+        ({"config.json": {"model_type": "qwen3_next"}}, "model_type is 'qwen3_next'"),
         ({"config.json": {"rope_scaling": {"type": "wobbly", "factor": 2.0}}}, "wobbly"),
         ({"config.json": {"hidden_act": "relu"}}, 'hidden_act is "relu"'),
         ({"config.json": {"attention_bias": 7}}, "attention_bias"),

@@ -21,7 +21,7 @@ from nearfar.fallback_server.engines import opening
 from nearfar.fallback_server.torch_engine.options import require_checkpoint
 from nearfar.step.causal import causal_types, encoder_decoder_types, not_causal, others_for
 from nearfar.step.kinds import ENCODER_DECODERS, ENCODERS, TEXT_ALONE, torch_refuses, writes_no_text
-from nearfar.step.models import architectures, check_known
+from nearfar.step.models import NESTED, architectures, check_known
 from tests.support import tiny
 from tests.support.commands import nearfar
 
@@ -180,7 +180,7 @@ def test_what_pytorch_is_not_used_for(config: dict[str, Any], why: str | None, t
         return
     with pytest.raises(CheckpointError, match="leave --engine torch out"):
         require_checkpoint(model)
-    if config["model_type"] not in ("gemma2", "mistral3", "qwen3_vl"):
+    if config["model_type"] not in {*architectures(), *NESTED}:
         with pytest.raises(CheckpointError, match="nearfar serve does not answer with it either"):
             check_known(config)
 

@@ -66,7 +66,10 @@ def test_a_reader_has_a_formula_for_each_activation(module: str) -> None:
 def test_a_target_has_a_kernel_for_each_job(target: str) -> None:
     module = import_module(KERNELS[target])
     known = {*typing.get_args(GraphJob), *typing.get_args(SamplerJob)}
-    assert known - module.STAGES.keys() == set(getattr(module, "NOT_ASKED", ()))
+    assert known - module.STAGES.keys() == {
+        *getattr(module, "NOT_ASKED", ()),
+        *getattr(module, "REFUSED", ()),
+    }
     assert module.STAGES.keys() <= known
 
 
@@ -104,13 +107,17 @@ def shapes() -> Shapes:
         Param("w", (TensorPiece("w", 12),), 8),
         Param("b", (TensorPiece("b", 12),)),
         Param("v", (TensorPiece("v", 4),)),
+        Param("three", (TensorPiece("three", 24),)),
         Param("one", (TensorPiece("one", 1),)),
         Param("gate_up", (TensorPiece("gate_up", 36),), 8, stack=3),
         Param("down", (TensorPiece("down", 24),), 6, stack=3),
         Param("downs", (TensorPiece("downs", 24),), 6, stack=2),
     ]
     return Shapes(
-        {param.name: param for param in params}, [KvCache(2, 4)], {"rope"}, {"x": 8, "y": 16, "odd": 7}
+        {param.name: param for param in params},
+        [KvCache(2, 4), KvCache(1, 8, 3, "k"), KvCache(4, 2, parts="state", depth=2)],
+        {"rope"},
+        {"x": 8, "y": 16, "odd": 7},
     )
 
 
@@ -129,8 +136,19 @@ def shapes() -> Shapes:
         (ops.RopeAppend("o", "y", 0, 4, q_norm="b", append=False), "reads b of 12 values, and needs 4"),
         (ops.RopeAppend("o", "y", 0, 4, rope="far"), "turns by 'far', which is not among ropes"),
         (ops.Attend("o", "y", 0, 3, 1.0), "has 3 heads for 2 heads of keys"),
-        (ops.Attend("o", "y", 1, 4, 1.0), "uses cache 1, there are 1"),
+        (ops.Attend("o", "y", 3, 4, 1.0), "uses cache 3, there are 3"),
         (ops.Attend("o", "y", 0, 4, 1.0, sinks="b"), "reads b of 12 values, and needs 4"),
+        (ops.Attend("o", "y", 1, 1, 1.0), "uses cache 1, which keeps k, and needs kv"),
+        (ops.Conv("o", "x", 1, "three", 3), None),
+        (ops.Conv("o", "x", 0, "three", 3), "uses cache 0, which keeps kv, and needs k"),
+        (ops.Conv("o", "y", 1, "three", 3), "reads y of 16 columns, and needs 8"),
+        (ops.Conv("o", "x", 1, "three", 2), "reads three of 24 values, and needs 8 · 2"),
+        (ops.Conv("o", "x", 1, "three", 3, None, "v"), "reads v of 4 values, and needs 8"),
+        (ops.Delta("o", "y", "x", 2, 2, "v", "v"), None),
+        (ops.Delta("o", "y", "x", 2, 3, "v", "v"), "has 4 heads of values for 3 heads of keys"),
+        (ops.Delta("o", "x", "x", 2, 2, "v", "v"), "reads x of 8 columns, and needs 16"),
+        (ops.Delta("o", "y", "y", 2, 2, "v", "v"), "reads y of 16 columns, and needs 8"),
+        (ops.Delta("o", "y", "x", 2, 2, "b", "v"), "reads b of 12 values, and needs 4"),
         (ops.Glu("o", "odd", "silu"), "halves odd, which has 7 columns"),
         (ops.Add("o", "x", "y"), "reads y of 16 columns, and needs 8"),
         (ops.Mul("o", "x", "z"), "reads z, which nothing before it makes"),

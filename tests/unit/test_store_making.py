@@ -218,8 +218,11 @@ def test_a_removed_model_is_gone_at_once_and_its_bytes_with_the_next_command(
 
 def test_the_short_names_are_documented() -> None:
     page = (ROOT / "docs" / "store.md").read_text()
-    rows = dict(re.findall(r"^\| `([\w.:-]+)` \| (\S+ \| \w+) \|$", page, re.MULTILINE))
-    assert rows == {name: f"{known.source} | {known.quant}" for name, known in KNOWN.items()}
+    rows = dict(re.findall(r"^\| `([\w.:-]+)` \| (\S+ \| [\d,]+ \| [\w ]+) \|$", page, re.MULTILINE))
+    assert rows == {
+        name: f"{known.source} | {known.millions:,} | {known.quant or 'as published'}"
+        for name, known in KNOWN.items()
+    }
 
 
 def test_a_build_that_fails_at_once_leaves_nothing(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ interface Step {
     readonly slot?: number;
     readonly length?: number;
     readonly soon?: number;
+    readonly common?: number;
     readonly tokens?: number[];
   };
   readonly result: unknown;
@@ -29,6 +30,7 @@ interface Scenario {
     readonly page_size: number;
     readonly slots: number;
     readonly windows?: (number | null)[];
+    readonly strides?: (number | null)[];
   };
   readonly steps: readonly Step[];
 }
@@ -53,8 +55,16 @@ function apply(table: SequenceTable, { op, args }: Step): unknown {
     case "append":
       table.append(sequenceOf(table, args.slot), tokens);
       return {};
+    case "advance":
+      table.advance(sequenceOf(table, args.slot), length);
+      return {};
+    case "keep":
+      table.keep(sequenceOf(table, args.slot));
+      return {};
+    case "borders":
+      return { border: table.border(length), leaves: table.leaves(length, args.common ?? 0) };
     case "fork": {
-      const forked = table.fork(sequenceOf(table, args.slot));
+      const forked = table.fork(sequenceOf(table, args.slot), args.length);
       return forked && { slot: forked.slot };
     }
     case "truncate":
@@ -122,8 +132,14 @@ describe("cache vectors", () => {
   for (const file of files) {
     const scenario = JSON.parse(readFileSync(new URL(file, VECTORS), "utf8")) as Scenario;
     test(`${scenario.name}: ${scenario.description}`, () => {
-      const { pages, page_size, slots, windows } = scenario.config;
-      const table = new SequenceTable(typeof pages === "number" ? [pages] : pages, page_size, slots, windows);
+      const { pages, page_size, slots, windows, strides } = scenario.config;
+      const table = new SequenceTable(
+        typeof pages === "number" ? [pages] : pages,
+        page_size,
+        slots,
+        windows,
+        strides,
+      );
       scenario.steps.forEach((step, i) => {
         expect(apply(table, step), `result of step ${i}, ${step.op}`).toEqual(step.result);
         expect(stateOf(table), `state after step ${i}, ${step.op}`).toEqual(step.state);

@@ -29,7 +29,7 @@ describe("manifest", () => {
     expect(manifest.programs.map(({ name }) => name)).toEqual(["f16", "f32"]);
     expect(manifest.programs.map(precisionOf)).toEqual(["f16", "f32"]);
     expect(manifest.programs[0]?.functions.step.map(({ size }) => size)).toEqual([1, 4]);
-    expect(manifest.caches).toEqual([{ kvHeads: 1, headDim: 4, group: 0 }]);
+    expect(manifest.caches).toEqual([{ kvHeads: 1, headDim: 4, group: 0, parts: "kv", depth: 0 }]);
     expect([...manifest.ropes]).toEqual([["base", { invFreq: "rope.base.inv_freq", scale: 1, short: null }]]);
   });
 
@@ -50,7 +50,10 @@ describe("manifest", () => {
       m.buffers = buffersFor(m);
     };
     const { buffers, groups } = parseWith(two) as Manifest;
-    expect(groups).toEqual([{ window: null }, { window: 8 }]);
+    expect(groups).toEqual([
+      { window: null, stride: null },
+      { window: 8, stride: null },
+    ]);
     const shapes = Object.fromEntries(buffers.map(({ name, shape }) => [name, shape]));
     expect(shapes).toMatchObject({
       "page_table.1": [4, 7],

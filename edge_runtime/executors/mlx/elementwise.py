@@ -116,5 +116,5 @@ def _relu2(x: mx.array) -> mx.array:
 
 
 ACTIVATIONS: dict[Activation, Unary] = {
-    "silu": _silu, "gelu_tanh": _gelu_tanh, "gelu_erf": _gelu_erf, "relu2": _relu2,
+    "silu": _silu, "gelu_tanh": _gelu_tanh, "gelu_erf": _gelu_erf, "relu2": _relu2, "sigmoid": mx.sigmoid,
 }  # fmt: skip

@@ -167,6 +167,11 @@ OPERATIONS: Mapping[type[ops.Op], Callable[[Reading, Any], Value]] = {
     ops.Logits: logits,
     ops.Embedding: embedding,
 }
+REFUSED: Mapping[type[ops.Op], str] = {
+    ops.Conv: "keeps keys and values only: no short convolution",
+    ops.Delta: "keeps keys and values only: no recurrent state",
+}
+"""Operations without a function; a build refuses models that have them."""
 
 
 def _append(r: Reading, op: ops.RopeAppend, keys: Value, values: Value) -> None:

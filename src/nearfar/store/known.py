@@ -1,4 +1,4 @@
-"""Short names of popular models, each with a quantization that still answers well at that size."""
+"""Short names of popular models, each with its size and a quantization that still answers well."""
 
 from __future__ import annotations
 
@@ -7,25 +7,48 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Known:
-    """A known model: its hub id, and the quantization of its weights."""
+    """A known model: its hub id, the quantization of its weights (None: a quantized checkpoint keeps its
+    codes), and its parameters in millions, without those of parts that are not built. `shape`: the file in
+    build/shapes with its config.
+    """
 
     source: str
-    quant: str
+    quant: str | None
+    millions: int
+    shape: str
 
 
 KNOWN = {
-    "smollm2:135m": Known("HuggingFaceTB/SmolLM2-135M-Instruct", "q8"),
-    "smollm2:360m": Known("HuggingFaceTB/SmolLM2-360M-Instruct", "q8"),
-    "smollm2:1.7b": Known("HuggingFaceTB/SmolLM2-1.7B-Instruct", "q4"),
-    "smollm3:3b": Known("HuggingFaceTB/SmolLM3-3B", "q4"),
-    "qwen2.5:0.5b": Known("Qwen/Qwen2.5-0.5B-Instruct", "q8"),
-    "qwen2.5:1.5b": Known("Qwen/Qwen2.5-1.5B-Instruct", "q4"),
-    "qwen3:0.6b": Known("Qwen/Qwen3-0.6B", "q8"),
-    "qwen3:1.7b": Known("Qwen/Qwen3-1.7B", "q4"),
-    "qwen3:4b": Known("Qwen/Qwen3-4B", "q4"),
-    "llama3.2:1b": Known("meta-llama/Llama-3.2-1B-Instruct", "q4"),
-    "llama3.2:3b": Known("meta-llama/Llama-3.2-3B-Instruct", "q4"),
-    "gemma3:1b": Known("google/gemma-3-1b-it", "q4"),
-    "phi4-mini": Known("microsoft/Phi-4-mini-instruct", "q4"),
-    "granite3.3:2b": Known("ibm-granite/granite-3.3-2b-instruct", "q4"),
+    "ernie4.5:0.3b": Known("baidu/ERNIE-4.5-0.3B-PT", "q8", 361, "ernie-4.5-0.3b"),
+    "gemma2:2b": Known("google/gemma-2-2b-it", "q4", 2614, "gemma-2-2b"),
+    "gemma3:270m": Known("google/gemma-3-270m-it", "q8", 268, "gemma-3-270m"),
+    "gemma3:1b": Known("google/gemma-3-1b-it", "q4", 1000, "gemma-3-1b"),
+    "gemma3:4b": Known("google/gemma-3-4b-it", "q4", 3880, "gemma-3-4b"),
+    "gemma4:e2b": Known("google/gemma-4-E2B-it", "q4", 4629, "gemma-4-e2b"),
+    "gemma4:e4b": Known("google/gemma-4-E4B-it", "q4", 7463, "gemma-4-e4b"),
+    "gpt-oss:20b": Known("openai/gpt-oss-20b", None, 20915, "gpt-oss-20b"),
+    "granite3.3:2b": Known("ibm-granite/granite-3.3-2b-instruct", "q4", 2534, "granite-3.3-2b"),
+    "granite4:350m": Known("ibm-granite/granite-4.0-350m", "q8", 352, "granite-4.0-350m"),
+    "granite4:1b": Known("ibm-granite/granite-4.0-1b", "q4", 1632, "granite-4.0-1b"),
+    "granite4:micro": Known("ibm-granite/granite-4.0-micro", "q4", 3403, "granite-4.0-micro"),
+    "hunyuan:1.8b": Known("tencent/Hunyuan-1.8B-Instruct", "q4", 1791, "hunyuan-1.8b"),
+    "hunyuan:4b": Known("tencent/Hunyuan-4B-Instruct", "q4", 4222, "hunyuan-4b"),
+    "llama3.2:1b": Known("meta-llama/Llama-3.2-1B-Instruct", "q4", 1236, "llama-3.2-1b"),
+    "llama3.2:3b": Known("meta-llama/Llama-3.2-3B-Instruct", "q4", 3213, "llama-3.2-3b"),
+    "ministral3:3b": Known("mistralai/Ministral-3-3B-Instruct-2512", "q4", 3429, "ministral-3-3b"),
+    "olmo2:1b": Known("allenai/OLMo-2-0425-1B-Instruct", "q4", 1485, "olmo-2-1b"),
+    "olmo3:7b": Known("allenai/Olmo-3-7B-Instruct", "q4", 7298, "olmo-3-7b"),
+    "phi3.5-mini": Known("microsoft/Phi-3.5-mini-instruct", "q4", 3821, "phi-3.5-mini"),
+    "phi4-mini": Known("microsoft/Phi-4-mini-instruct", "q4", 3836, "phi-4-mini"),
+    "qwen2.5:0.5b": Known("Qwen/Qwen2.5-0.5B-Instruct", "q8", 494, "qwen2.5-0.5b"),
+    "qwen2.5:1.5b": Known("Qwen/Qwen2.5-1.5B-Instruct", "q4", 1544, "qwen2.5-1.5b"),
+    "qwen2.5:3b": Known("Qwen/Qwen2.5-3B-Instruct", "q4", 3086, "qwen2.5-3b"),
+    "qwen3:0.6b": Known("Qwen/Qwen3-0.6B", "q8", 596, "qwen3-0.6b"),
+    "qwen3:1.7b": Known("Qwen/Qwen3-1.7B", "q4", 1721, "qwen3-1.7b"),
+    "qwen3:4b": Known("Qwen/Qwen3-4B", "q4", 4022, "qwen3-4b"),
+    "smollm2:135m": Known("HuggingFaceTB/SmolLM2-135M-Instruct", "q8", 135, "smollm2-135m"),
+    "smollm2:360m": Known("HuggingFaceTB/SmolLM2-360M-Instruct", "q8", 362, "smollm2-360m"),
+    "smollm2:1.7b": Known("HuggingFaceTB/SmolLM2-1.7B-Instruct", "q4", 1711, "smollm2-1.7b"),
+    "smollm3:3b": Known("HuggingFaceTB/SmolLM3-3B", "q4", 3075, "smollm3-3b"),
 }
+"""The known models, by their short names."""

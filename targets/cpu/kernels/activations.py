@@ -25,6 +25,11 @@ def silu(x: Expr) -> Expr:
     return T.Bind(x / (v.splat(1.0) + v.exp(v.splat(0.0) - x)))
 
 
+def sigmoid(x: Expr) -> Expr:
+    """1 / (1 + e⁻ˣ)."""
+    return T.Bind(v.splat(1.0) / (v.splat(1.0) + v.exp(v.splat(0.0) - x)))
+
+
 def gelu_tanh(x: Expr) -> Expr:
     """0.5·x·(1 + tanh u), u = √(2/π)·(x + 0.044715·x³); and 0.5·(1 + tanh u) is σ(2u)."""
     x = v.keep(x)
@@ -55,7 +60,7 @@ def relu2(x: Expr) -> Expr:
 
 
 ACTIVATIONS: dict[Activation, Callable[[Expr], Expr]] = {
-    "silu": silu, "gelu_tanh": gelu_tanh, "gelu_erf": gelu_erf, "relu2": relu2,
+    "silu": silu, "gelu_tanh": gelu_tanh, "gelu_erf": gelu_erf, "relu2": relu2, "sigmoid": sigmoid,
 }  # fmt: skip
 
 

@@ -48,7 +48,10 @@ export function embeddingOf({ model, buffers }: Pick<BufferFacts, "model" | "buf
 /** The buffers for which a line of the table stands, each with the numbers that its shape depends on. */
 function instances(line: string, { groups, caches, ropes, weights }: BufferFacts): [string, Words][] {
   if (line.includes("<g>")) return groups.map((_, group) => [line.replace("<g>", `${group}`), {}]);
-  if (line.includes("<c>")) return caches.map((cache, i) => [line.replace("<c>", `${i}`), wordsOf(cache)]);
+  if (line.includes("<c>"))
+    return caches.flatMap((cache, i): [string, Words][] =>
+      LINES[cache.parts].includes(line) ? [[line.replace("<c>", `${i}`), wordsOf(cache)]] : [],
+    );
   if (!line.includes("<name>")) return [[line, {}]];
   const frequencies = (tensor: string): number =>
     weights.tensors.find(({ name }) => name === tensor)?.shape[0] ?? 0;
@@ -58,6 +61,13 @@ function instances(line: string, { groups, caches, ropes, weights }: BufferFacts
   ]);
 }
 
-function wordsOf({ kvHeads, headDim, group }: CacheInfo): Words {
-  return { "pages.<g>": `pages.${group}`, kv_heads: kvHeads, head_dim: headDim };
+/** The lines of a cache by what it keeps. */
+const LINES: Readonly<Record<CacheInfo["parts"], readonly string[]>> = {
+  kv: ["kv.<c>.k", "kv.<c>.v"],
+  k: ["kv.<c>.x"],
+  state: ["kv.<c>.s"],
+};
+
+function wordsOf({ kvHeads, headDim, group, depth }: CacheInfo): Words {
+  return { "pages.<g>": `pages.${group}`, kv_heads: kvHeads, head_dim: headDim, depth };
 }

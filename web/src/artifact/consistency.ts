@@ -51,16 +51,31 @@ function checkModel({ bosTokenId, eosTokenIds, vocabSize }: ModelInfo): void {
       throw new ArtifactError(`The special token ${token} is not below the vocabulary's size, ${vocabSize}.`);
 }
 
-/** Every group has a cache and a window of its own, and every cache has a group. */
-function checkCaches({ groups, caches }: Manifest): void {
+/** Every group has a cache and a window of its own, every cache a group. */
+function checkCaches({ groups, caches, cache }: Manifest): void {
   const used = new Set(caches.map(({ group }) => group));
   if (used.size !== groups.length || Math.max(...used) !== groups.length - 1)
     throw new ArtifactError(
       `The caches are of groups ${[...used].sort((a, b) => a - b)}, and there are ${groups.length} groups.`,
     );
-  const windows = groups.map(({ window }) => window);
+  const windows = groups.map(
+    ({ window, stride }) => `${window ?? "none"}${stride === null ? "" : ` by ${stride}`}`,
+  );
   if (new Set(windows).size < windows.length)
-    throw new ArtifactError(`Two groups have the same window: ${windows.map((window) => window ?? "none")}.`);
+    throw new ArtifactError(`Two groups have the same window: ${windows}.`);
+  for (const [index, { stride, window }] of groups.entries())
+    if (stride !== null && (stride % cache.pageSize !== 0 || window !== 2))
+      throw new ArtifactError(
+        `Group ${index} of states has window ${window} and stride ${stride}: the window must be 2, the stride a ` +
+          `multiple of ${cache.pageSize}.`,
+      );
+  for (const [index, { parts, depth, group }] of caches.entries()) {
+    const strided = groups[group]?.stride !== null;
+    if ((parts === "state") !== depth > 0 || (parts === "state") !== strided)
+      throw new ArtifactError(
+        `Cache ${index} keeps ${parts} with depth ${depth}, in a group ${strided ? "with" : "without"} stride.`,
+      );
+  }
 }
 
 /**
@@ -123,7 +138,7 @@ function checkWeights({ weights }: Manifest): void {
 }
 
 function checkRopes({ ropes, caches, weights }: Manifest): void {
-  const lengths = new Set(caches.map(({ headDim }) => headDim / 2));
+  const lengths = new Set(caches.filter(({ parts }) => parts === "kv").map(({ headDim }) => headDim / 2));
   for (const [name, rope] of ropes) {
     for (const frequencies of allFrequencies(rope)) {
       const tensor = weights.tensors.find((candidate) => candidate.name === frequencies);

@@ -32,10 +32,14 @@ export interface ModelInfo {
  */
 export interface GroupInfo {
   readonly window: number | null;
+  /** Positions of a column of states; null: a column is a page of positions. */
+  readonly stride: number | null;
 }
 
-/** The keys and values of one layer. */
+/** What one layer keeps: keys and values, one tensor, or a state of `depth` rows a head. */
 export interface CacheInfo {
+  readonly parts: "kv" | "k" | "state";
+  readonly depth: number;
   readonly kvHeads: number;
   readonly headDim: number;
   readonly group: number;

@@ -57,7 +57,10 @@ export function parseManifest(text: string): Manifest {
     target,
     model,
     cache: { pageSize: cache.at("page_size").int(1), slots: cache.at("slots").int(1) },
-    groups: root.at("groups").list((group) => ({ window: group.at("window").optional()?.int(1) ?? null })),
+    groups: root.at("groups").list((group) => ({
+      window: group.at("window").optional()?.int(1) ?? null,
+      stride: group.at("stride").optional()?.int(1) ?? null,
+    })),
     caches: root.at("caches").list(readCache),
     ropes: root.at("ropes").record(readRope),
     weights: readWeights(root.at("weights")),
@@ -125,6 +128,8 @@ function readCache(cache: Field<format.KvCacheRecord>): CacheInfo {
     kvHeads: cache.at("kv_heads").int(1),
     headDim: cache.at("head_dim").int(1),
     group: cache.at("group").int(),
+    parts: cache.at("parts").optional()?.oneOf(["kv", "k", "state"]) ?? "kv",
+    depth: cache.at("depth").optional()?.int() ?? 0,
   };
 }
 

@@ -185,6 +185,8 @@ export const BUFFERS = {
   top_logprobs: { dtype: "float32", shape: [16, 20] },
   "kv.<c>.k": { dtype: "kv", shape: ["pages.<g>", "kv_heads", "page_size", "head_dim"] },
   "kv.<c>.v": { dtype: "kv", shape: ["pages.<g>", "kv_heads", "page_size", "head_dim"] },
+  "kv.<c>.x": { dtype: "float32", shape: ["pages.<g>", "kv_heads", "page_size", "head_dim"] },
+  "kv.<c>.s": { dtype: "float32", shape: ["pages.<g>", "kv_heads", "depth", "head_dim"] },
 } as const;
 
 /** The buffers that only artifacts with logits have. */
@@ -221,7 +223,9 @@ export type BufferName =
   | "top_ids"
   | "top_logprobs"
   | `kv.${number}.k`
-  | `kv.${number}.v`;
+  | `kv.${number}.v`
+  | `kv.${number}.x`
+  | `kv.${number}.s`;
 
 /**
  * The facts about a model that a runtime needs, and its special tokens. `step` says what the model computes.
@@ -245,13 +249,19 @@ export interface CacheRecord {
 /** Caches of layers that look equally far back. Each group has pages and a page table of its own. */
 export interface GroupRecord {
   readonly window?: number | null;
+  readonly stride?: number | null;
 }
 
-/** The paged keys and values of a layer, which other layers may read too. */
+/**
+ * What a layer keeps in pages, and other layers may read too. `parts`: "kv" is keys and values, "k" one
+ * tensor, "state" a matrix [depth, head_dim] for each head.
+ */
 export interface KvCacheRecord {
   readonly kv_heads: number;
   readonly head_dim: number;
   readonly group: number;
+  readonly parts?: "kv" | "k" | "state";
+  readonly depth?: number;
 }
 
 /** LongRoPE's short set: the frequencies of engines whose context is at most `context`. */

@@ -23,20 +23,22 @@ export class Node {
 }
 
 /**
- * A tree of full pages. A prefix counts as found if every group can serve it: a group without a window must
- * have all pages of the prefix, a group with a window the pages that the next row reads.
+ * A page of a state belongs to the node whose tokens it is the state behind: prefixes of its group begin at such
+ * nodes, the *borders*, alone.
  *
- * Pages of a windowed group may therefore leave the index before the pages behind them. In a group without a
- * window a page never leaves before its children: whoever holds a child holds its parent, sequences give
- * pages back last page first, and the idle page that was given back first is evicted first.
+ * A tree of full pages. A prefix is found where every group can serve it: a group without a window must have
+ * all of its pages, one with a window those that the next row reads. So pages of a windowed group may leave
+ * the index before those behind them do. In a group without a window a page never leaves before its children:
+ * whoever holds a child holds its parent, sequences give pages back last page first, and the idle page given
+ * back first is evicted first.
  */
 export class PrefixIndex {
   readonly root: Node;
   readonly #windows: readonly Window[];
   readonly #pageSize: number;
   readonly #nodes: readonly Map<number, Node>[];
-  /** The idle pages of each group; their insertion order is the eviction order. */
-  readonly #idle: readonly Set<number>[];
+  /** By group; insertion order is eviction order. */
+  readonly #idle: Set<number>[];
 
   constructor(windows: readonly Window[], pageSize: number) {
     this.#windows = windows;
@@ -133,6 +135,21 @@ export class PrefixIndex {
   /** Records that the page is held again. */
   revive(group: number, page: number): void {
     this.#idle[group]?.delete(page);
+  }
+
+  /** An idle page will be evicted before all others of its group. */
+  demote(group: number, page: number): void {
+    const idle = this.#idle[group];
+    if (idle?.delete(page)) this.#idle[group] = new Set([page, ...idle]);
+  }
+
+  /** Forgets a page that a sequence holds: its content is about to change. */
+  withdraw(group: number, page: number): void {
+    const node = this.#nodes[group]?.get(page);
+    if (!node) return;
+    this.#nodes[group]?.delete(page);
+    node.pages[group] = null;
+    prune(node);
   }
 
   /**

@@ -34,7 +34,16 @@ class Entry implements CachedSequence {
     readonly held: { first: number; readonly pages: number[] }[],
     /** The node of the prefix index at which the full pages of the tokens end. */
     public node: Node,
+    /** Positions that the device was given; of states only the newest is held, the one behind them. */
+    public written: number,
   ) {}
+
+  /** States behind fewer positions that will enter the prefix index: pages by group, by the positions. */
+  readonly kept = new Map<number, ReadonlyMap<number, number>>();
+  /** How many states were kept. */
+  stored = 0;
+  /** The newest border, but the first: the next one takes its place. */
+  passing: Node | null = null;
 }
 
 /**
@@ -53,19 +62,23 @@ export class SequenceTable {
   readonly index: PrefixIndex;
   readonly #entries = new Map<number, Entry>();
 
-  /** `pages` and `windows` have one number for each group; a window is in positions, null for no window. */
+  readonly #states: readonly number[];
+
+  /** `pages`, `windows` (positions, null: no window) and `strides` (of states, null: none) by group. */
   constructor(
     pages: readonly number[],
     readonly pageSize: number,
     readonly slots: number,
     windows: readonly (number | null)[] = [null],
+    strides: readonly (number | null)[] = [],
   ) {
     if (pages.length !== windows.length)
       throw new Error(`${pages.length} numbers of pages for ${windows.length} groups`);
     this.groups = windows.map((size, group) => ({
-      window: new Window(size, pageSize),
+      window: new Window(size, pageSize, strides[group] ?? null),
       allocator: new PageAllocator(pages[group] ?? 0),
     }));
+    this.#states = [...this.groups.keys()].filter((group) => this.#stride(group) !== null);
     this.index = new PrefixIndex(
       this.groups.map(({ window }) => window),
       pageSize,
@@ -114,7 +127,8 @@ export class SequenceTable {
     const length = path.length * this.pageSize;
     const held = this.groups.map(({ window }, group) => {
       const first = window.firstColumn(length);
-      return { first, pages: path.slice(first).flatMap(({ pages }) => pages[group] ?? []) };
+      const read = path.slice(window.stride === null ? first : -1);
+      return { first, pages: read.flatMap(({ pages }) => pages[group] ?? []) };
     });
     return this.#add(slot, tokens.slice(0, length), held, path.at(-1) ?? this.index.root);
   }
@@ -128,17 +142,22 @@ export class SequenceTable {
   reserve(sequence: CachedSequence, length: number, soon = length): PageCopy[] | null {
     const entry = this.#entry(sequence);
     const needs = entry.held.map(({ first, pages }, group) => {
-      const until = this.groups[group]?.window.size === null ? length : Math.min(soon, length);
+      const { window } = this.#group(group);
+      const until = window.size === null ? length : Math.min(soon, length);
       const shared = this.#sharedTail(entry, group, until);
-      return { shared, missing: Math.max(this.pagesFor(until) - first - pages.length, 0) };
+      return { shared, missing: Math.max(window.columns(until) - first - pages.length, 0) };
     });
-    if (needs.some(({ shared, missing }, group) => missing + Number(shared) > this.available(group)))
-      return null;
+    for (const [group, need] of needs.entries()) {
+      const room = this.available(group);
+      if (need.missing + Number(need.shared) <= room) continue;
+      if (need.missing > room || !this.#ownTail(entry, group)) return null;
+    }
     const copies: PageCopy[] = [];
     for (const [group, { shared, missing }] of needs.entries()) {
       const { first, pages } = heldOf(entry, group);
-      if (shared) {
-        const column = Math.floor(entry.tokens.length / this.pageSize) - first;
+      if (shared && missing + 1 > this.available(group)) this.#giveUpBorder(entry, group);
+      else if (shared) {
+        const column = Math.floor(entry.written / this.#group(group).window.column) - first;
         const old = pageAt(pages, column);
         const fresh = this.#take(group);
         pages[column] = fresh;
@@ -154,15 +173,67 @@ export class SequenceTable {
   reservable(sequence: CachedSequence, length: number): number {
     const entry = this.#entry(sequence);
     return entry.held.reduce((most, { first, pages }, group) => {
-      const spare = this.available(group) - Number(this.#sharedTail(entry, group, most));
-      const granted = spare < 0 ? entry.tokens.length : (first + pages.length + spare) * this.pageSize;
+      const copied = this.#sharedTail(entry, group, most) && !this.#ownTail(entry, group);
+      const spare = this.available(group) - Number(copied);
+      const { column } = this.#group(group).window;
+      const granted = spare < 0 ? entry.tokens.length : (first + pages.length + spare) * column;
       return Math.min(most, granted);
     }, length);
   }
 
-  /** The length up to which positions have their pages in every group. */
+  /**
+   * The length up to which positions have their pages in every group; with states, pages that nobody else
+   * sees.
+   */
   writable(sequence: CachedSequence): number {
-    return Math.min(...sequence.held.map(({ first, pages }) => first + pages.length)) * this.pageSize;
+    const entry = this.#entry(sequence);
+    if (this.#states.some((group) => this.#sharedTail(entry, group, entry.written + 1))) return entry.written;
+    const ends = sequence.held.map(
+      ({ first, pages }, group) => (first + pages.length) * this.#group(group).window.column,
+    );
+    return Math.min(...ends);
+  }
+
+  /** The device was given the rows up to `length`, read or not. */
+  advance(sequence: CachedSequence, length: number): void {
+    const entry = this.#entry(sequence);
+    entry.written = Math.max(entry.written, length);
+  }
+
+  /**
+   * The last border before the end of `length` tokens: where a later sequence with the same beginning can
+   * start, if `keep` is called there. 0 if it can start at any page, because no group has states.
+   */
+  border(length: number): number {
+    return this.#states.length > 0 ? Math.floor(Math.max(length - 1, 0) / this.pageSize) * this.pageSize : 0;
+  }
+
+  /**
+   * Keeps the states behind the rows that the device was given, if these fill whole pages and the last of them
+   * has not been read. The pages enter the prefix index when the rows have been read. The next row gets copies
+   * of them.
+   */
+  keep(sequence: CachedSequence): void {
+    const entry = this.#entry(sequence);
+    const length = entry.written;
+    if (length <= entry.tokens.length || length % this.pageSize !== 0 || entry.kept.has(length)) return;
+    const kept = new Map<number, number>();
+    for (const group of this.#states) {
+      const page = this.#tail(entry, group); // none at a multiple of the stride: the next row takes a new page
+      if (page === null) continue;
+      this.#hold(group, page);
+      kept.set(group, page);
+    }
+    if (kept.size > 0) entry.kept.set(length, kept);
+  }
+
+  /** How many of the first `common` tokens others can take from a sequence that will compute `length`. */
+  leaves(length: number, common: number): number {
+    const last = this.border(length);
+    return this.#states.reduce((most, group) => {
+      const stride = this.#stride(group) ?? 1;
+      return last <= most ? last : Math.floor(most / stride) * stride;
+    }, common);
   }
 
   /**
@@ -181,6 +252,7 @@ export class SequenceTable {
           "reserve before append",
       );
     for (const token of added) tokens.push(token);
+    entry.written = Math.max(entry.written, tokens.length);
     const full = Math.floor(tokens.length / this.pageSize);
     for (let column = first; column < full; column++) this.#publish(entry, column);
     for (const [group, held] of entry.held.entries()) {
@@ -196,44 +268,51 @@ export class SequenceTable {
    * back.
    */
   leastLength(sequence: CachedSequence): number {
-    return Math.max(...this.groups.map(({ window }, i) => window.leastLength(sequence.held[i]?.first ?? 0)));
+    const least = this.groups.map(({ window }, group) =>
+      window.stride === null ? window.leastLength(sequence.held[group]?.first ?? 0) : 0,
+    );
+    return Math.max(...least);
   }
 
   /**
-   * Opens a second sequence with the same tokens, which shares all their pages. Returns null if no slot is
-   * free.
+   * A second sequence with the first `length` tokens, sharing their pages. Null when no slot is free. With
+   * states it can be 0, all tokens, or a border.
    */
-  fork(sequence: CachedSequence): CachedSequence | null {
-    const { tokens, held, node } = this.#entry(sequence);
+  fork(sequence: CachedSequence, length = sequence.tokens.length): CachedSequence | null {
+    const entry = this.#entry(sequence);
+    this.#checkLength(entry, length, "fork");
     const slot = this.#freeSlot();
     if (slot === null) return null;
-    const until = this.pagesFor(tokens.length);
-    const shared = held.map(({ first, pages }) => ({ first, pages: pages.slice(0, until - first) }));
-    return this.#add(slot, [...tokens], shared, node);
+    const shared = entry.held.map((_, group) => this.#heldAt(entry, group, length));
+    return this.#add(slot, entry.tokens.slice(0, length), shared, this.#nodeAt(entry, length));
   }
 
   /**
-   * Keeps the first `length` tokens, 0 or at least `leastLength`; gives back the pages beyond them, last page
-   * first.
+   * Keeps the first `length` tokens, 0 or at least `leastLength`; gives back the pages beyond them, last
+   * first. With states it can be 0, all that was written, or a border.
    */
   truncate(sequence: CachedSequence, length: number): void {
     const entry = this.#entry(sequence);
     const { tokens, held } = entry;
-    const least = this.leastLength(entry);
-    if (length !== 0 && (length < least || length > tokens.length))
-      throw new Error(
-        `cannot truncate ${tokens.length} tokens to ${length}: it can be 0, or ${least} to ${tokens.length}`,
-      );
-    const full = Math.floor(tokens.length / this.pageSize);
+    this.#checkLength(entry, length, "truncate");
+    const back = new Map<number, Entry["held"][number]>(); // groups whose state is an earlier one
+    if (length !== entry.written)
+      for (const group of this.#states) back.set(group, this.#heldAt(entry, group, length));
+    for (const [group, { pages }] of back) for (const page of pages) this.#hold(group, page);
+    this.#move(entry, this.#nodeAt(entry, length));
     tokens.length = length;
     for (const [group, each] of held.entries()) {
-      const keep = Math.max(this.pagesFor(length) - each.first, 0);
+      const until = back.has(group) ? 0 : this.#group(group).window.columns(length);
+      const keep = Math.max(until - each.first, 0);
       while (each.pages.length > keep) this.#drop(group, each.pages.pop() ?? 0);
       if (length === 0) each.first = 0;
     }
-    let { node } = entry;
-    for (let i = Math.floor(length / this.pageSize); i < full; i++) node = node.parent ?? node;
-    this.#move(entry, node);
+    for (const [group, { first, pages }] of back) {
+      heldOf(entry, group).first = first;
+      heldOf(entry, group).pages.push(...pages);
+    }
+    for (const end of [...entry.kept.keys()]) if (end > length) this.#forgetKept(entry, end);
+    entry.written = length;
   }
 
   /** Closes the sequence. Its full pages stay in the prefix index until they are evicted. */
@@ -269,18 +348,82 @@ export class SequenceTable {
     node: Node,
   ): CachedSequence {
     for (const [group, { pages }] of held.entries()) for (const page of pages) this.#hold(group, page);
-    const entry = new Entry(slot, tokens, held, this.index.enter(node));
+    const entry = new Entry(slot, tokens, held, this.index.enter(node), tokens.length);
     this.#entries.set(slot, entry);
     return entry;
   }
 
   /** Whether the page to be written next is partly filled and has another holder. */
   #sharedTail(entry: Entry, group: number, length: number): boolean {
-    const { tokens } = entry;
-    if (tokens.length % this.pageSize === 0 || length <= tokens.length) return false;
+    const page = length > entry.written ? this.#tail(entry, group) : null;
+    return page !== null && (this.#group(group).allocator.refs(page) > 1 || this.index.has(group, page));
+  }
+
+  /** The page of the column that the next row continues; null if the row begins a column. */
+  #tail(entry: Entry, group: number): number | null {
+    const { column } = this.#group(group).window;
     const { first, pages } = heldOf(entry, group);
-    const page = pageAt(pages, Math.floor(tokens.length / this.pageSize) - first);
-    return (this.groups[group]?.allocator.refs(page) ?? 0) > 1 || this.index.has(group, page);
+    return entry.written % column === 0 ? null : (pages[Math.floor(entry.written / column) - first] ?? null);
+  }
+
+  /** Whether the sequence can write its shared tail in place, if it gives up the border there. */
+  #ownTail(entry: Entry, group: number): boolean {
+    const page = this.#tail(entry, group);
+    const kept = page !== null && entry.kept.get(entry.written)?.get(group) === page;
+    const own = this.#stride(group) !== null && page !== null;
+    return own && this.#group(group).allocator.refs(page) === 1 + Number(kept);
+  }
+
+  /** The tail becomes the sequence's own: its state is lost to others. */
+  #giveUpBorder(entry: Entry, group: number): void {
+    this.#forgetKept(entry, entry.written);
+    const page = this.#tail(entry, group);
+    if (page !== null) this.index.withdraw(group, page);
+  }
+
+  #forgetKept(entry: Entry, length: number): void {
+    for (const [group, page] of entry.kept.get(length) ?? []) this.#drop(group, page);
+    entry.kept.delete(length);
+  }
+
+  #checkLength(entry: Entry, length: number, what: string): void {
+    const most = entry.tokens.length;
+    const least = this.leastLength(entry);
+    if (length === 0) return;
+    if (length < least || length > most)
+      throw new Error(`cannot ${what} ${most} tokens to ${length}: it can be 0, or ${least} to ${most}`);
+    if (this.#states.some((group) => this.#stateAt(entry, group, length) === null))
+      throw new Error(`cannot ${what} ${most} tokens to ${length}: no state was kept there`);
+  }
+
+  /** The node at the end of the whole pages of the first `length` tokens. */
+  #nodeAt(entry: Entry, length: number): Node {
+    let { node } = entry;
+    const full = Math.floor(entry.tokens.length / this.pageSize);
+    for (let i = Math.floor(length / this.pageSize); i < full; i++) node = node.parent ?? node;
+    return node;
+  }
+
+  /** The page with the state behind the first `length` tokens, above 0; null if it is gone. */
+  #stateAt(entry: Entry, group: number, length: number): number | null {
+    if (length === entry.written) {
+      const { first, pages } = heldOf(entry, group);
+      return pages[Math.floor((length - 1) / this.#group(group).window.column) - first] ?? null;
+    }
+    return length % this.pageSize === 0 ? (this.#nodeAt(entry, length).pages[group] ?? null) : null;
+  }
+
+  /** The pages of a group that a sequence with the first `length` tokens holds. */
+  #heldAt(entry: Entry, group: number, length: number): Entry["held"][number] {
+    const { first, pages } = heldOf(entry, group);
+    const { window } = this.#group(group);
+    if (window.stride === null)
+      return {
+        first: length > 0 ? first : 0,
+        pages: pages.slice(0, Math.max(window.columns(length) - first, 0)),
+      };
+    const page = length > 0 ? this.#stateAt(entry, group, length) : null;
+    return { first: window.firstColumn(length), pages: page === null ? [] : [page] };
   }
 
   /**
@@ -288,17 +431,36 @@ export class SequenceTable {
    */
   #publish(entry: Entry, column: number): void {
     const start = column * this.pageSize;
-    const own = entry.held.map(({ first, pages }) => pageAt(pages, column - first));
-    const node = this.index.insert(entry.node, entry.tokens.slice(start, start + this.pageSize), own);
+    const end = start + this.pageSize;
+    const kept = entry.kept.get(end);
+    const own = entry.held.map(({ first, pages }, group) => {
+      const stride = this.#stride(group);
+      if (stride === null) return pageAt(pages, column - first);
+      return (end % stride === 0 ? pages[end / stride - 1 - first] : kept?.get(group)) ?? null;
+    });
+    const node = this.index.insert(entry.node, entry.tokens.slice(start, end), own);
     for (const [group, page] of own.entries()) {
       const known = node.pages[group] ?? page;
-      if (known === page) continue;
+      if (page === null || known === null || known === page || kept?.has(group)) continue;
       this.#hold(group, known);
-      const { first, pages } = heldOf(entry, group);
-      pages[column - first] = known;
+      const { pages } = heldOf(entry, group);
+      pages[pages.indexOf(page)] = known;
       this.#drop(group, page);
     }
     this.#move(entry, node);
+    if (!kept) return;
+    this.#forgetKept(entry, end);
+    // The newest border takes the place of the one before, but for the first: the end of the prompt.
+    for (const group of this.#states) {
+      const page = entry.passing?.pages[group] ?? null;
+      if (page !== null) this.index.demote(group, page);
+    }
+    entry.passing = entry.stored > 0 ? node : null;
+    entry.stored += 1;
+  }
+
+  #stride(group: number): number | null {
+    return this.groups[group]?.window.stride ?? null;
   }
 
   /** Records the node at which the full pages of the sequence now end. */

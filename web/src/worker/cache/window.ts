@@ -2,40 +2,52 @@
  * How far back the layers of a group look: a row at position p attends to p − size + 1 … p, or to every
  * position before.
  *
- * A *column* is a place in a sequence's row of the page table: position p is in column p / pageSize, rounded
- * down.
+ * A *column* is a place in a sequence's row of the page table: that of a position is position / column,
+ * rounded down. It is a page of `pageSize` positions; or, with a `stride`, a page that holds the state behind
+ * the last of `stride` positions that was computed. Size 2 then means: a row reads the state behind the
+ * position before it.
  */
 export class Window {
   constructor(
     readonly size: number | null,
     readonly pageSize: number,
+    readonly stride: number | null = null,
   ) {}
 
-  /** The first column that a row at this position, or any row after it, reads. */
-  firstColumn(position: number): number {
-    return this.size === null ? 0 : Math.floor(Math.max(position - this.size + 1, 0) / this.pageSize);
+  /** Positions of a column. */
+  get column(): number {
+    return this.stride ?? this.pageSize;
   }
 
-  /** The number of the full columns of `length` tokens that the next row reads. */
+  /** Columns that `length` positions fill, the last perhaps in part. */
+  columns(length: number): number {
+    return Math.ceil(length / this.column);
+  }
+
+  /** The first column that a row at this position reads, or any row after it. */
+  firstColumn(position: number): number {
+    return this.size === null ? 0 : Math.floor(Math.max(position - this.size + 1, 0) / this.column);
+  }
+
+  /** How many pages of the prefix index, up to `length` tokens, whole pages of them, the next row reads. */
   columnsBefore(length: number): number {
-    return length / this.pageSize - this.firstColumn(length);
+    return this.stride === null ? length / this.pageSize - this.firstColumn(length) : 1;
   }
 
   /** The least length above 0 at which a sequence that has lost the columns before `first` can continue. */
   leastLength(first: number): number {
-    return this.size === null || first === 0 ? 0 : first * this.pageSize + this.size - 1;
+    return this.size === null || first === 0 ? 0 : first * this.column + this.size - 1;
   }
 
   /**
-   * The most columns that `rows` consecutive rows of a sequence of at most `context` positions read and
-   * write, wherever they lie. The rows touch size − 1 + rows positions, which take one more column than they
-   * fill if they begin in the middle of a column.
+   * Pages that `rows` consecutive rows of a sequence of at most `context` positions read, write and keep,
+   * wherever they lie: size − 1 + rows positions, which lie in one column more than they fill where they
+   * begin in the middle. Of states, one more page is kept at a border.
    */
   mostColumns(rows: number, context: number): number {
-    const whole = Math.ceil(context / this.pageSize);
-    return this.size === null
-      ? whole
-      : Math.min(Math.ceil((this.size + rows - 2) / this.pageSize) + 1, whole);
+    const kept = this.stride === null ? 0 : 1;
+    const whole = this.columns(context) + kept;
+    return this.size === null ? whole : Math.min(this.columns(this.size + rows - 2) + 1 + kept, whole);
   }
 
   /**
@@ -44,6 +56,6 @@ export class Window {
    * must fit into them.
    */
   longest(pages: number, rows: number, context: number): number {
-    return pages >= this.mostColumns(rows, context) ? context : pages * this.pageSize;
+    return pages >= this.mostColumns(rows, context) ? context : pages * this.column;
   }
 }

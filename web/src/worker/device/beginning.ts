@@ -10,7 +10,7 @@ export function shapeOf(
   plan: MemoryPlan,
 ): BackendShape {
   return {
-    groups: groups.map(({ window }, group) => ({ window, pages: plan.pages[group] ?? 0 })),
+    groups: groups.map(({ window, stride }, group) => ({ window, stride, pages: plan.pages[group] ?? 0 })),
     pageSize: cache.pageSize,
     slots: cache.slots,
     pagesPerSlot: Math.ceil(model.contextLength / cache.pageSize),

@@ -81,7 +81,7 @@ export function cacheBuffers({ buffers, groups }: Manifest, program: Program): C
   const one: Extents = { pages: groups.map(() => 1), contextLength: 1 };
   return buffers.flatMap((entry) => {
     const [pages] = entry.shape;
-    if (entry.dtype !== "kv" || typeof pages !== "string" || pages === "context") return [];
+    if (typeof pages !== "string" || pages === "context") return [];
     return [{ name: entry.name, group: groupIn(pages), pageBytes: bufferBytes(entry, program, one) }];
   });
 }
@@ -150,9 +150,9 @@ interface Pool {
 function poolsOf(manifest: Manifest, program: Program, maxBinding: number, context: number): Pool[] {
   const { pageSize, slots } = manifest.cache;
   const parts = cacheBuffers(manifest, program);
-  return manifest.groups.map(({ window: size }, group) => {
+  return manifest.groups.map(({ window: size, stride }, group) => {
     const own = parts.filter((part) => part.group === group).map(({ pageBytes }) => pageBytes);
-    const window = new Window(size, pageSize);
+    const window = new Window(size, pageSize, stride);
     const mostPages = window.mostColumns(MAX_STEP, context);
     // As many pages of windows again as the slots need, for prefixes that no sequence uses at the moment.
     const whole = slots * Math.ceil(context / pageSize);

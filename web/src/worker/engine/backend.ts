@@ -15,6 +15,8 @@ export interface Read {
  */
 export interface GroupShape {
   readonly window: number | null;
+  /** Positions of a column of states; absent or null: a column is a page of positions. */
+  readonly stride?: number | null;
   readonly pages: number;
 }
 

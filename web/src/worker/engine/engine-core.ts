@@ -366,6 +366,7 @@ function partsFor(backend: Backend, modelContext: number | undefined): [Sequence
     pageSize,
     slots,
     groups.map(({ window }) => window),
+    groups.map(({ stride }) => stride ?? null),
   );
   const scheduler = new Scheduler(table, backend.sizes("step").map(bucket), contextLength, modelContext);
   return [table, scheduler];

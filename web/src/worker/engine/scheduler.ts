@@ -154,6 +154,7 @@ export class Scheduler {
       if (!chunk) continue;
       chunk.request.queued += chunk.count;
       if (chunk.samples) chunk.request.pending += 1;
+      this.#keepBorder(chunk.request);
     }
   }
 
@@ -224,8 +225,18 @@ export class Scheduler {
     this.#copies.push(...(this.table.reserve(sequence, soon) ?? []));
   }
 
-  #rowsWithPages({ sequence, queued }: Request): number {
-    return sequence ? this.table.writable(sequence) - queued : 0;
+  /** Rows of a prompt that have pages. No step goes beyond the prompt's last border. */
+  #rowsWithPages({ sequence, queued, tokens }: Request): number {
+    if (!sequence) return 0;
+    const border = this.table.border(tokens.length);
+    return Math.min(this.table.writable(sequence), queued < border ? border : tokens.length) - queued;
+  }
+
+  /** What later requests need to start where the prompt ends, and then at each further page. */
+  #keepBorder({ sequence, queued, tokens }: Request): void {
+    if (!sequence) return;
+    this.table.advance(sequence, queued);
+    if (queued >= this.table.border(tokens.length)) this.table.keep(sequence);
   }
 
   /**
@@ -278,9 +289,9 @@ export class Scheduler {
   #soonCached(request: Request): boolean {
     return this.#running.some((other) => {
       const read = other.sequence?.tokens.length ?? other.prompt.length;
-      return (
-        read < other.prompt.length && commonPrefix(other.prompt, request.tokens) >= read + this.table.pageSize
-      );
+      if (read >= other.prompt.length) return false;
+      const common = this.table.leaves(other.prompt.length, commonPrefix(other.prompt, request.tokens));
+      return common >= read + this.table.pageSize;
     });
   }
 

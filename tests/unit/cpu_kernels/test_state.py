@@ -1,0 +1,42 @@
+"""Convolutions and the delta rule of the CPU target against NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("tvm")
+
+from nearfar.kernels.jobs import Conv, Delta
+from tests.support.cpu_jobs import CpuJobs
+from tests.support.job_reference import reference, state_inputs
+
+CONVS = [
+    Conv(m, width, taps, 16, 4, 4, activation, bias)
+    for m, width, taps, activation, bias in (
+        (1, 48, 3, None, False), (4, 40, 4, "silu", True), (64, 100, 20, None, True),
+        (16, 5, 1, "sigmoid", False),
+    )
+]  # fmt: skip
+DELTAS = [
+    Delta(m, heads, key_heads, key_dim, value_dim, 32, 4, 4, 1e-6)
+    for m, heads, key_heads, key_dim, value_dim in (
+        (1, 4, 2, 16, 32), (4, 3, 3, 12, 20), (16, 2, 1, 8, 160), (64, 4, 2, 16, 32), (64, 2, 2, 20, 20),
+    )
+]  # fmt: skip
+JOBS: list[Conv | Delta] = [*CONVS, *DELTAS]
+
+
+@pytest.fixture(scope="module")
+def jobs(tmp_path_factory: pytest.TempPathFactory) -> CpuJobs:
+    return CpuJobs(tmp_path_factory.mktemp("state"), JOBS)
+
+
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.label)
+def test_rows_of_three_sequences_and_padding(jobs: CpuJobs, job: Conv | Delta) -> None:
+    """Outputs are those of the reference, and so are the pages; all other pages stay as they are."""
+    inputs = state_inputs(job, np.random.default_rng(job.m))
+    want = reference(job, inputs)
+    got = jobs.run(job, inputs | {"out": np.full(job.out[0], 7, np.float32)})
+    for name, expected in want.items():
+        np.testing.assert_allclose(got[name], expected, rtol=1e-5, atol=2e-5, err_msg=name)
