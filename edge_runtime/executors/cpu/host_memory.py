@@ -21,7 +21,7 @@ FIXED = 0x10  # MAP_FIXED of Linux
 
 
 def fits(count: int) -> bool:
-    """Whether `count` bytes are free, by what the system says; if not, files of that size should be mapped."""
+    """Whether `count` bytes are free, by what the system says; otherwise files of that size are mapped."""
     return bool(count <= psutil.virtual_memory().available)
 
 
