@@ -38,11 +38,13 @@ from nearfar.targets.gpu.kernels.append.project import project, projects
 from nearfar.targets.gpu.kernels.append.rope import check_rope, rope_append
 from nearfar.targets.gpu.kernels.append.rows import rows
 from nearfar.targets.gpu.kernels.attention.choice import attention, split
+from nearfar.targets.gpu.kernels.experts import experts
 from nearfar.targets.gpu.kernels.linear.choice import linear, products
 from nearfar.targets.gpu.kernels.linear.embed import embed
 from nearfar.targets.gpu.kernels.linear.matmul_int8 import rounds
 from nearfar.targets.gpu.kernels.linear.pieces import of_pieces
 from nearfar.targets.gpu.kernels.norm import norm
+from nearfar.targets.gpu.kernels.route import route
 from nearfar.targets.gpu.kernels.sampling.greedy import greedy
 from nearfar.targets.gpu.kernels.sampling.logprobs import logprobs
 from nearfar.targets.gpu.kernels.sampling.sample import sample
@@ -86,8 +88,20 @@ class GpuKernels:
             raise BuildError(f"the GPU targets have no kernel for {job}")
         if isinstance(job, Linear | Embed):
             pieces.pieces(job.matrix, self.binding)
+        if isinstance(job, Experts):
+            self._check_experts(job)
         if isinstance(job, RopeAppend):
             check_rope(job)
+
+    def _check_experts(self, job: Experts) -> None:
+        """BuildError if the matrices of all experts cannot be bound as one array."""
+        for matrix in (job.gate_up, job.down):
+            if len(pieces.pieces(matrix, self.binding)) > 1:
+                raise BuildError(
+                    f"the matrices of {matrix.stack} experts [{matrix.each.n}, {matrix.k}] take more than "
+                    f"{self.binding:,} bytes together, which is all that the kernels may bind at once: build "
+                    "for cpu or mlx, or with fewer bits (--quant)"
+                )
 
     def stages(self, job: Job) -> Staged:
         """The launches of a job; BuildError if no kernel takes it."""
@@ -116,14 +130,14 @@ STAGES: dict[type[Job], Callable[[Any, Any], Staged]] = {
     Norm: _alike(norm),
     RopeAppend: _alike(rope_append),
     Rows: _alike(rows),
+    Route: _alike(route),
+    Experts: _alike(experts),
     Greedy: _alike(greedy),
     Sample: _alike(sample),
     Logprobs: _alike(logprobs),
 }
 """The makers of each job's kernel. `_shaping` decides which part of a program's tuning they get."""
-REFUSED: Mapping[type[Job], str] = {
-    Route: "experts", Experts: "experts", Conv: "short convolutions", Delta: "recurrent states",
-}  # fmt: skip
+REFUSED: Mapping[type[Job], str] = {Conv: "short convolutions", Delta: "recurrent states"}
 """Jobs without a kernel, with the word for their models in messages."""
 SHAPED = (Linear, Project, Attend)
 """Jobs whose kernels differ between programs."""

@@ -15,7 +15,7 @@ from tests.support.turns import in_turns
 from .gpu_harness import DTYPES, PRECISIONS, TARGETS, about, kernels, runner
 
 PARTS = 12
-KINDS = ("embed", "norm", "linear", "rope_append", "attention")
+KINDS = ("embed", "norm", "linear", "rope_append", "attention", "route", "experts")
 
 
 @in_turns("target", "precision", "part")

@@ -26,8 +26,8 @@ from tests.support.turns import in_turns
 
 from .gpu_harness import PRECISIONS, TARGETS
 
-NAMED = {str(case): case for case in ATTENDING if not case.experts}
-READS = ("llama-plain", "gemma4_text-shared", "arcee-plain")
+NAMED = {str(case): case for case in ATTENDING}
+READS = ("llama-plain", "gemma4_text-shared", "arcee-plain", "gpt_oss-plain")
 """In their lists each kind of operation reads what it reads in any list: test_lists_of_steps."""
 OTHERS = [case for case in NAMED.values() if str(case) not in READS]
 SHARES = 2

@@ -86,6 +86,14 @@ def test_norm(name: str, target: str) -> None:
     check(gpu_jobs.NORMS[name], target, "f32")
 
 
+@in_turns("target")
+@TARGETS
+@pytest.mark.parametrize("name", [*gpu_jobs.ROUTES, *gpu_jobs.EXPERTS])
+def test_experts(name: str, target: str) -> None:
+    job: GraphJob = {**gpu_jobs.ROUTES, **gpu_jobs.EXPERTS}[name]
+    check(job, target, "f32")
+
+
 HEADS = {"few": ((1, 8, 4, 8), (4, 9, 3, 64)), "many": ((16, 4, 1, 80), (16, 9, 3, 80))}
 
 

@@ -12,10 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from nearfar.build.pipeline import BuildOptions, build
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.errors import DeviceError
 from nearfar.format.sizes import WASM_RESERVED
+from nearfar.kernels.buckets import Buckets
+from tests.support.architectures import CASES, checkpoint
 from tests.support.backends import Lab, executor
+from tests.support.parity import check_answers
 from tests.support.wasm_executor import ARGUMENT, LAUNCH, WasmExecutor, open_wasm, require_node
 
 MOST_BYTES = 130_000
@@ -114,3 +118,12 @@ def test_a_memory_that_is_too_small_for_the_module_is_refused(lab: Lab) -> None:
         assert node(script, str(file), str(least - 1), shared) == "LinkError\n"
         assert node(script, str(file), str(least), shared) == "ok\n"
         assert node(script, str(file), "65535", shared) == "ok\n", "4 GiB less a page are allowed"
+
+
+def test_experts_answer_as_transformers(tmp_path: Path) -> None:
+    require_node()
+    case = next(case for case in CASES if str(case) == "gpt_oss-odd")
+    buckets = Buckets((1, 16), (1,))
+    (path,) = build(BuildOptions(str(checkpoint(case)), tmp_path, ("wasm",), "none", buckets=buckets))
+    with open_wasm(path) as engine:
+        check_answers(case, engine)

@@ -48,16 +48,16 @@ def jobs(dtype: Float) -> tuple[GraphJob, ...]:
     and caches.
     """
     kernels = variant(SOFTWARE, "f16" if dtype == "float16" else "f32", vectors=False).kernels
-    return tuple(
-        dict.fromkeys(
-            job for case in ATTENDING if not case.experts for job in _jobs(model_of(case), kernels, dtype)
-        )
-    )
+    return tuple(dict.fromkeys(job for case in ATTENDING for job in _jobs(model_of(case), kernels, dtype)))
 
 
 def _jobs(model: Model, kernels: Kernels, dtype: Float) -> list[GraphJob]:
     """The jobs of a model's steps, in their order."""
-    matrices = {param.name: Matrix(param.n, param.k, 32) for param in model.step.params if param.is_matrix}
+    matrices = {
+        param.name: Matrix(param.n, param.k, 32, stack=param.stack)
+        for param in model.step.params
+        if param.is_matrix
+    }
     module = tvm.IRModule({})
     for m in SMALL.step:
         dtypes = Precisions(kernels.activations, dtype)

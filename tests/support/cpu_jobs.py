@@ -13,21 +13,25 @@ import tvm
 from nearfar.edge_runtime.executors.cpu.library import Library, Tensor, aligned
 from nearfar.edge_runtime.executors.quantized_pages import pages_of, parts_of
 from nearfar.format.kv import BITS
-from nearfar.kernels.jobs import Embed, Experts, GraphJob, Job, Linear
+from nearfar.kernels.jobs import GraphJob, Job
 from nearfar.kernels.jobs.logits import OverLogits
-from nearfar.kernels.quantized import Matrix
 from nearfar.targets.cpu import CpuKernels
 from nearfar.targets.cpu.codegen import compile_library, native
 from nearfar.targets.cpu.kernels.extents import closed
 from nearfar.targets.cpu.units import Unit
 from tests.support import quantized_kv
-from tests.support.job_reference import random_inputs, random_matrix, reference, rounding_weights
+from tests.support.job_reference import (
+    PLAIN,
+    matrices_of,
+    random_inputs,
+    random_matrix,
+    reference,
+    rounding_weights,
+)
 
 Array = npt.NDArray[Any]
 HERE = native()
 KERNELS = CpuKernels(HERE)
-PLAIN = ("w", "gate_up", "down")
-"""Names of matrices as numbers, which kernels get packed."""
 
 
 class CpuJobs:
@@ -142,10 +146,3 @@ def inputs_of(job: GraphJob, rng: np.random.Generator, **sizes: int) -> dict[str
             assert (array.shape, array.dtype) == (part.shape, np.dtype(part.dtype))
         packed += arrays
     return inputs | {f"w{i}": array for i, array in enumerate(packed)}
-
-
-def matrices_of(job: GraphJob) -> dict[str, Matrix]:
-    """The matrices of a job, by the names that the reference gives them."""
-    if isinstance(job, Experts):
-        return {"gate_up": job.gate_up, "down": job.down}
-    return {"w": job.matrix} if isinstance(job, Embed | Linear) else {}

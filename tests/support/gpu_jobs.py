@@ -19,17 +19,27 @@ from nearfar.kernels.jobs import (
     Activation,
     Attend,
     Embed,
+    Experts,
     GraphJob,
     Linear,
     Norm,
     Paged,
     Project,
     RopeAppend,
+    Route,
 )
 from nearfar.kernels.quantized import Matrix
 
 from . import quantized_kv
-from .job_reference import ACTIVATIONS, random_inputs, random_matrix, reference, rounding_weights
+from .job_reference import (
+    ACTIVATIONS,
+    PLAIN,
+    matrices_of,
+    random_inputs,
+    random_matrix,
+    reference,
+    rounding_weights,
+)
 
 Run = Callable[[Staged, Precision, dict[str, np.ndarray]], dict[str, np.ndarray]]
 # Relative to the largest output: float32 sums in another order; float16 stores activations with 11 bits.
@@ -184,6 +194,33 @@ NORMS = {
     "groups_without_weight": Norm(64, 192, 1e-6, weight=False, groups=3),
 }
 
+ROUTES = {
+    "softmax": Route(4, 64, 8, normalize=0.0),
+    "sigmoid": Route(40, 37, 5, "sigmoid", 1e-6, bias=True, scale=2.5),
+    "alone": Route(1, 4, 2),
+}
+
+
+def experts(
+    m: int, stack: int, top: int, sizes: tuple[int, int, int], bits: int, group: int = 0, **options: Any
+) -> Experts:
+    """An Experts job of matrices [2·inner, k] and [n, inner]; sizes: k, inner, n."""
+    k, inner, n = sizes
+    first = Matrix(stack * 2 * inner, k, bits, group, stack)
+    last = Matrix(stack * n, inner, bits, group, stack)
+    return Experts(m, first, last, top, options.pop("activation", "silu"), **options)
+
+
+EXPERTS = {
+    "f32": experts(1, 6, 2, (48, 20, 44), 32),
+    "f16odd": experts(5, 6, 2, (47, 21, 44), 16, activation="relu2"),
+    "clamped": experts(4, 5, 3, (64, 96, 40), 4, 32, gate_up_bias=True, down_bias=True, clamp=(1.702, 1.0)),
+    "q5": experts(3, 3, 2, (64, 32, 40), 5, 32, down_bias=True),
+    "q8": experts(2, 3, 2, (64, 64, 40), 8, 32, activation="gelu_tanh"),
+    "q3": experts(2, 3, 2, (64, 64, 40), 3, 16, activation="gelu_erf"),
+    "q6": experts(2, 3, 2, (128, 128, 40), 6, 64),
+}
+
 SHAPES = [
     (1, 8, 4, 8),
     (4, 9, 3, 64),
@@ -315,7 +352,7 @@ def check(
     arrays = inputs(kernels, job, np.random.default_rng(seed)) if arrays is None else arrays
     shape, dtype = job.out
     arrays["out"] = np.full(shape, 7, dtype)
-    given = {name: array for name, array in arrays.items() if name != "w"}
+    given = {name: array for name, array in arrays.items() if name not in PLAIN}
     got = _run_over_codes(kernels, run, precision, job, given)
     padding = isinstance(job, RopeAppend) and arrays["positions"][: job.m] < 0
     for name, want in reference(job, arrays).items():
@@ -370,17 +407,21 @@ def close(got: np.ndarray, want: np.ndarray, precision: Precision) -> None:
 
 
 def inputs(kernels: Kernels, job: GraphJob, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Random inputs; the matrix packed as `w0`, `w1`, … and as the numbers that it holds, `w`."""
+    """Random inputs; matrices packed as `w0`, `w1`, … and as the numbers that they hold."""
     if isinstance(job, Paged):
         return paged_inputs(job, rng)
     arrays = random_inputs(job, rng)
-    if isinstance(job, Norm):
-        return arrays
-    tensor, arrays["w"] = random_matrix(rng, job.matrix)
-    parts = kernels.pack(job.matrix, tensor)
-    for i, (part, array) in enumerate(zip(kernels.parts(job.matrix), parts, strict=True)):
-        assert (part.shape, part.dtype) == (array.shape, str(array.dtype))
-        arrays[f"w{i}"] = array
+    if isinstance(job, Route):  # the last row but one is padding
+        arrays["positions"][: job.m] = np.arange(job.m)
+        arrays["positions"][max(job.m - 2, 1) : job.m - 1] = -1
+    places = 0
+    for name, matrix in matrices_of(job).items():
+        tensor, arrays[name] = random_matrix(rng, matrix)
+        packed = kernels.pack(matrix, tensor)
+        for part, array in zip(kernels.parts(matrix), packed, strict=True):
+            assert (part.shape, part.dtype) == (array.shape, str(array.dtype))
+            arrays[f"w{places}"] = array
+            places += 1
     return arrays
 
 

@@ -314,6 +314,17 @@ def experts(job: Experts, a: Arrays) -> Array:
     return out
 
 
+PLAIN = ("w", "gate_up", "down")
+"""Names of matrices as numbers, which kernels get packed."""
+
+
+def matrices_of(job: GraphJob) -> dict[str, Matrix]:
+    """The matrices of a job, by the names that the reference gives them."""
+    if isinstance(job, Experts):
+        return {"gate_up": job.gate_up, "down": job.down}
+    return {"w": job.matrix} if isinstance(job, Embed | Linear) else {}
+
+
 def random_matrix(
     rng: np.random.Generator, matrix: Matrix
 ) -> tuple[QuantTensor | QuantPieces | Array, Array]:

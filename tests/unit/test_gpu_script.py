@@ -62,6 +62,8 @@ def jobs(kernels: gpu.GpuKernels) -> Iterator[Job]:
     yield Linear(64, gpu_jobs.MATRICES["q8g64"], dtype, "float32", norm=1e-5)
     yield Embed(4, gpu_jobs.SCHEMES["q3g64"], 24.0)
     yield gpu_jobs.NORMS["groups"]
+    yield from (gpu_jobs.ROUTES["softmax"], gpu_jobs.ROUTES["sigmoid"])
+    yield from (gpu_jobs.EXPERTS["clamped"], gpu_jobs.EXPERTS["f16odd"])
     for kv_dtype in (dtype, "int8", "int4"):
         for m, flags in ((1, "all"), (64, "all"), (64, "plain")):
             job = gpu_jobs.paged(Attend, (m, 8, 2, 64), dtype, **gpu_jobs.ATTENDS[flags])

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from nearfar.edge_runtime.artifact.reader import Artifact
 from nearfar.edge_runtime.devices import Settings
 from nearfar.edge_runtime.executors.cpu.cores import usable_cores
-from nearfar.edge_runtime.executors.cpu.host_memory import reserve
+from nearfar.edge_runtime.executors.cpu.host_memory import MAPS, fits, mapped, reserve
 from nearfar.edge_runtime.executors.cpu.library import Array, Library, LoadedPlan, Tensor
 from nearfar.edge_runtime.executors.planned import Layout, Shape
 from nearfar.errors import ArtifactError
@@ -136,9 +136,16 @@ class CpuExecutor:
         return cache.reshape(pages, heads, width, size).swapaxes(2, 3)
 
     def _load_weights(self, artifact: Artifact) -> dict[str, Array]:
-        """All weight tensors, as views into one copy of the weight stream."""
-        stream = self._reserve(artifact.manifest.weights.bytes)
-        artifact.read_into(0, stream.data)
+        """All weight tensors, as views into one copy of the weight stream, or into the mapped files if there
+        is no memory for a copy.
+        """
+        weights = artifact.manifest.weights
+        if MAPS and not fits(weights.bytes):
+            files = [(artifact.path / shard.file, shard.bytes) for shard in weights.shards]
+            stream = mapped(files, weights.shard_bytes)
+        else:
+            stream = self._reserve(weights.bytes)
+            artifact.read_into(0, stream.data)
         return {
             tensor.name: stream[tensor.offset : tensor.offset + tensor.bytes]
             .view(tensor.dtype)

@@ -1,14 +1,51 @@
-"""Allocates host memory in huge pages."""
+"""Allocates host memory in huge pages, and maps files that are larger than memory."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import psutil
 
-from nearfar.errors import DeviceError
+from nearfar.errors import ArtifactError, DeviceError
+
+MAPS = sys.platform == "linux"
+FIXED = 0x10  # MAP_FIXED of Linux
+
+
+def fits(count: int) -> bool:
+    """Whether `count` bytes are free, by what the system says; otherwise files of that size are mapped."""
+    return bool(count <= psutil.virtual_memory().available)
+
+
+def mapped(files: Sequence[tuple[Path, int]], apart: int) -> npt.NDArray[np.uint8]:
+    """Map the first bytes of files, read-only, at addresses that are `apart` bytes apart: a page is read when
+    it is used first, and the system may drop it again. `files`: paths, each with its number of bytes.
+
+    ArtifactError if a file is shorter; DeviceError if the system does not map it.
+    """
+    count = (len(files) - 1) * apart + files[-1][1]
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
+    area = np.frombuffer(mmap.mmap(-1, count, flags=flags), np.uint8)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    for index, (path, size) in enumerate(files):
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size < size:
+                raise ArtifactError(f"{path} is truncated. Copy the artifact again, or build it again")
+            at = area.ctypes.data + index * apart
+            found = libc.mmap(at, size, mmap.PROT_READ, mmap.MAP_PRIVATE | FIXED, file.fileno(), 0)
+        if found != at:
+            raise DeviceError(f"{path} cannot be mapped: {os.strerror(ctypes.get_errno())}")
+    return area
 
 
 def reserve(count: int) -> npt.NDArray[np.uint8]:

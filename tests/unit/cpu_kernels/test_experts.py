@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 pytest.importorskip("tvm")
 
 from nearfar.kernels.jobs import Experts, Route
-from nearfar.kernels.quantized import Matrix
 from tests.support.cpu_jobs import CpuJobs, inputs_of
+from tests.support.gpu_jobs import experts
 
 ROUTES = [
     Route(1, 4, 2), Route(4, 64, 8, normalize=0.0), Route(16, 37, 5, "sigmoid", 1e-6, bias=True, scale=2.5),
@@ -19,22 +17,12 @@ ROUTES = [
 ]  # fmt: skip
 
 
-def experts(
-    m: int, stack: int, top: int, sizes: tuple[int, int, int], bits: int, group: int = 0, **options: Any
-) -> Experts:
-    """An Experts job of matrices [2·inner, k] and [n, inner]; sizes: k, inner, n."""
-    k, inner, n = sizes
-    first = Matrix(stack * 2 * inner, k, bits, group, stack)
-    last = Matrix(stack * n, inner, options.pop("last", bits), group, stack)
-    return Experts(m, first, last, top, options.pop("activation", "silu"), **options)
-
-
 EXPERTS = [
     *(experts(m, 6, 2, (48, 20, 44), bits) for bits in (16, 32) for m in (1, 4, 64)),
     *(experts(m, 5, 3, (64, 96, 40), 4, 32, gate_up_bias=True, down_bias=True, clamp=(1.702, 1.0))
       for m in (1, 16)),
     *(experts(m, 8, 2, (128, 64, 128), 4, 64, activation="gelu_tanh") for m in (1, 4, 64)),
-    experts(4, 3, 3, (32, 32, 19), 5, 32, down_bias=True), experts(16, 2, 1, (64, 64, 32), 8, 32, last=16),
+    experts(4, 3, 3, (32, 32, 19), 5, 32, down_bias=True), experts(16, 2, 1, (64, 64, 32), 8, 32),
     experts(1, 40, 8, (32, 33, 16), 32, gate_up_bias=True, activation="relu2"),
 ]  # fmt: skip
 
